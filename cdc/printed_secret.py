@@ -111,8 +111,8 @@ _kept: Final = _KeptSecrets()
 class SecretCommand(Generic[_Value]):
     """A program with its arguments, run without a shell, and what is read from its standard output.
 
-    What it prints is used again by all of this process until shortly before it ends. When that is, it says itself, or
-    it is ``lifetime_s`` after it was printed. Where nobody says it, each ``read`` runs the command.
+    What it prints is used again by all of this process until shortly before it ends, where it says when that is. Else
+    each ``read`` runs the command.
     """
 
     def __init__(
@@ -121,13 +121,11 @@ class SecretCommand(Generic[_Value]):
         *,
         setting: str,
         parse: Callable[[str], Printed[_Value]],
-        lifetime_s: float | None = None,
     ) -> None:
         self.command = tuple(command)
         self.setting = setting
         self._parse = parse
-        self.lifetime_s = lifetime_s
-        self._key = (self.command, parse, lifetime_s)
+        self._key = (self.command, parse)
 
     def read(self) -> Printed[_Value]:
         """Raises ConfigurationError when there is no such program, and Unavailable when it fails, prints what it
@@ -152,8 +150,6 @@ class SecretCommand(Generic[_Value]):
             raise Unavailable(f"the command of {self.setting} printed what is no text in UTF-8", hint=hint) from None
         except ValueError as error:  # its sentence is ours, and has nothing of what was printed
             raise Unavailable(f"the command of {self.setting} printed {error}", hint=hint) from None
-        if printed.ends_at_s is None and self.lifetime_s is not None:
-            printed = Printed(printed.value, now_s + self.lifetime_s)
         if printed.ends_at_s is not None:
             left_s = printed.ends_at_s - now_s
             if left_s <= 0:
@@ -206,14 +202,12 @@ def _output(command: Sequence[str], *, setting: str) -> bytes:
     return printed
 
 
-def password_command(
-    command: Sequence[str], *, setting: str, lifetime_s: float | None = None
-) -> SecretCommand[SecretStr]:
+def password_command(command: Sequence[str], *, setting: str) -> SecretCommand[SecretStr]:
     """A command that prints a password or a token: as the only line, or as ``{"token": ..., "expires_at": ...}``.
 
     A JSON Web Token says by itself when it ends.
     """
-    return SecretCommand(command, setting=setting, parse=_password, lifetime_s=lifetime_s)
+    return SecretCommand(command, setting=setting, parse=_password)
 
 
 def _password(text: str) -> Printed[SecretStr]:

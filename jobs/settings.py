@@ -107,9 +107,6 @@ class SparkSettings(Settings):
     retry_s: Annotated[float, Field(gt=0)] = Field(
         default=30.0, description="how long a task waits for a destination before its batch is begun again later"
     )
-    stop_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        default=30.0, description="how long a stop waits for the running batch; an interrupted one is read again"
-    )
     java_home: Path | None = Field(
         default=None, description="the Java that runs the driver; default $JAVA_HOME or PATH"
     )
@@ -121,10 +118,6 @@ class SparkSettings(Settings):
         default=None,
         description="the archive of `lockstep package` for the executors of a cluster; none where they have it"
         " installed",
-    )
-    python: str | None = Field(
-        default=None,
-        description="the Python of the workers; default python3 on a cluster, this one with a local master",
     )
     conf: Annotated[Mapping[str, str], AfterValidator(_leaves_meaning_alone), AfterValidator(_holds_no_secret)] = Field(
         default_factory=dict,

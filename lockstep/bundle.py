@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote, quote_plus, urlsplit
+from urllib.parse import quote, quote_plus
 
 import psycopg
 from pydantic import BaseModel, SecretStr
@@ -161,10 +161,6 @@ def _shown(value: Any, path: tuple[str, ...] = ()) -> Any:
         case tuple() if path[-1].endswith("command") and value:
             # A program may get a token as an argument.
             return [str(value[0]), *[_HIDDEN for _ in value[1:]]]
-        case str() if path[-1] == "otlp_endpoint":
-            # A service may have its key anywhere behind the host.
-            parts = urlsplit(value)
-            return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/{_HIDDEN}"
         case str() | os.PathLike():
             text = str(value)
             return _HIDDEN if _may_be_secret(text, path) else text

@@ -164,17 +164,6 @@ class Config(Settings):
         return self
 
     @model_validator(mode="after")
-    def _verified_sinks_are_there(self) -> "Config":
-        unknown = [name for name in self.verify.sinks if name not in self.sinks]
-        if queries := [name for name in unknown if name in self.stream_queries]:
-            raise ValueError(
-                f"verify.sinks names stream queries, whose results nobody compares: {', '.join(queries)}; remove them"
-            )
-        if unknown:
-            raise ValueError(f"verify.sinks names sinks that aren't there: {', '.join(unknown)}")
-        return self
-
-    @model_validator(mode="after")
     def _sinks_read_captured_tables(self) -> "Config":
         problems = _problems_of_tables(self.source, self.sinks)
         if problems:

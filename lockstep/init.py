@@ -40,7 +40,6 @@ name = $name
 dsn = $dsn
 # password_file = "/run/secrets/source"
 # Or a command that prints it, run without a shell at each connection: password_command = ["print-password", "source"]
-# With password_lifetime_s = 600, say, what it has printed is used again for so long. Kafka and sinks have both, too.
 tables = [
 $tables
 ]
@@ -87,14 +86,12 @@ min_insync_replicas = 2                    # 1 for a single broker
 # How long a sink may be away before a delete it missed may have been compacted away.
 # delete_retention_ms = 604800000
 # min_compaction_lag_ms = 0                # records younger than this are not compacted
-# max_compaction_lag_ms = 604800000        # records older than this are
 # max_message_bytes = 16777216             # a larger event stops capture
 
 # [capture]
 # A Kafka transaction ends at so many events or bytes of values, or after half a second.
 # batch_rows = 20000
 # batch_bytes = 16777216
-# include_before = true                    # publish what the replica identity delivers of the old row
 # large_rows = "stop"                      # "reject": each sink rejects a row that is too large for Kafka
 
 # [snapshot]
@@ -111,7 +108,6 @@ min_insync_replicas = 2                    # 1 for a single broker
 # [metrics]
 # capture = "127.0.0.1:9464"               # where Prometheus finds capture's metrics; none by default
 # apply = "127.0.0.1:9465"                 # and the jobs'
-# otlp_endpoint = "http://127.0.0.1:4318/v1/metrics"    # the same to an OpenTelemetry collector
 
 [spark]
 master = "local[2]"
@@ -124,20 +120,16 @@ master = "local[2]"
 # window_mb = 64                           # of the log, held at once by a task; six times as much in a bulk load
 # small_batch_rows = 2000                  # up to so many, one task reads all partitions
 # retry_s = 30.0                           # a task waits so long for a sink before its batch is begun again later
-# stop_timeout_s = 30.0                    # a stop waits so long for the running batch
 # driver_memory = "1g"                     # with a local master that is all of Spark
 # java_home = "/usr/lib/jvm/java-21"       # else JAVA_HOME, PATH, or the one of the local servers
 # log_file = "/var/log/lockstep-spark.log" # what Spark itself has to say; else standard error
 # jars = ["jars/spark-sql-kafka.jar"]      # Spark's Kafka source with what it needs; else fetched
 # package = "lockstep-package.zip"         # on a cluster: what `lockstep package` has made
-# python = "python3"                       # of a cluster's workers
 # conf = { "spark.local.dir" = "/data/spark" }    # further settings of Spark's, which win
 
 # [verify]
 # every = "6h"                             # compares each sink with the source so often; else only by hand
 # between = "22:00-06:00"                  # when a comparison may begin, in UTC
-# sinks = ["search"]                       # which; else all
-# pause_ratio = 1.0                        # pause after each read of the source, in times what the source took
 
 # [alerts]
 # lag_s = 300.0                            # readers of a sink may be so far behind
@@ -180,7 +172,7 @@ ${kinds}
 # key = ["id"]                             # columns that tell the result's rows apart (rebuild)
 # sql = "select id, region from public.orders where region is not null"    # (rebuild)
 # top = { per = ["region"], order = "id desc", n = 10 }    # only the first rows per these columns (rebuild)
-# retain = [ { table = "orders", column = "created_at", days = 90, hours = 0 } ]    # rows count so long (rebuild)
+# retain = [ { table = "orders", column = "created_at", age = "90d" } ]    # rows count so long (rebuild)
 # tasks = 1                                # how many keep it side by side, in Redis or OpenSearch (rebuild)
 # topic = true                             # the result is on a topic as well, for GET /views/latest/changes
 # changes_max = 5000000                    # rows that one transaction may change, else the view's job stops
@@ -211,7 +203,6 @@ ${kinds}
 # [stream_queries.given_up.pattern]
 # per = ["page"]                           # columns that the events have in common
 # within = "30 minutes"                    # how much later than the first event the last one may be
-# events_max = 100000                      # so many events of one key are kept at most, else its job stops
 # select = { first_id = "tried[0].id" }    # further columns, over the steps' names
 # [[stream_queries.given_up.pattern.steps]]
 # name = "tried"

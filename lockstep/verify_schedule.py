@@ -25,7 +25,7 @@ class VerifySchedule:
     def __init__(self, config: Config, path: Path, *, start: Start | None = None) -> None:
         """``path`` is the configuration's file, for the processes that it starts."""
         self._settings = config.verify
-        self._sinks = tuple(config.chosen_sinks(config.verify.sinks)) if config.verify.every is not None else ()
+        self._sinks = tuple(config.sinks) if config.verify.every is not None else ()
         self._start = start or (lambda sink: _start(sink, path))
         self._began_ms: dict[str, int] = {}
         self._waiting: Mapping[str, str] = {}

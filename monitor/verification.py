@@ -7,7 +7,7 @@ up to where the generation was last found equal. It goes with the generation.
 import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import orjson
 from pydantic import Field, field_validator
@@ -25,17 +25,13 @@ _WINDOW: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d
 
 
 class VerifySettings(Settings):
-    """When sinks are compared with the source, and how hard that reads the source."""
+    """When sinks are compared with the source."""
 
     every: str | None = Field(
         default=None, pattern=r"^[1-9]\d{0,4}[mhd]$", description='time between two comparisons of a sink: "6h"'
     )
     between: str | None = Field(
         default=None, description='when one may begin, in UTC: "22:00-06:00"; without it at any time'
-    )
-    sinks: tuple[str, ...] = Field(default=(), description="which sinks; without it all")
-    pause_ratio: Annotated[float, Field(ge=0, le=100)] = Field(
-        default=1.0, description="pause after each read of the source, in times what the read took"
     )
 
     @field_validator("between")

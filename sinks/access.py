@@ -119,16 +119,12 @@ class Tls(Settings):
 
 
 class Login(Settings):
-    """User and password: the password itself, a file that holds it, or a command that prints it.
-
-    ``password_lifetime_s`` is for how long what the command has printed is used again, where it doesn't say so itself.
-    """
+    """User and password: the password itself, a file that holds it, or a command that prints it."""
 
     user: str | None = None
     password: SecretStr | None = None
     password_file: Path | None = None
     password_command: tuple[str, ...] | None = Field(None, min_length=1)
-    password_lifetime_s: float | None = Field(None, gt=0)
 
     @model_validator(mode="after")
     def _one_password(self) -> Self:
@@ -136,8 +132,6 @@ class Login(Settings):
             raise ValueError("password and password_file exclude each other")
         if self.password_command is not None and (self.password is not None or self.password_file is not None):
             raise ValueError("password_command excludes password and password_file")
-        if self.password_lifetime_s is not None and self.password_command is None:
-            raise ValueError("password_lifetime_s is of what password_command prints")
         return self
 
     @property
@@ -145,11 +139,7 @@ class Login(Settings):
         """What prints the password."""
         if self.password_command is None:
             return None
-        return password_command(
-            self.password_command,
-            setting="login.password_command of this sink",
-            lifetime_s=self.password_lifetime_s,
-        )
+        return password_command(self.password_command, setting="login.password_command of this sink")
 
     def read_password(self) -> str | None:
         """The password as it is now. Raises StoreRefuses, and as ``SecretCommand.read``."""

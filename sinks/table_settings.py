@@ -396,3 +396,30 @@ class TableSettings(Settings):
             columns.setdefault(table, {})[name] = how
         where = {TableName.parse(text): condition for text, condition in self.where.items()}
         return {table: Expressions(columns.get(table, {}), where.get(table)) for table in sorted({*columns, *where})}
+
+
+class PurgingSettings(TableSettings):
+    """Of a sink that marks deleted rows and keeps them.
+
+    With ``synced_at`` each row says when it was written last. ``purge_deleted_after_days`` is when a deleted row is
+    removed for good, 0 never; it needs ``synced_at``, which says since when the row is deleted.
+    """
+
+    SHAPING: ClassVar[frozenset[str]] = PROJECTING | {"synced_at"}
+    OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"purge_deleted_after_days"}
+
+    synced_at: StrictBool = False
+    purge_deleted_after_days: float = Field(0.0, ge=0)
+
+    def problems_with(self, tables: Sequence[Table]) -> list[str]:
+        return super().problems_with(tables) + self._purge_problems()
+
+    def problems_at_work(self, tables: Sequence[Table]) -> list[str]:
+        return super().problems_at_work(tables) + self._purge_problems()
+
+    def _purge_problems(self) -> list[str]:
+        if not self.purge_deleted_after_days or self.synced_at:
+            return []
+        return [
+            "purge_deleted_after_days: nothing says since when a row is deleted; set synced_at = true, and rebuild it"
+        ]

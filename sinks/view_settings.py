@@ -1,14 +1,17 @@
 """What is configured of a view: the query whose result a sink holds. Pure data; ``views`` knows what it means."""
 
-from typing import Annotated, Self
+import re
+from typing import Annotated, Final
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from cdc.model.table import TableName
 from cdc.settings import Settings
 
 TASKS_MAX = 64
 """More tasks than these would read the log for nothing: each of them reads all of it."""
+
+_AGE: Final = re.compile(r"(?:(?P<days>\d{1,5})d)?\s*(?:(?P<hours>\d{1,6})h)?")
 
 VIEWS_SCHEMA = "views"
 """A view's result is a table of this schema, under the view's name."""
@@ -30,30 +33,44 @@ class TopSettings(Settings):
 
 
 class RetainSettings(Settings):
-    """Rows of a ``table`` count for so many ``days`` and ``hours`` after the time in one of their columns."""
+    """Rows of a ``table`` count up to this ``age``, as 90d, 12h or 1d12h, by the time in one of their columns."""
 
     table: str
     column: Annotated[str, Field(min_length=1)]
-    days: int = Field(default=0, ge=0, le=36_500)
-    hours: int = Field(default=0, ge=0, le=876_000)
+    age: str
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        problems = []
-        if not self.days + self.hours:
-            problems.append("for how long? Set days, hours or both")
-        try:
-            _ = self.table_name
-        except ValueError as error:
-            problems.append(f"table: {error}")
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
+    @field_validator("table")
+    @classmethod
+    def _is_table(cls, table: str) -> str:
+        _table_name(table)
+        return table
+
+    @field_validator("age")
+    @classmethod
+    def _is_age(cls, age: str) -> str:
+        if not _hours(age):
+            raise ValueError("isn't an age of days and hours, as 90d, 12h or 1d12h")
+        return age
 
     @property
     def table_name(self) -> TableName:
         """As in a query, one without a schema is in ``public``."""
-        return TableName.parse(self.table if "." in self.table else f"public.{self.table}")
+        return _table_name(self.table)
+
+    @property
+    def hours(self) -> int:
+        """The age in hours."""
+        return _hours(self.age)
+
+
+def _table_name(text: str) -> TableName:
+    return TableName.parse(text if "." in text else f"public.{text}")
+
+
+def _hours(age: str) -> int:
+    """0 for what is no age."""
+    match = _AGE.fullmatch(age)
+    return 0 if match is None else int(match["days"] or 0) * 24 + int(match["hours"] or 0)
 
 
 class ViewSettings(Settings):

@@ -51,7 +51,7 @@ def _published(shape: Table) -> PublishedTable:
     return PublishedTable(table_topic("shop", shape.name), encoder, kernel=chosen_row_encoding().kernel(encoder))
 
 
-def assembler(*shapes: Table, at: CaptureState | None = None, include_before: bool = True, **parts: Any) -> Assembler:
+def assembler(*shapes: Table, at: CaptureState | None = None, **parts: Any) -> Assembler:
     """An assembler that goes on from a state. ``parts`` are its shapes, log and memory, where a test has them."""
     begin = at or state()
     return Assembler(
@@ -60,7 +60,6 @@ def assembler(*shapes: Table, at: CaptureState | None = None, include_before: bo
         skip_to=(begin.commit_lsn, begin.seq),
         end_lsn=Lsn(begin.end_lsn),
         commit_time_ms=begin.commit_time_ms,
-        include_before=include_before,
         **{"begun": begin.begun, **parts},
     )
 

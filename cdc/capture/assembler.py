@@ -187,7 +187,6 @@ class Assembler:
         last_transaction: StreamedTransaction | None = None,
         begun: StreamedTransaction | None = None,
         only_local: bool = False,
-        include_before: bool = True,
         shapes: Shapes | None = None,
         log: PublishedLog | None = None,
         memory: ToastMemory | None = None,
@@ -219,7 +218,6 @@ class Assembler:
         # Of a transaction that is complete nothing follows, also where a table is counted by now that wasn't then.
         self._skip_to = (skip_to[0], SEQ_MAX) if end_lsn > skip_to[0] else skip_to
         self._complete_to = end_lsn
-        self._include_before = include_before
         self._shapes = shapes
         self._log = log
         self._toast = ToastRows(memory)
@@ -871,7 +869,7 @@ class Assembler:
 
     def _before(self, published: PublishedTable, old: KeyImage | FullImage | None) -> bytes:
         """What the replica identity delivers of the old row: nothing, its key, or all of it."""
-        if old is None or not self._include_before:
+        if old is None:
             return _NULL
         whole = published.old_rows.whole(old)
         return published.encoder.row(whole) if whole is not None else published.encoder.key(old.fields)

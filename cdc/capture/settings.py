@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, StrictBool, field_validator
+from pydantic import Field, field_validator
 
 from cdc.settings import Settings
 
@@ -14,9 +14,6 @@ class CaptureSettings(Settings):
         default=20_000, description="events after which a batch is committed"
     )
     batch_bytes: Annotated[int, Field(ge=1024)] = Field(default=16 * 1024 * 1024, description="bytes of values, same")
-    include_before: StrictBool = Field(
-        default=True, description="publish what the replica identity delivers of the old row, as Debezium does"
-    )
     large_rows: Literal["stop", "reject"] = Field(
         default="stop",
         description="what becomes of a row that is too large for its topic: capture stops, or each sink rejects it",

@@ -33,8 +33,7 @@ Token = tuple[str, float, str, dict[str, str]]
 
 def command_settings(command: SecretCommand[SecretStr]) -> dict[str, str | int]:
     """The settings that ``PrintedLogin.of`` reads."""
-    text = json.dumps({"command": command.command, "setting": command.setting, "lifetime_s": command.lifetime_s})
-    return {_COMMAND: text}
+    return {_COMMAND: json.dumps({"command": command.command, "setting": command.setting})}
 
 
 def referable(kind: Callable[[dict[str, Any]], _Client]) -> Callable[[dict[str, Any]], _Client]:
@@ -63,8 +62,7 @@ class PrintedLogin:
         if text is None:
             return None
         given = json.loads(text)
-        command = password_command(given["command"], setting=given["setting"], lifetime_s=given["lifetime_s"])
-        return cls(settings, command)
+        return cls(settings, password_command(given["command"], setting=given["setting"]))
 
     def settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The client's settings with what the command prints. Raises as ``SecretCommand.read``."""

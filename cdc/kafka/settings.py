@@ -11,7 +11,9 @@ from cdc.printed_secret import SecretCommand, password_command
 from cdc.secret import read_secret
 from cdc.settings import Settings
 
-SEVEN_DAYS_MS = 7 * 24 * 3600 * 1000
+SEVEN_DAYS_MS: Final = 7 * 24 * 3600 * 1000
+"""How long tombstones stay, and after which time compaction sees to a record at the latest: what is erased is gone by
+then."""
 
 KAFKA_PASSWORD_VARIABLE = "LOCKSTEP_KAFKA_PASSWORD"  # noqa: S105  the name of a variable, not a password
 
@@ -88,7 +90,6 @@ class TopicSettings(Settings):
         default=SEVEN_DAYS_MS, description="how long a sink may be away before a tombstone it missed may be gone"
     )
     min_compaction_lag_ms: Annotated[int, Field(ge=0)] = 0
-    max_compaction_lag_ms: Annotated[int, Field(ge=1)] = SEVEN_DAYS_MS
     max_message_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024 * 1024
 
 
@@ -106,10 +107,6 @@ class KafkaSettings(Settings):
         default=None,
         min_length=1,
         description="instead of password_file: program and arguments that print the password, or OAUTHBEARER's token",
-    )
-    password_lifetime_s: Annotated[float, Field(gt=0)] | None = Field(
-        default=None,
-        description="for how long what password_command prints is used again, where it doesn't say so itself",
     )
     ca_file: Path | None = None
     certificate_file: Path | None = None
@@ -146,8 +143,6 @@ class KafkaSettings(Settings):
         problems = []
         if self.password_file is not None and self.password_command is not None:
             problems.append("password_file and password_command exclude each other")
-        if self.password_lifetime_s is not None and self.password_command is None:
-            problems.append("password_lifetime_s is of what password_command prints")
         oidc = sorted(_OIDC & self.librdkafka.keys())
         if self.sasl_mechanism != OAUTHBEARER and oidc:
             problems.append(f"librdkafka has {', '.join(oidc)}, which only sasl_mechanism {OAUTHBEARER!r} uses")
@@ -176,9 +171,7 @@ class KafkaSettings(Settings):
         """What prints the password, or the token."""
         if self.password_command is None:
             return None
-        return password_command(
-            self.password_command, setting="kafka.password_command", lifetime_s=self.password_lifetime_s
-        )
+        return password_command(self.password_command, setting="kafka.password_command")
 
     def password(self) -> SecretStr | None:
         """The password as it is now, if there is one.

@@ -23,7 +23,7 @@ from confluent_kafka.admin import (
 
 from cdc.kafka.client import Refusals, Refused, new_client
 from cdc.kafka.record_limits import OF_RECORDS, RecordLimit, record_limit
-from cdc.kafka.settings import TopicSettings
+from cdc.kafka.settings import SEVEN_DAYS_MS, TopicSettings
 from cdc.kafka.topic_names import (
     DEAD_LETTERS,
     ERASURES,
@@ -265,7 +265,7 @@ def table_topic_plan(name: str, settings: TopicSettings, *, append_only: bool = 
             "min.insync.replicas": str(settings.min_insync_replicas),
             "delete.retention.ms": str(settings.delete_retention_ms),
             "min.compaction.lag.ms": str(settings.min_compaction_lag_ms),
-            "max.compaction.lag.ms": str(settings.max_compaction_lag_ms),
+            "max.compaction.lag.ms": str(SEVEN_DAYS_MS),
             "segment.ms": str(_SEGMENT_MS),
             "max.message.bytes": str(settings.max_message_bytes),
         },
@@ -312,7 +312,7 @@ def _in_one_order(topic: str, settings: TopicSettings, *, kept_ms: int) -> Topic
     lag_ms = max(settings.min_compaction_lag_ms, kept_ms)
     lags = {
         "min.compaction.lag.ms": str(lag_ms),
-        "max.compaction.lag.ms": str(max(settings.max_compaction_lag_ms, lag_ms)),
+        "max.compaction.lag.ms": str(max(SEVEN_DAYS_MS, lag_ms)),
     }
     return replace(plan, partitions=1, config={**plan.config, **lags})
 

@@ -46,6 +46,9 @@ SEARCHES_SILENT_S: Final = 60.0
 SEARCHES_SILENT_MAX_S: Final = 3600.0
 """The same where two took the place from each other again and again: it is doubled each time, up to this."""
 
+BATCH_ENDS_S: Final = 30.0
+"""In all, for the running batch of a job that stops. An interrupted one is read again."""
+
 STOPS_S: Final = 30.0
 """In all, for processes that were told to stop, before they are killed. A batch ends within it."""
 

@@ -122,10 +122,6 @@ class SourceSettings(Settings):
         min_length=1,
         description="instead of password_file: program and arguments that print the password, run at each connection",
     )
-    password_lifetime_s: Annotated[float, Field(gt=0)] | None = Field(
-        default=None,
-        description="for how long what password_command prints is used again, where it doesn't say so itself",
-    )
     tables: tuple[str, ...] = Field(
         min_length=1, description="schema.table of every captured table; patterns take in all that match: 'public.*'"
     )
@@ -204,8 +200,6 @@ class SourceSettings(Settings):
     def _one_password(self) -> Self:
         if self.password_file is not None and self.password_command is not None:
             raise ValueError("password_file and password_command exclude each other")
-        if self.password_lifetime_s is not None and self.password_command is None:
-            raise ValueError("password_lifetime_s is of what password_command prints")
         return self
 
     @model_validator(mode="after")
@@ -311,9 +305,7 @@ class SourceSettings(Settings):
         """What prints the password."""
         if self.password_command is None:
             return None
-        return password_command(
-            self.password_command, setting="source.password_command", lifetime_s=self.password_lifetime_s
-        )
+        return password_command(self.password_command, setting="source.password_command")
 
     def password(self) -> SecretStr | None:
         """The password as it is now, if there is one.

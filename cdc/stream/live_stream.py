@@ -289,7 +289,6 @@ class StreamOpener:
             last_transaction=state.last_transaction,
             begun=state.begun,
             only_local=self.pipeline.source.origin == "none",
-            include_before=self.pipeline.capture.include_before,
             shapes=shapes,
             log=log,
             memory=toast.store,

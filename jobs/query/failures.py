@@ -91,7 +91,7 @@ def spark_error(sink: str, text: str) -> LockstepError:
     return LockstepError(
         f"the query of sink {sink!r} failed: {cause}",
         hint="nothing was skipped: the batch is read again at the next start. On a cluster, see that the executors have"
-        " this version of Lockstep and its packages: spark.package and spark.python in lockstep.toml",
+        " this version of Lockstep and its packages: spark.package, and spark.pyspark.python in [spark.conf]",
     )
 
 

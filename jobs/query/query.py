@@ -17,6 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from cdc.kafka.control_topics import ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavailable
+from cdc.model.timeouts import BATCH_ENDS_S
 from cdc.protocol.control_records import ProgressRecord
 from cdc.row_rate import RowRate
 from jobs.dead_letters.limit import TooManyOpen
@@ -382,7 +383,7 @@ class SinkQuery:
         That may take as long as a server that hangs. Who leaves waits for a bounded time. Else the next query has to
         wait, since two at once would fence each other off.
         """
-        limit_s = self._plan.spark.stop_timeout_s
+        limit_s = BATCH_ENDS_S
         self._gate.close(0)  # a column backfill ends there too, and a rest
         self._state.woken.set()
         if query is None:

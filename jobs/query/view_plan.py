@@ -37,7 +37,7 @@ def planned_view(settings: ViewSettings, tables: Mapping[TableName, Table]) -> P
 
 def retained_rows(retain: Sequence[RetainSettings]) -> list[RetainedRows]:
     """The setting ``retain``, as the reader of queries has it."""
-    return [RetainedRows(each.table_name, each.column, each.days * 24 + each.hours) for each in retain]
+    return [RetainedRows(each.table_name, each.column, each.hours) for each in retain]
 
 
 def top_rows(settings: ViewSettings) -> TopRows | None:

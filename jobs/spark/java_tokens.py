@@ -63,17 +63,16 @@ class TokenServer:
         threading.Thread(target=server.serve_forever, name="kafka-tokens", daemon=True).start()
 
 
-_servers: Final[dict[tuple[object, ...], TokenServer]] = {}
+_servers: Final[dict[tuple[str, ...], TokenServer]] = {}
 _lock: Final = threading.Lock()
 
 
 def _server_of(command: SecretCommand[SecretStr]) -> TokenServer:
     """One per command and process: each query of Spark's asks for its options anew."""
     with _lock:
-        key = (command.command, command.lifetime_s)
-        if key not in _servers:
-            _servers[key] = TokenServer(command)
-        return _servers[key]
+        if command.command not in _servers:
+            _servers[command.command] = TokenServer(command)
+        return _servers[command.command]
 
 
 def token_options(kafka: KafkaSettings) -> dict[str, str]:

@@ -356,7 +356,7 @@ def spark_conf(
 def worker_python(settings: SparkSettings) -> str:
     """The program that runs Python workers. This one's path means nothing on another machine."""
     default = sys.executable if settings.is_local else "python3"
-    return settings.conf.get("spark.pyspark.python") or settings.python or default
+    return settings.conf.get("spark.pyspark.python") or default
 
 
 def _log_settings() -> str:

@@ -34,6 +34,7 @@ from cdc.model.errors import (
 )
 from cdc.model.log_message import LogMessage
 from cdc.model.table import Table
+from cdc.model.timeouts import BATCH_ENDS_S
 from jobs.executor.result import RESULT_SCHEMA, from_arrow
 from jobs.executor.stream_results import apply_results
 from jobs.executor.stream_topics import check_topic_ids
@@ -522,7 +523,7 @@ class _Run:
         A job that stops waits for a bounded time: the batch ends with the process, and is run again at the next start.
         Else the next run has to wait, since two at once would overtake each other.
         """
-        query, limit_s = self._query, self._plan.spark.stop_timeout_s
+        query, limit_s = self._query, BATCH_ENDS_S
         if not self._is_closed:
             is_free = self._gate.acquire(timeout=limit_s)
             self._is_closed = True
@@ -759,8 +760,7 @@ def stream_error(query: str, text: str) -> LockstepError:
         return LockstepError(
             f"the pattern of stream query {query!r} would keep more than {events_max:,} events of one key",
             hint="nothing was skipped: the batch is read again at the next start. Let steps take fewer events by"
-            " `where`, make `within` shorter, add a column to `per`, or raise"
-            f" stream_queries.{query}.pattern.events_max if a task's memory has room",
+            " `where`, make `within` shorter, or add a column to `per`",
         )
     error = spark_error(query, text)
     if not isinstance(error, PositionMismatch):

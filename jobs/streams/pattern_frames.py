@@ -14,7 +14,7 @@ from jobs.executor.pattern_matching import Pattern, Stage
 from jobs.spark.jvm import REFUSALS
 from jobs.spark.keyed_state import with_keyed_state
 from jobs.streams.frames import POSITION, events_with_position, quoted, union
-from jobs.streams.pattern_state import INPUT, KEY, OUTPUT, PatternState
+from jobs.streams.pattern_state import EVENTS_MAX, INPUT, KEY, OUTPUT, PatternState
 from jobs.streams.settings import BEGAN, ENDED, PatternSettings, StreamSettings, duration_ms
 from jobs.streams.sql_plans import QueryRefused, Sources, elements, first_line, kind_of, nodes_of, undetermined
 
@@ -51,7 +51,7 @@ def planned_pattern(pattern: PatternSettings, sources: Sources) -> DataFrame:
     if problems := problems + found:
         raise QueryRefused(*problems)
     rows = union([_rows(pattern, frame, settings[name], name, used[name]) for name, frame in events.items()])
-    matches = with_keyed_state(rows, KEY, PatternState(stages_of(pattern), pattern.events_max), OUTPUT)
+    matches = with_keyed_state(rows, KEY, PatternState(stages_of(pattern), EVENTS_MAX), OUTPUT)
     return _selected(pattern, _named(pattern, events, used, matches))
 
 

@@ -28,6 +28,10 @@ _US_PER_MS: Final = 1_000
 _TOLD: Final = re.compile(r"TooManyEvents: one key would have more than (\d+) events")
 
 
+EVENTS_MAX: Final = 100_000
+"""Of one key: some tens of MB in a task, which reads and writes them all in each batch."""
+
+
 class TooManyEvents(Exception):
     """A pattern would keep more events of one key than it may. Spark tells no more of it than its text."""
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jobs.executor.task_input import OpenSink  # which has PyArrow with it, and who only looks needs none
 
 
-_NOT_OF_RESULT: Final[Any] = {"topic": True, "webhook": True, "rows_of": True, "pattern": {"events_max"}}
+_NOT_OF_RESULT: Final[Any] = {"topic": True, "webhook": True, "rows_of": True}
 """Settings of a query on which no row depends."""
 
 _NOT_OF_EVENTS: Final = {"rows_of"}

@@ -185,9 +185,6 @@ class PatternSettings(Settings):
     steps: Annotated[
         tuple[StepSettings, ...], Field(min_length=1, max_length=STEPS_MAX, description="the events, in their order")
     ]
-    events_max: Annotated[
-        int, Field(default=100_000, ge=1, description="so many events of one key are kept at most, else its job stops")
-    ]
     within: str = Field(description="how much later than the first event the last one may be, as '30 minutes'")
     select: Annotated[
         Mapping[str, str],

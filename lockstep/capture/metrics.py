@@ -6,17 +6,16 @@ from pathlib import Path
 from cdc.capture.batch import Committed
 from cdc.kafka.topic_names import table_topic
 from lockstep.capture.run import Observer
-from monitor.metrics.endpoint import Opened
+from monitor.metrics.meters import Meters
 from snapshot.copy import CopyProgress
 
 
-def measured(observer: Observer, opened: Opened, *, values: Path, pipeline: str) -> Observer:
+def measured(observer: Observer, meters: Meters, *, values: Path, pipeline: str) -> Observer:
     """The observer, which counts as well. ``values`` is the directory of the store of large values.
 
     ``pipeline`` is the name alone: which tables there are changes while capture runs.
     """
-    meters = opened.meters
-    opened.ask("lockstep_capture_values_bytes", lambda: disk_of(values))
+    meters.ask("lockstep_capture_values_bytes", lambda: disk_of(values))
 
     def committed(batch: Committed) -> None:
         for topic, records in batch.records.items():

@@ -78,11 +78,11 @@ def capture(
 
     def capture_measured() -> None:
         # Whoever stands by has no figures, and the address may be that of the one at work.
-        with open_meters(loaded.metrics, Part.CAPTURE, pipeline=loaded.pipeline.name) as opened:
+        with open_meters(loaded.metrics, Part.CAPTURE) as meters:
             directory = loaded.as_pipeline().values_directory
             counting = watching
-            if opened is not None:
-                counting = measured(watching, opened, values=directory, pipeline=loaded.pipeline.name)
+            if meters is not None:
+                counting = measured(watching, meters, values=directory, pipeline=loaded.pipeline.name)
             run_capture(loaded.as_pipeline(), stopping=stopping, observer=counting)
 
     if standby:
@@ -209,7 +209,7 @@ def apply(
         raise typer.Exit(EXIT_FAILED)
     # Whoever applies once ends before anybody looks, and may run beside a process that has the address.
     settings = MetricsSettings() if once else loaded.metrics
-    with open_meters(settings, Part.APPLY, pipeline=loaded.pipeline.name) as opened:
-        report = log_report if opened is None else measured(log_report, opened.meters)
+    with open_meters(settings, Part.APPLY) as meters:
+        report = log_report if meters is None else measured(log_report, meters)
         code = apply_sinks(loaded, sinks=names, once=once, report=report)
     raise typer.Exit(code)

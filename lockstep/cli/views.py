@@ -1,8 +1,7 @@
 """Commands of views: ``list``, ``explain`` and ``check``."""
 
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,8 +10,6 @@ from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, print
 
 if TYPE_CHECKING:
     from sinks.view_settings import RetainSettings
-
-_AGE: Final = re.compile(r"(?:(?P<days>\d+)d)?\s*(?:(?P<hours>\d+)h)?")
 
 
 def list_all(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
@@ -140,13 +137,10 @@ def _retain(text: str) -> "RetainSettings":
 
     place, _, age = text.rpartition("=")
     table, _, column = place.rpartition(".")
-    match = _AGE.fullmatch(age.strip())
-    if not table or match is None or not any(match.groups()):
+    if not table:
         raise typer.BadParameter(f"--retain {text}: name a table, its column and an age, as hits.at=90d or hits.at=12h")
     try:
-        return RetainSettings(
-            table=table.strip(), column=column.strip(), days=int(match["days"] or 0), hours=int(match["hours"] or 0)
-        )
+        return RetainSettings(table=table.strip(), column=column.strip(), age=age.strip())
     except ValidationError as error:
         problems = "; ".join(each["msg"].removeprefix("Value error, ") for each in error.errors())
         raise typer.BadParameter(f"--retain {text}: {problems}") from error

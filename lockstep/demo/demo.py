@@ -64,7 +64,7 @@ _LINE_EVERY_S = 5.0
 _LOOK_EVERY_S = 1.0
 
 _WRITER_GRACE_S = 15.0
-# A job waits up to 30 s for its batch (spark.stop_timeout_s).
+# A job waits up to 30 s for its batch (cdc.model.timeouts.BATCH_ENDS_S).
 _PIPELINE_GRACE_S = 45.0
 
 

@@ -38,7 +38,6 @@ def run_verify(config: Config, options: VerifyOptions, *, as_json: bool) -> int:
             logger.info("%s: %s, %d", step.table, step.what, step.count)
 
     stopping = StopOnSignals()
-    options = replace(options, load=replace(options.load, pause_ratio=config.verify.pause_ratio))
     with only_one(config.alerts_directory, options.sink):
         began_ms = _now_ms()
         try:

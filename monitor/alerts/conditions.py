@@ -527,7 +527,7 @@ def _verified(report: LagReport, facts: Facts, verify: VerifySettings, now_ms: i
         return
     for stage in report.stages:
         sink = stage.sink
-        if sink is None or not sink.is_live or (verify.sinks and sink.name not in verify.sinks):
+        if sink is None or not sink.is_live:
             continue
         last = report.verified.get(sink.label)
         began_ms = max(facts.since_ms, 0 if last is None else last.began_ms)

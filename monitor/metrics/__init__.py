@@ -1,1 +1,1 @@
-"""What the processes of a pipeline count and measure, for Prometheus and OpenTelemetry."""
+"""What the processes of a pipeline count and measure, for Prometheus."""

@@ -1,4 +1,4 @@
-"""The one definition of each metric: Prometheus, OpenTelemetry, the docs and the dashboard read this table."""
+"""The one definition of each metric: Prometheus, the docs and the dashboard read this table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """``name`` is the one that Prometheus shows. ``unit`` is OpenTelemetry's; "" where it is a position or a fact."""
+    """``name`` is the one that Prometheus shows. ``unit`` is what it counts in, "" where it is a position or a fact."""
 
     name: str
     kind: Kind

@@ -1,20 +1,18 @@
-"""Where the metrics of one process go: to whoever scrapes it, and to an OpenTelemetry collector."""
+"""Where the metrics of one process go: to whoever scrapes it."""
 
 import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest, make_asgi_app
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from cdc.model.errors import ConfigurationError
 from monitor.metrics.definitions import Part
-from monitor.metrics.meters import AllMeters, Gauges, Meters, PrometheusMeters
+from monitor.metrics.meters import Gauges, Meters
 from monitor.metrics.settings import MetricsSettings, split_address
 
 logger = logging.getLogger("lockstep.metrics")
@@ -27,33 +25,19 @@ CONNECTIONS_MAX: Final = 64
 """Whoever scrapes needs one or two."""
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """Meters that somebody may look at, and how a gauge is asked for when somebody does."""
-
-    meters: Meters
-    ask: Callable[[str, Callable[[], float]], None]
-
-
 @contextlib.contextmanager
-def open_meters(settings: MetricsSettings, part: Part, *, pipeline: str) -> Iterator[Opened | None]:
+def open_meters(settings: MetricsSettings, part: Part) -> Iterator[Meters | None]:
     """The meters of this process until it ends; None where nobody asks for metrics.
 
-    An address that can't be had is tried again until the end: no row waits for it. Raises ConfigurationError when
-    packages for OpenTelemetry are missing.
+    An address that can't be had is tried again until the end: no row waits for it.
     """
     address = settings.capture if part is Part.CAPTURE else settings.apply
-    if address is None and settings.otlp_endpoint is None:
+    if address is None:
         yield None
         return
-    with contextlib.ExitStack() as closing:
-        prometheus = PrometheusMeters(part)
-        meters: Meters = prometheus
-        if settings.otlp_endpoint is not None:
-            meters = AllMeters(prometheus, closing.enter_context(_otlp(settings, part, pipeline)))
-        if address is not None:
-            closing.enter_context(_served(prometheus.registry, address, part))
-        yield Opened(meters, prometheus.ask)
+    meters = Meters(part)
+    with _served(meters.registry, address, part):
+        yield meters
 
 
 @contextlib.contextmanager
@@ -106,22 +90,6 @@ def _listening_later(registry: CollectorRegistry, address: str) -> Iterator[None
     finally:
         ended.set()
         thread.join()
-
-
-@contextlib.contextmanager
-def _otlp(settings: MetricsSettings, part: Part, pipeline: str) -> Iterator[Meters]:
-    try:
-        from monitor.metrics.otlp import OtlpMeters
-    except ImportError as error:
-        raise ConfigurationError(
-            "metrics.otlp_endpoint needs packages that aren't installed",
-            hint="`pip install 'lockstep[otel]'` installs them",
-        ) from error
-    meters = OtlpMeters(settings, part, pipeline)
-    try:
-        yield meters
-    finally:
-        meters.close()
 
 
 class _Latest(Collector):

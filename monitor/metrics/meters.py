@@ -1,7 +1,7 @@
-"""The meters of one process: values go in by name, Prometheus and OpenTelemetry get them by the same definitions."""
+"""The meters of one process: values go in by name, and Prometheus gets them by their definitions."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -12,24 +12,11 @@ Labels = Mapping[str, str]
 _NONE: Final[Labels] = {}
 
 
-class Meters(Protocol):
-    """Takes values. The name and its labels are those of a definition of this part."""
+class Meters:
+    """Meters of a part, in a registry that an endpoint shows, beside processor time, memory and open files.
 
-    def add(self, name: str, amount: float, labels: Labels = _NONE) -> None:
-        """Let a counter grow."""
-        ...
-
-    def set(self, name: str, value: float, labels: Labels = _NONE) -> None:
-        """Set a gauge."""
-        ...
-
-    def observe(self, name: str, value: float, labels: Labels = _NONE) -> None:
-        """Give a histogram one more value."""
-        ...
-
-
-class PrometheusMeters:
-    """Meters of a part, in a registry that an endpoint shows, beside processor time, memory and open files."""
+    A name and its labels are those of a definition of this part.
+    """
 
     def __init__(self, part: Part) -> None:
         self.registry = CollectorRegistry()
@@ -41,12 +28,15 @@ class PrometheusMeters:
         }
 
     def add(self, name: str, amount: float, labels: Labels = _NONE) -> None:
+        """Let a counter grow."""
         self._of(name, labels).inc(amount)
 
     def set(self, name: str, value: float, labels: Labels = _NONE) -> None:
+        """Set a gauge."""
         self._of(name, labels).set(value)
 
     def observe(self, name: str, value: float, labels: Labels = _NONE) -> None:
+        """Give a histogram one more value."""
         self._of(name, labels).observe(value)
 
     def ask(self, name: str, value: Callable[[], float]) -> None:
@@ -56,25 +46,6 @@ class PrometheusMeters:
     def _of(self, name: str, labels: Labels) -> Any:
         meter = self._meters[name]
         return meter.labels(**labels) if labels else meter
-
-
-class AllMeters:
-    """Gives each value to several."""
-
-    def __init__(self, *meters: Meters) -> None:
-        self._meters = meters
-
-    def add(self, name: str, amount: float, labels: Labels = _NONE) -> None:
-        for meters in self._meters:
-            meters.add(name, amount, labels)
-
-    def set(self, name: str, value: float, labels: Labels = _NONE) -> None:
-        for meters in self._meters:
-            meters.set(name, value, labels)
-
-    def observe(self, name: str, value: float, labels: Labels = _NONE) -> None:
-        for meters in self._meters:
-            meters.observe(name, value, labels)
 
 
 class Gauges:

@@ -14,11 +14,6 @@ class MetricsSettings(Settings):
     apply: str | None = Field(
         default=None, description="address on which Prometheus finds the jobs' metrics; none by default"
     )
-    otlp_endpoint: str | None = Field(
-        default=None,
-        description="OpenTelemetry collector that gets the same metrics by HTTP, with its path (/v1/metrics); needs the"
-        " extra `otel`",
-    )
 
     @field_validator("capture", "apply")
     @classmethod
@@ -26,13 +21,6 @@ class MetricsSettings(Settings):
         if address is not None:
             split_address(address)
         return address
-
-    @field_validator("otlp_endpoint")
-    @classmethod
-    def _url(cls, url: str | None) -> str | None:
-        if url is not None and not url.startswith(("http://", "https://")):
-            raise ValueError("must be an address like http://collector:4318/v1/metrics")
-        return url
 
 
 def split_address(address: str) -> tuple[str, int]:

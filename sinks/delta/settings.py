@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 from urllib.parse import unquote, urlsplit
 
-from pydantic import AfterValidator, Field, StrictBool, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from cdc.secret import is_secret_name
 from sinks.access import Login
 from sinks.delta.names import check_partitions, unfit_tables
-from sinks.table_settings import PROJECTING, TableSettings
+from sinks.table_settings import PurgingSettings
 
 # How each kind of store names the user and the password of a login, by the scheme of the root.
 _LOGINS: Final = {
@@ -53,7 +53,7 @@ def _table_names(partitions: Mapping[str, tuple[str, ...]]) -> Mapping[str, tupl
     return partitions
 
 
-class DeltaSettings(TableSettings):
+class DeltaSettings(PurgingSettings):
     """Delta tables below ``root``: an absolute path, or an address (``s3://bucket/lake``, ``abfss://``, ``gs://``).
 
     ``prefix`` begins the name of each directory; without it the sink's name does. ``login`` is the store's key and
@@ -61,13 +61,10 @@ class DeltaSettings(TableSettings):
 
     After every ``optimize_every_commits`` commits to a table its small files are compacted.
     Files that were replaced more than ``retention_hours`` ago are deleted then.
-
-    With ``synced_at`` each row says when it was written last. ``purge_deleted_after_days`` is when a deleted row is
-    removed for good, 0 never; it needs ``synced_at``, which says since when the row is deleted.
     """
 
-    SHAPING: ClassVar[frozenset[str]] = PROJECTING | {"partition_by", "synced_at"}
-    OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"prefix", "partition_by", "purge_deleted_after_days"}
+    SHAPING: ClassVar[frozenset[str]] = PurgingSettings.SHAPING | {"partition_by"}
+    OWN: ClassVar[frozenset[str]] = PurgingSettings.OWN | {"prefix", "partition_by"}
     TAKES_APPEND_ONLY: ClassVar[bool] = True
     TLS_ADDRESS: ClassVar[str] = "let the endpoint begin with https"
     NO_WHOLE_STEPS: ClassVar[str] = "each Delta table has commits of its own, and none is of two"
@@ -79,8 +76,6 @@ class DeltaSettings(TableSettings):
     root: str = Field(min_length=1)
     prefix: str | None = Field(None, min_length=1)
     partition_by: Annotated[Mapping[str, tuple[str, ...]], AfterValidator(_table_names)] = {}
-    synced_at: StrictBool = False
-    purge_deleted_after_days: float = Field(0.0, ge=0)
     login: Login = Login()
     storage_options: Annotated[Mapping[str, str], AfterValidator(_plain_options)] = {}
     optimize_every_commits: int = Field(100, gt=0)
@@ -125,20 +120,10 @@ class DeltaSettings(TableSettings):
                 check_partitions(table, self.partitions_of(table.name))
             except LockstepError as error:
                 problems.append(error.message)
-        return problems + self._purge_problems()
+        return problems + super().problems_with(tables)
 
     def unfit(self, sink: str, tables: Sequence[Table]) -> Mapping[TableName, LockstepError]:
         return unfit_tables(tables, synced_at=self.synced_at)
-
-    def problems_at_work(self, tables: Sequence[Table]) -> list[str]:
-        return super().problems_at_work(tables) + self._purge_problems()
-
-    def _purge_problems(self) -> list[str]:
-        if not self.purge_deleted_after_days or self.synced_at:
-            return []
-        return [
-            "purge_deleted_after_days: nothing says since when a row is deleted; set synced_at = true, and rebuild it"
-        ]
 
     def plain_addresses(self) -> Iterable[str]:
         return [address for address in self.storage_options.values() if address.lower().startswith("http:")]

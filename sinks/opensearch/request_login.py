@@ -114,7 +114,7 @@ class Signing:
             body or b"",
             keys=self._keys,
             region=self._settings.region,
-            service=self._settings.service,
+            service="es",
             at=datetime.now(UTC),
         )
 

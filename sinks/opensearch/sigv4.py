@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Literal
+from typing import Final
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
@@ -32,7 +32,7 @@ class AwsKeys:
 
 
 class SigV4(BaseModel):
-    """Requests are signed for a service in a region of AWS': ``es``, or ``aoss`` for a collection without servers.
+    """Requests are signed for Amazon OpenSearch Service in a region of AWS'.
 
     The keys are what ``credentials_command`` prints, as a ``credential_process`` of AWS' own configuration does. Else
     they are in the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN where there is one.
@@ -41,7 +41,6 @@ class SigV4(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     region: str = Field(pattern=r"^[a-z0-9-]+$")
-    service: Literal["es", "aoss"] = "es"
     credentials_command: tuple[str, ...] | None = Field(None, min_length=1)
 
     @property

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretS
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import Table, TableName
 from sinks.access import Login, Tls, same_host
-from sinks.table_settings import PROJECTING, TableSettings
+from sinks.table_settings import PurgingSettings
 from sinks.warehouse.names import NAME_BYTES_MAX, WarehouseNames
 from sinks.warehouse.own_indexes import OwnIndex
 from sinks.warehouse.unfit import new_table, unfit_tables
@@ -79,7 +79,7 @@ _DUCKDB: Final = re.compile(r"duckdb(\+\w+)?:")
 _FILE: Final = re.compile(r"duckdb(?:\+\w+)?:///(?P<path>/[^?]*[^/?])(\?.*)?")
 
 
-class WarehouseSettings(TableSettings):
+class WarehouseSettings(PurgingSettings):
     """A warehouse by SQLAlchemy address: PostgreSQL, ``postgresql+psycopg://user@host/database``, or a file of
     DuckDB's, ``duckdb:////directory/file.duckdb``, with settings of DuckDB's after it, as ``?memory_limit=4GB``.
 
@@ -89,25 +89,22 @@ class WarehouseSettings(TableSettings):
 
     ``names`` maps source tables to their names here; others have the name that they have by default.
     ``history`` names the tables of which all versions are kept, or is true for all of them.
-    With ``synced_at`` each row says when it was written last. ``indexes`` has the indexes that tables are to have
-    besides ours. ``purge_deleted_after_days`` is when a deleted row is removed for good, 0 never; it
-    needs ``synced_at``, which says since when the row is deleted. ``keep_history_days`` is how far back a history goes,
-    0 for all that it has.
+    ``indexes`` has the indexes that tables are to have besides ours. ``keep_history_days`` is how far back a history
+    goes, 0 for all that it has.
 
     ``lock_timeout_s`` is for how long others are waited for: who has a lock in PostgreSQL, or the file of DuckDB. A
     file has no login, no TLS and no connection that could be idle.
     """
 
-    SHAPING: ClassVar[frozenset[str]] = PROJECTING | {"names", "history", "synced_at"}
-    OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {
+    SHAPING: ClassVar[frozenset[str]] = PurgingSettings.SHAPING | {"names", "history"}
+    OWN: ClassVar[frozenset[str]] = PurgingSettings.OWN | {
         "schema",
         "names",
         "history",
         "keep_history_days",
         "indexes",
-        "purge_deleted_after_days",
     }
-    NOT_OF_VIEWS: ClassVar[frozenset[str]] = TableSettings.NOT_OF_VIEWS | {"history", "keep_history_days"}
+    NOT_OF_VIEWS: ClassVar[frozenset[str]] = PurgingSettings.NOT_OF_VIEWS | {"history", "keep_history_days"}
     NO_WHOLE_STEPS: ClassVar[str] = ""
     WHY_NO_SHARDS: ClassVar[str] = (
         "readers of a warehouse see a view's transactions as a whole,"
@@ -122,8 +119,6 @@ class WarehouseSettings(TableSettings):
     schema_name: str | None = Field(None, alias="schema", min_length=1)
     names: Annotated[dict[str, str], AfterValidator(_are_names)] = Field(default_factory=dict)
     history: Annotated[StrictBool | tuple[str, ...], BeforeValidator(_is_choice), AfterValidator(_are_tables)] = False
-    synced_at: StrictBool = False
-    purge_deleted_after_days: float = Field(0.0, ge=0)
     keep_history_days: float = Field(0.0, ge=0)
     indexes: Annotated[dict[str, tuple[OwnIndex, ...]], AfterValidator(_are_of_tables)] = Field(default_factory=dict)
     schema_changes: Literal["stop", "keep", "follow"] = "stop"  # type: ignore[assignment]  # others have no follow
@@ -224,7 +219,7 @@ class WarehouseSettings(TableSettings):
 
     def problems_with(self, tables: Sequence[Table]) -> list[str]:
         strangers = self.strangers({table.name for table in tables})
-        return strangers + self._indexed_problems(tables) + self._purge_problems()
+        return strangers + self._indexed_problems(tables) + super().problems_with(tables)
 
     def unfit(self, sink: str, tables: Sequence[Table]) -> Mapping[TableName, LockstepError]:
         names = self.warehouse_names
@@ -234,14 +229,7 @@ class WarehouseSettings(TableSettings):
     def problems_at_work(self, tables: Sequence[Table]) -> list[str]:
         names = {table.name for table in tables}
         strangers = [f"indexes: this sink has no table {name}" for name in self.indexes_by_table if name not in names]
-        return strangers + self._indexed_problems(tables) + self._purge_problems()
-
-    def _purge_problems(self) -> list[str]:
-        if not self.purge_deleted_after_days or self.synced_at:
-            return []
-        return [
-            "purge_deleted_after_days: nothing says since when a row is deleted; set synced_at = true, and rebuild it"
-        ]
+        return strangers + self._indexed_problems(tables) + super().problems_at_work(tables)
 
     def _indexed_problems(self, tables: Sequence[Table]) -> list[str]:
         if not self.is_file:

@@ -44,7 +44,7 @@ def test_a_slot_that_is_gone_is_told_once(captured: Captured, receiver: Receiver
     try:
         until((captured.config.alerts_directory / "state.json").exists, seconds=_PATIENCE_S)
         captured.stop()
-        captured.database.execute(f"select pg_drop_replication_slot('{captured.config.slot}')")
+        captured.database.drop_slot(captured.config.slot)
         until(lambda: ("opened", "slot-lost") in receiver.told, seconds=_PATIENCE_S)
     finally:
         watch.terminate()

@@ -73,10 +73,9 @@ class ShippedJobs:
             sinks=self.sinks,
             master=self._cluster.master,
             package=archive,
-            python=str(self._cluster.python),
             # Every batch in a task per partition, so that all workers have their share of each.
             small_batch_rows=0,
-            conf=conf,
+            conf={**conf, "spark.pyspark.python": str(self._cluster.python)},
         )
 
 

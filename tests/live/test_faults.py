@@ -51,7 +51,7 @@ PATIENCE_S = 300.0
 
 # Short, so that a server that hangs is noticed within the test.
 QUICK = {
-    "spark": "retry_s = 1.0\nstop_timeout_s = 5.0",
+    "spark": "retry_s = 1.0",
     "search": "timeout_s = 4.0",
     "cache": "timeout_s = 1.5\nmax_value_bytes = 100000",
 }
@@ -362,7 +362,7 @@ def test_what_is_wrong_with_one_sink_stops_that_one_and_says_the_way_out(
                     kafka=log.kafka,
                     tables=log.table_names,
                     sinks=running | refused,
-                    spark=spark_settings(tmp_path, retry_s=1, stop_timeout_s=5),
+                    spark=spark_settings(tmp_path, retry_s=1),
                 ),
             )
         )

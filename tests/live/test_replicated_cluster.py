@@ -66,11 +66,11 @@ def pipeline(endpoints: Endpoints, kafka: KafkaCluster, workers: SparkCluster, t
         "spark.driver.host": "127.0.0.1",
         "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
         "spark.executorEnv.PYTHONPATH": sysconfig.get_path("purelib"),
+        "spark.pyspark.python": str(workers.python),
     }
     settings = {
         "master": f'"{workers.master}"',
         "package": f'"{package(tmp_path / "code.zip")}"',
-        "python": f'"{workers.python}"',
         # Every batch in a task per partition, so that all workers have their share of each.
         "small_batch_rows": "0",
         "conf": "{ " + ", ".join(f'"{name}" = "{value}"' for name, value in conf.items()) + " }",

@@ -63,7 +63,7 @@ top = {{ per = ["account_id"], order = "note collate \\"C\\" desc nulls last", n
     recent = f"""sql = '''select owner, count(*) as n from {schema}.account
 where owner is not null and owner like 'recent %' group by owner'''
 key = ["owner"]
-retain = [{{ table = "{schema}.account", column = "changed", hours = 1 }}]
+retain = [{{ table = "{schema}.account", column = "changed", age = "1h" }}]
 """
     return (
         f'[views.{schema}_recent]\nsink = "{schema}_cache"\n{recent}'

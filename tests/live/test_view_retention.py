@@ -24,7 +24,7 @@ RECENT = ViewSettings(
     key=("user_id",),
     sql="select s.user_id, u.name, count(*) as n from seen s join users u on u.id = s.user_id"
     " group by s.user_id, u.name",
-    retain=(RetainSettings(table="seen", column="at", hours=1),),
+    retain=(RetainSettings(table="seen", column="at", age="1h"),),
 )
 MINUTE_MS = 60_000
 NOON_MS = 1_772_452_800_000

@@ -41,7 +41,7 @@ def closure(requirements: list[str]) -> set[str]:
 
 def test_the_locks_hold_what_their_part_of_the_project_needs() -> None:
     extras = PROJECT["optional-dependencies"]
-    runtime = closure([*PROJECT["dependencies"], *extras["local"], *extras["otel"]])
+    runtime = closure([*PROJECT["dependencies"], *extras["local"]])
     assert runtime - names(LOCK) == set()
     assert closure(extras["dev"]) - runtime - names(DEV_LOCK) == set()
     assert names(DEV_LOCK) & (names(LOCK) | runtime) == set()

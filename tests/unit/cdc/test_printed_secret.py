@@ -145,7 +145,7 @@ def test_a_command_that_isnt_there_is_the_operators_turn(command: list[str]) -> 
         password_command(command, setting="login.password_command").read()
 
 
-def counting(directory: Path, document: str, *, lifetime_s: float | None = None) -> SecretCommand[SecretStr]:
+def counting(directory: Path, document: str) -> SecretCommand[SecretStr]:
     """A command that prints a document with NOW replaced by the time and RUN by how often it has run by then."""
     program = (
         "import sys, time, pathlib; f = pathlib.Path(sys.argv[1]); f.open('a').write('x');"
@@ -153,7 +153,7 @@ def counting(directory: Path, document: str, *, lifetime_s: float | None = None)
         " print(n.replace('RUN', str(f.stat().st_size)))"
     )
     command = [sys.executable, "-S", "-c", f"import re; {program}", str(directory / "runs"), document]
-    return password_command(command, setting="kafka.password_command", lifetime_s=lifetime_s)
+    return password_command(command, setting="kafka.password_command")
 
 
 def value_of(command: SecretCommand[SecretStr]) -> str:
@@ -173,16 +173,8 @@ def test_a_token_that_ends_soon_is_asked_for_again(tmp_path: Path, monkeypatch: 
     assert [value_of(command) for _ in range(3)] == ["t1", "t2", "t3"]
 
 
-def test_what_says_no_end_has_the_lifetime_that_is_set_or_is_asked_for_each_time(tmp_path: Path) -> None:
+def test_what_says_no_end_is_asked_for_each_time(tmp_path: Path) -> None:
     assert [value_of(counting(tmp_path, "aRUN")) for _ in range(2)] == ["a1", "a2"]
-    assert [value_of(counting(tmp_path, "bRUN", lifetime_s=1000)) for _ in range(2)] == ["b3", "b3"]
-
-
-def test_each_setting_has_its_own_lifetime_of_what_one_command_prints(tmp_path: Path) -> None:
-    long, short = (counting(tmp_path, "cRUN", lifetime_s=lifetime_s) for lifetime_s in (1000, 0.01))
-    assert value_of(long) == "c1"
-    assert value_of(short) == "c2"
-    assert value_of(long) == "c1"
 
 
 def test_what_a_server_has_refused_is_asked_for_again(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ SECRETS = {name: f"recognisable-{name}-7f3a" for name in ("source", "kafka", "se
 SECRETS["hook"] = "https://hooks.example/recognisable-hook-7f3a"  # whoever has the address may post there
 SECRETS["longer"] = SECRETS["search"] + "-and-more"
 SECRETS["command"] = "recognisable argument/7f3a"
-COLLECTOR = "recognisable-path-7f3a?api-key=recognisable-key-7f3a"
 
 
 @pytest.fixture
@@ -42,8 +41,6 @@ security_protocol = "sasl_ssl"
 username = "lockstep"
 [alerts]
 webhook = {{ url_file = "hook", headers = {{ Authorization = "HOOK_TOKEN" }} }}
-[metrics]
-otlp_endpoint = "http://collector.example:4318/{COLLECTOR}"
 [sinks.search]
 type = "opensearch"
 urls = ["https://search.example:9200"]
@@ -98,7 +95,6 @@ def test_settings_that_hold_no_secret_are_shown(file: Path) -> None:
     assert shown["source"]["dsn"] == "host=db.example dbname=shop user=lockstep"
     assert shown["kafka"]["bootstrap_servers"] == "kafka.example:9092"
     assert shown["sinks"]["cache"]["url"] == "rediss://cache.example:6379/0"
-    assert shown["metrics"]["otlp_endpoint"] == "http://collector.example:4318/***"
     login = shown["sinks"]["search"]["login"]
     assert (login["user"], login["password"], login["password_file"]) == ("reader", "***", None)
     assert shown["sinks"]["warehouse"]["login"]["password_command"] == [sys.executable, "***", "***"]

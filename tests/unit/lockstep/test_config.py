@@ -380,7 +380,6 @@ def test_a_command_prints_the_password_of_the_source_of_kafka_or_a_sink(write, m
         ('password_command = "printf geheim"', "source.password_command: must be a list, in [ ]"),
         ("password_command = []", "source.password_command"),
         ('password_command = ["a"]\npassword_file = "b"', "password_file and password_command exclude each other"),
-        ("password_lifetime_s = 60", "password_lifetime_s is of what password_command prints"),
     ],
 )
 def test_a_command_is_a_list_and_the_only_way_to_the_password(write, more: str, told: str) -> None:
@@ -467,7 +466,6 @@ def _assert_only_problem(path: Path, problem: str) -> None:
                 ('type = "redis"', 'type = "warehouse"\nurl = "postgresql://w"\nsynced_at', "sinks.cache.synced_at"),
                 ('type = "redis"', 'type = "redis"\ntls.verify', "sinks.cache.tls.verify"),
                 ("[kafka]", 'options."public.items".append_only', "source.options.public.items.append_only"),
-                ("[kafka]", "[capture]\ninclude_before", "capture.include_before"),
                 ("[kafka]", "[dashboard]\nenabled", "dashboard.enabled"),
             )
         ),

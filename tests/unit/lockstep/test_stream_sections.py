@@ -209,7 +209,6 @@ def test_a_query_may_be_read_twice() -> None:
         ),
         (('late = "10 minutes"', 'late = "1 day"\nid = ["id", "id"]'), "streams.searches.id: names a column twice: id"),
         (('"web.searches"', '"web searches"'), "streams.searches.topic: a topic's name has up to 249"),
-        (("[kafka]", '[verify]\nsinks = ["recent"]\n[kafka]'), "verify.sinks names stream queries, whose results"),
         (('"web.searches"', '"shop.__stream_queries.recent"'), "streams.searches.topic is one that this pipeline's"),
     ],
 )

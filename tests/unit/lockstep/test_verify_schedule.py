@@ -107,12 +107,12 @@ def test_a_restart_goes_on_at_the_next_due_time(tmp_path: Path, started: _Starte
 
 
 def test_one_that_kept_nothing_is_not_tried_again_at_once(tmp_path: Path, started: _Started) -> None:
-    schedule = _schedule(tmp_path, started, "every = '6h'\nsinks = ['a']")
-    schedule.look(_report({}), now_ms=_at(0))
+    schedule = _schedule(tmp_path, started)
+    schedule.look(_report({"b": 1}), now_ms=_at(0))
     started.processes[0].code = 1
-    schedule.look(_report({}), now_ms=_at(5))
+    schedule.look(_report({"b": 1}), now_ms=_at(5))
     assert started.sinks == ["a"]
-    schedule.look(_report({}), now_ms=_at(6))
+    schedule.look(_report({"b": 1}), now_ms=_at(6))
     assert started.sinks == ["a", "a"]
 
 
@@ -120,15 +120,15 @@ def test_one_begins_in_its_window_alone_and_the_log_says_once_that_it_waits(
     tmp_path: Path, started: _Started, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    schedule = _schedule(tmp_path, started, "every = '1d'\nbetween = '22:30-06:00'\nsinks = ['b']")
+    schedule = _schedule(tmp_path, started, "every = '1d'\nbetween = '22:30-06:00'")
     for hours in (6, 12, 22.4):
         schedule.look(_report({}), now_ms=_at(hours))
     assert started.sinks == []
     assert [record.getMessage() for record in caplog.records] == [
-        "a comparison is due and waits sink=b: it is outside of 22:30-06:00, verify.between"
+        f"a comparison is due and waits sink={name}: it is outside of 22:30-06:00, verify.between" for name in "ab"
     ]
     schedule.look(_report({}), now_ms=_at(22.5))
-    assert started.sinks == ["b"]
+    assert started.sinks == ["a"]
 
 
 @pytest.mark.parametrize("changes", [{"unanswered": {"a": Unavailable("down"), "b": Unavailable("down")}}])

@@ -164,7 +164,7 @@ def test_the_shards_of_an_index_are_not_tasks(tmp_path: Path) -> None:
 
 
 def test_which_rows_count_is_part_of_what_a_generation_is_built_with(tmp_path: Path) -> None:
-    retain = 'retain = [{ table = "orders", column = "at", days = 90 }]\n'
+    retain = 'retain = [{ table = "orders", column = "at", age = "90d" }]\n'
     before = read(written(tmp_path)).sinks["totals"]
     after = read(written(tmp_path, VALID + retain)).sinks["totals"]
     longer = read(written(tmp_path, VALID + retain.replace("90", "91"))).sinks["totals"]
@@ -175,7 +175,7 @@ def test_which_rows_count_is_part_of_what_a_generation_is_built_with(tmp_path: P
     assert changed_settings(of_earlier_version, definition(before)) == []
     assert after.view is not None
     (orders,) = after.view.retain or ()
-    assert (orders.table_name, orders.days, orders.hours) == (TableName("public", "orders"), 90, 0)
+    assert (orders.table_name, orders.hours) == (TableName("public", "orders"), 90 * 24)
     assert with_definition(before, definition(after)).view == after.view
 
 
@@ -212,10 +212,18 @@ def test_views_that_are_no_section_hide_no_other_problem(tmp_path: Path) -> None
         ("top = {", "apply = false\ntop = {", "views.totals.apply: a view is always applied"),
         ("top = {", 'type = "warehouse"\ntop = {', "views.totals.type: a view has the store of its sink"),
         ("n = 3", "n = 0", "views.totals.top.n: "),
-        ("top = {", 'retain = [{ table = "orders", column = "at" }]\ntop = {', "for how long? Set days, hours or both"),
-        ("top = {", 'retain = [{ table = "a.b.c", column = "at", days = 1 }]\ntop = {', "not a table name"),
-        ("top = {", 'retain = [{ table = "orders", column = "at", weeks = 1 }]\ntop = {', "retain.0.weeks: "),
-        ("top = {", 'retain = [{ table = "orders", column = "at", days = -1 }]\ntop = {', "retain.0.days: "),
+        (
+            "top = {",
+            'retain = [{ table = "orders", column = "at", age = "90" }]\ntop = {',
+            "isn't an age of days and hours",
+        ),
+        ("top = {", 'retain = [{ table = "a.b.c", column = "at", age = "1d" }]\ntop = {', "not a table name"),
+        (
+            "top = {",
+            'retain = [{ table = "orders", column = "at", age = "1d", weeks = 1 }]\ntop = {',
+            "retain.0.weeks: ",
+        ),
+        ("top = {", 'retain = [{ table = "orders", column = "at", age = "-1d" }]\ntop = {', "retain.0.age: "),
         ("top = {", 'mask = { "views.totals.n" = "null" }\ntop = {', "views.totals.mask: a view has no such setting"),
         ("top = {", 'mode = "invalidate"\ntop = {', "views.totals.mode: a view has no such setting"),
         ("top = {", 'tables = ["public.orders"]\ntop = {', "views.totals.tables: a view has no such setting"),
@@ -259,7 +267,7 @@ def test_a_view_may_read_another_one_whose_query_is_part_of_its_own(tmp_path: Pa
         ("# top", "top", ["views.many.sql: from views.totals: it has a `top`, which isn't part of its query"]),
         (
             "# top",
-            'retain = [{ table = "orders", column = "at", days = 9 }] # top',
+            'retain = [{ table = "orders", column = "at", age = "9d" }] # top',
             ["views.many.sql: from views.totals: it has a `retain`, which isn't part of its query"],
         ),
         (

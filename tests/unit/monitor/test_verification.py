@@ -85,7 +85,6 @@ def test_a_comparison_is_overdue_after_twice_its_time() -> None:
     assert _found(last, now_h=16.9, every="6h") == set()
     assert _found(last, now_h=17.1, every="6h") == overdue
     assert _found({}, now_h=100) == set()
-    assert _found({}, now_h=100, every="6h", sinks=("search",)) == set()
 
 
 def test_time_outside_of_the_window_makes_none_overdue() -> None:

@@ -40,8 +40,6 @@ def test_a_command_prints_the_password() -> None:
     [
         ({"password_command": ("a",), "password": "x"}, "password_command excludes password"),
         ({"password_command": ("a",), "password_file": "x"}, "password_command excludes password"),
-        ({"password_lifetime_s": 60}, "password_lifetime_s is of what password_command prints"),
-        ({"password_command": ("a",), "password_lifetime_s": 0}, "greater than 0"),
     ],
 )
 def test_a_command_is_the_only_way_to_the_password(given: dict[str, Any], told: str) -> None:

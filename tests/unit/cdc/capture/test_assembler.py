@@ -66,9 +66,9 @@ def parsed(event: Event) -> dict[str, Any]:
     }
 
 
-def of_one_transaction(*body: Message, shape: Any = None, include_before: bool = True) -> list[dict[str, Any]]:
+def of_one_transaction(*body: Message, shape: Any = None) -> list[dict[str, Any]]:
     shapes = [shape or table()]
-    follower = assembler(*shapes, include_before=include_before)
+    follower = assembler(*shapes)
     return [parsed(event) for event in events(follower, History(body).messages(*relations(*shapes)))]
 
 
@@ -99,11 +99,6 @@ def test_an_update_with_the_old_row_has_it_as_before() -> None:
 def test_a_delete_with_the_old_row_has_it_as_before() -> None:
     removal = type(delete())(RELATION_ID, FullImage((b"1", b"old")))
     assert of_one_transaction(removal, shape=FULL)[0]["before"] == {"id": 1, "note": "old"}
-
-
-def test_before_can_be_left_out() -> None:
-    (event,) = of_one_transaction(update(b"1", b"new", full=(b"1", b"old")), shape=FULL, include_before=False)
-    assert "before" not in event
 
 
 def test_a_key_change_is_a_delete_with_tombstone_and_a_create_with_consecutive_seq() -> None:

@@ -360,7 +360,6 @@ def test_a_batch_that_ends_because_the_query_does_is_committed_before_spark_is_s
     class Going(SinkQuery):
         def __init__(self) -> None:
             self._state, self._gate, self._owes_commit = QueryState(), BatchGate(), False
-            self._plan = cast("Any", SimpleNamespace(spark=SimpleNamespace(stop_timeout_s=30)))
             self._rate = RowRate(0, time.monotonic)
 
         def _run_batch(self, *_: object) -> bool:

@@ -103,9 +103,8 @@ def test_on_a_cluster_a_failed_task_is_tried_again() -> None:
 def test_the_path_of_this_python_is_not_imposed_on_other_machines() -> None:
     assert worker_python(SparkSettings()) == sys.executable
     assert worker_python(SparkSettings(master=CLUSTER)) == "python3"
-    assert worker_python(SparkSettings(master=CLUSTER, python="/opt/python")) == "/opt/python"
     own = {"spark.pyspark.python": "/mine"}
-    assert worker_python(SparkSettings(master=CLUSTER, python="/opt/python", conf=own)) == "/mine"
+    assert worker_python(SparkSettings(master=CLUSTER, conf=own)) == "/mine"
 
 
 def test_the_class_archive_is_used_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,11 @@
-"""What goes into the meters comes out of the endpoint, and of OpenTelemetry, by the same names."""
+"""What goes into the meters comes out of the endpoint, by the same names."""
 
 import contextlib
-import http.server
-import queue
 import socket
-import threading
 import urllib.request
-from collections.abc import Iterator
 
 import psutil
 import pytest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.model.errors import LockstepError
@@ -21,8 +16,8 @@ from lockstep.capture.run import Observer
 from monitor.lag import SinkFacts, SourceFacts, report
 from monitor.metrics import sinks as of_sinks
 from monitor.metrics.definitions import DEFINITIONS, Part
-from monitor.metrics.endpoint import CONNECTIONS_MAX, Opened, exposition, open_meters
-from monitor.metrics.meters import PrometheusMeters
+from monitor.metrics.endpoint import CONNECTIONS_MAX, exposition, open_meters
+from monitor.metrics.meters import Meters
 from monitor.metrics.pipeline import gauges_of
 from monitor.metrics.settings import MetricsSettings
 from snapshot.copy import Copied, CopyProgress
@@ -53,9 +48,9 @@ def address() -> str:
 def test_the_jobs_reports_become_figures(address: str) -> None:
     settings = MetricsSettings(apply=address)
     told: list[Report] = []
-    with open_meters(settings, Part.APPLY, pipeline="shop") as opened:
+    with open_meters(settings, Part.APPLY) as opened:
         assert opened is not None
-        counted = of_sinks.measured(told.append, opened.meters)
+        counted = of_sinks.measured(told.append, opened)
         reports = [
             SinkStarted("search", 2, "there"),
             StatusReport("search", 2, 7, 10, 8, 1, 1, 1, 1500, 1_700_000_000_000, 4096),
@@ -93,13 +88,13 @@ def _copied(rows: int, new: Copied, *, finished: bool = False) -> CopyProgress:
 
 
 def test_copies_count_what_this_process_has_published(tmp_path_factory: pytest.TempPathFactory) -> None:
-    meters = PrometheusMeters(Part.CAPTURE)
+    meters = Meters(Part.CAPTURE)
     directory = tmp_path_factory.mktemp("values")
     (directory / "large").write_bytes(b"x" * 10_000)
     again: list[str] = []
     observer = of_capture.measured(
         Observer(restarted=lambda: again.append("said")),
-        Opened(meters, meters.ask),
+        meters,
         values=directory,
         pipeline="shop",
     )
@@ -142,7 +137,7 @@ def test_a_look_at_the_pipeline_has_what_is_known_and_nothing_else() -> None:
 
 
 def test_nobody_asks_so_nothing_is_counted() -> None:
-    with open_meters(MetricsSettings(), Part.CAPTURE, pipeline="shop") as opened:
+    with open_meters(MetricsSettings(), Part.CAPTURE) as opened:
         assert opened is None
 
 
@@ -153,10 +148,10 @@ def test_a_process_whose_address_is_taken_goes_on_and_serves_once_it_is_free(
     settings = MetricsSettings(capture=address)
     name = "lockstep_capture_commits_total"
     with contextlib.ExitStack() as first:
-        first.enter_context(open_meters(settings, Part.CAPTURE, pipeline="shop"))
-        with open_meters(settings, Part.CAPTURE, pipeline="other") as opened:
+        first.enter_context(open_meters(settings, Part.CAPTURE))
+        with open_meters(settings, Part.CAPTURE) as opened:
             assert opened is not None
-            opened.meters.add(name, 7)
+            opened.add(name, 7)
             assert f"nobody can listen on {address}" in caplog.text
             assert _scraped(address)[name, ()] == 0
             first.close()
@@ -168,7 +163,7 @@ def test_a_process_whose_address_is_taken_goes_on_and_serves_once_it_is_free(
 def test_strangers_with_many_connections_keep_nobody_from_scraping_and_cost_few_descriptors(address: str) -> None:
     host, port = address.split(":")
     with contextlib.ExitStack() as closing:
-        closing.enter_context(open_meters(MetricsSettings(capture=address), Part.CAPTURE, pipeline="shop"))
+        closing.enter_context(open_meters(MetricsSettings(capture=address), Part.CAPTURE))
         before = psutil.Process().num_fds()
         many = 3 * CONNECTIONS_MAX
         for _ in range(many):
@@ -188,56 +183,3 @@ def _answers(address: str) -> bool:
 def test_what_is_no_address_is_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match="must be host:port"):
         MetricsSettings(capture=wrong)
-
-
-@pytest.fixture
-def collector() -> Iterator[tuple[str, "queue.Queue[ExportMetricsServiceRequest]"]]:
-    """An OpenTelemetry collector's address, and what it gets."""
-    got: queue.Queue[ExportMetricsServiceRequest] = queue.Queue()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            got.put(ExportMetricsServiceRequest.FromString(body))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1/metrics", got
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-def test_a_collector_gets_the_same(collector: tuple[str, "queue.Queue[ExportMetricsServiceRequest]"]) -> None:
-    url, got = collector
-    with open_meters(MetricsSettings(otlp_endpoint=url), Part.APPLY, pipeline="shop") as opened:
-        assert opened is not None
-        counted = of_sinks.measured(lambda _: None, opened.meters)
-        counted(StatusReport("search", 2, 7, 10, 8, 1, 1, 1, 1500, 1_700_000_000_000, 4096))
-    request = got.get(timeout=10)
-    (resource,) = request.resource_metrics
-    assert {"service.name": "lockstep", "lockstep.pipeline": "shop"}.items() <= {
-        attribute.key: attribute.value.string_value for attribute in resource.resource.attributes
-    }.items()
-    metrics = {metric.name: metric for scope in resource.scope_metrics for metric in scope.metrics}
-    assert metrics.keys() <= DEFINITIONS.keys()
-    (point,) = metrics["lockstep_sink_rows_applied_total"].sum.data_points
-    assert point.as_int == 8
-    assert metrics["lockstep_sink_rows_applied_total"].sum.is_monotonic
-    assert {label.key: label.value.string_value for label in point.attributes} == {"sink": "search", "generation": "2"}
-    (histogram,) = metrics["lockstep_sink_batch_seconds"].histogram.data_points
-    assert (histogram.count, histogram.sum) == (1, 1.5)
-    assert metrics["lockstep_sink_batch_seconds"].unit == "s"
-
-
-def test_a_collector_that_is_down_holds_nobody_up() -> None:
-    settings = MetricsSettings(otlp_endpoint=f"http://127.0.0.1:{pick(None, taken=())}/v1/metrics")
-    with open_meters(settings, Part.CAPTURE, pipeline="shop") as opened:
-        assert opened is not None
-        opened.meters.add("lockstep_capture_restarts_total", 1)

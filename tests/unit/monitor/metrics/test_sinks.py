@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry
 
 from jobs.report import ViewReport
 from monitor.metrics.definitions import Part
-from monitor.metrics.meters import PrometheusMeters
+from monitor.metrics.meters import Meters
 from monitor.metrics.sinks import measured
 from views.counters import Counters
 from views.figures import Building, Doing, ViewFigures
@@ -17,7 +17,7 @@ def value(registry: CollectorRegistry, name: str) -> float | None:
 
 
 def test_a_view_has_its_figures_and_counts_what_was_done_since() -> None:
-    meters = PrometheusMeters(Part.APPLY)
+    meters = Meters(Part.APPLY)
     report = measured(lambda _: None, meters)
     figures = ViewFigures(8, 10, 4096, Counters(5, 20, 50, 100, 7, 800))
     for done in (Counters(5, 20, 50, 100, 7, 800), Counters(1, 2, 3, 4, 5, 6)):
@@ -30,7 +30,7 @@ def test_a_view_has_its_figures_and_counts_what_was_done_since() -> None:
 
 
 def test_a_building_shows_how_far_it_is_and_counts_nothing() -> None:
-    meters = PrometheusMeters(Part.APPLY)
+    meters = Meters(Part.APPLY)
     building = Building(1_000, Doing.READING, 100, 400, 50.0)
     figures = ViewFigures(0, 10, 4096, Counters(0, 20, 50, 100), building)
     measured(lambda _: None, meters)(ViewReport("timeline", 2, figures, figures.counters))
