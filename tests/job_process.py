@@ -26,7 +26,7 @@ from stack.java import java_home_for_spark
 from tests.job_reports import Reports, seen
 
 CONTINUOUS_S = 3.0
-"""What a batch has done is told at its end, so a long one is short where a test waits for that."""
+"""How long a long batch goes on, so that tests see several of them."""
 
 
 def spark_settings(directory: Path, **changes: Any) -> SparkSettings:

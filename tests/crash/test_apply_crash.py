@@ -32,7 +32,7 @@ def pipeline(stack: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
     trigger = getattr(request, "param", "micro-batch")
     more = {
         "warehouse": history,
-        "spark": f'retry_s = 1.0\ntrigger = "{trigger}"\ncontinuous_s = 10',
+        "spark": f'retry_s = 1.0\ntrigger = "{trigger}"',
         "search": "timeout_s = 4.0",
         "cache": "timeout_s = 1.5",
     }

@@ -15,12 +15,11 @@ from tests.spark_session import python_workers
 pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
 
 _numbers = itertools.count(1)
-MORE = {"spark": "continuous_s = 10"}  # what a batch has done is told at its end
 
 
 @pytest.fixture
 def pipeline(stack: Any, tmp_path: Path) -> Iterator[Pipeline]:
-    made = Pipeline(stack.endpoints(), tmp_path, f"killed{os.getpid()}_{next(_numbers)}", sinks=True, more=MORE)
+    made = Pipeline(stack.endpoints(), tmp_path, f"killed{os.getpid()}_{next(_numbers)}", sinks=True)
     yield made
     made.close()
 

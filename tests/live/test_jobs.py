@@ -163,7 +163,7 @@ def test_a_running_job_follows_the_log_and_stops_when_asked(
         assert pipeline.rows() == pipeline.expected
         # Nothing but a heartbeat: no batch runs, and the watermark moves all the same.
         lsn = pipeline.write()
-        job.wait_for("WatermarkRaised", watermark_lsn=lsn)
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         assert pipeline.progress().watermark_lsn == lsn
         assert job.stop() == 0
     assert not [seen for seen in job.reports if seen["report"] in ("SinkFailed", "SinkWaiting")]
