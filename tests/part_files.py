@@ -11,7 +11,7 @@ import pytest
 PARTS = ("alone", "busy", "unit", "others")
 
 _TESTS = Path(__file__).parent
-UNIT = (_TESTS / "unit", _TESTS / "property", _TESTS / "docs", _TESTS / "test_tidy.py")
+UNIT = (_TESTS / "unit", _TESTS / "property", _TESTS / "docs", _TESTS / "test_tidy.py", _TESTS / "test_weight.py")
 """What is there is ``unit`` unless a mark says something else."""
 
 
