@@ -265,7 +265,7 @@ def table_topic_plan(name: str, settings: TopicSettings, *, append_only: bool = 
             "min.insync.replicas": str(settings.min_insync_replicas),
             "delete.retention.ms": str(settings.delete_retention_ms),
             "min.compaction.lag.ms": str(settings.min_compaction_lag_ms),
-            "max.compaction.lag.ms": str(SEVEN_DAYS_MS),
+            "max.compaction.lag.ms": str(max(SEVEN_DAYS_MS, settings.min_compaction_lag_ms)),
             "segment.ms": str(_SEGMENT_MS),
             "max.message.bytes": str(settings.max_message_bytes),
         },

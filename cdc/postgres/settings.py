@@ -90,7 +90,9 @@ class SlotGuardSettings(Settings):
     Each is a size as ``max_slot_wal_keep_size`` has it. A step that isn't given is never taken.
     """
 
-    warn: WalBytes | None = Field(default=None, description="say so in the log")
+    warn: WalBytes | None = Field(
+        default=None, description="say so in the log; the alert slot-growing opens, too, without this from 10 GB on"
+    )
     stop_copies: WalBytes | None = Field(
         default=None,
         description="stop copies of tables in the stream, which hold it up; they begin anew below `warn` (half of this"

@@ -760,7 +760,8 @@ def stream_error(query: str, text: str) -> LockstepError:
         return LockstepError(
             f"the pattern of stream query {query!r} would keep more than {events_max:,} events of one key",
             hint="nothing was skipped: the batch is read again at the next start. Let steps take fewer events by"
-            " `where`, make `within` shorter, or add a column to `per`",
+            " `where`, make `within` shorter, or add a column to `per`; then run `lockstep streams rebuild"
+            f" {query}`, which begins with what the topics still hold",
         )
     error = spark_error(query, text)
     if not isinstance(error, PositionMismatch):

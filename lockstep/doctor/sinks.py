@@ -249,7 +249,8 @@ def check_histories(config: Config) -> list[Finding]:
                     "while the job is away, versions can be compacted before it reads them: its history then is whole"
                     " from a later point only",
                     "set kafka.topics.min_compaction_lag_ms above the longest time that the job may be away; existing"
-                    " topics get it by kafka-configs.sh --alter --add-config min.compaction.lag.ms=...",
+                    " topics get it by kafka-configs.sh --alter --add-config min.compaction.lag.ms=..., and above 7"
+                    " days max.compaction.lag.ms with the same value",
                 )
             )
     return findings

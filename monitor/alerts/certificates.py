@@ -1,4 +1,4 @@
-"""When certificates expire: those in files, and those that servers show. Only the end of their validity is read."""
+"""When certificates expire: those in files, and those that servers show. Only their validity is read."""
 
 import re
 import socket
@@ -7,7 +7,7 @@ from base64 import b64decode
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 _PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
 _SEQUENCE: Final = 0x30
@@ -17,17 +17,24 @@ _POSTGRES_WANTS_TLS: Final = bytes((0, 0, 0, 8, 4, 210, 22, 47))
 _TIMEOUT_S: Final = 5.0
 
 
-def file_expires_ms(path: Path) -> int:
-    """When the first certificate of a PEM file to expire does, in milliseconds since 1970.
+class Validity(NamedTuple):
+    """Of a certificate, in milliseconds since 1970. Its end comes first: so the earliest of several is the least."""
+
+    until_ms: int
+    from_ms: int
+
+
+def file_validity(path: Path) -> Validity:
+    """That of the first certificate of a PEM file to expire.
 
     Raises OSError, and ValueError for a certificate that can't be read, or where there is none: the file may be being
     written.
     """
-    return min(map(expires_ms, (b64decode(body) for body in _PEM.findall(path.read_bytes()))))
+    return min(map(validity, (b64decode(body) for body in _PEM.findall(path.read_bytes()))))
 
 
-def server_expires_ms(host: str, port: int, *, is_postgres: bool = False) -> int | None:
-    """When the certificate that a server shows expires; None where it speaks no TLS. Nothing is checked or sent.
+def server_validity(host: str, port: int, *, is_postgres: bool = False) -> Validity | None:
+    """That of the certificate that a server shows; None where it speaks no TLS. Nothing is checked or sent.
 
     Raises OSError when it can't be reached, and ValueError for a certificate that can't be read.
     """
@@ -41,26 +48,28 @@ def server_expires_ms(host: str, port: int, *, is_postgres: bool = False) -> int
                 return None
         with context.wrap_socket(connection, server_hostname=host) as encrypted:
             certificate = encrypted.getpeercert(binary_form=True)
-    return None if certificate is None else expires_ms(certificate)
+    return None if certificate is None else validity(certificate)
 
 
-def expires_ms(certificate: bytes) -> int:
-    """The end of a DER certificate's validity, in milliseconds since 1970. Raises ValueError for other bytes."""
+def validity(certificate: bytes) -> Validity:
+    """That of a DER certificate. Raises ValueError for other bytes."""
     try:
         ((_, outer),) = list(_elements(certificate))
         _, to_sign = next(_elements(outer))
         fields = [field for field in _elements(to_sign) if field[0] != _VERSION]
-        tag, validity = fields[3]  # after serial number, signature algorithm and issuer
-        (_, (kind, until)) = list(_elements(validity))
+        tag, moments = fields[3]  # after serial number, signature algorithm and issuer
         if tag != _SEQUENCE:
             raise ValueError("no validity")  # noqa: TRY301
-        text = until.decode("ascii")
-        if kind == _UTC_TIME:
-            text = ("19" if int(text[:2]) >= 50 else "20") + text
-        moment = datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
+        from_ms, until_ms = (_milliseconds(kind, text.decode("ascii")) for kind, text in _elements(moments))
     except (ValueError, IndexError, StopIteration) as error:
         raise ValueError(f"not a certificate: {type(error).__name__}") from None
-    return int(moment.timestamp() * 1000)
+    return Validity(until_ms, from_ms)
+
+
+def _milliseconds(kind: int, text: str) -> int:
+    if kind == _UTC_TIME:
+        text = ("19" if int(text[:2]) >= 50 else "20") + text
+    return int(datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp() * 1000)
 
 
 def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:

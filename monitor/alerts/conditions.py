@@ -12,6 +12,7 @@ from typing import Any, Final
 from cdc.model.errors import LockstepError
 from cdc.model.times import time_text
 from jobs.generations.status import JobState
+from monitor.alerts.certificates import Validity
 from monitor.alerts.settings import AlertSettings
 from monitor.lag import READ, RECEIVED, LagReport, StageState
 from monitor.steps import differing_step, rebuild_step
@@ -24,7 +25,11 @@ _CRITICAL_SLOT_MINUTES: Final = 15.0
 
 _CERTIFICATE_DAYS: Final = 21.0
 _CRITICAL_CERTIFICATE_DAYS: Final = 3.0
-"""Who renews by hand needs weeks. What renews by itself does so a month before the end."""
+"""Who renews by hand needs weeks."""
+
+_CERTIFICATE_SHARE: Final = 1 / 6
+_CRITICAL_CERTIFICATE_SHARE: Final = 1 / 20
+"""Of its life, where that is less: one of a day or a week renews by itself, with a third of its life left."""
 
 _FREE_PERCENT: Final = 5.0
 _CRITICAL_FREE_PERCENT: Final = 2.0
@@ -146,12 +151,12 @@ class Condition:
 class Facts:
     """What no lag report says; each part, or what it says of a subject, is None where nobody could tell.
 
-    ``certificates``: whose -> the end of its validity in milliseconds since 1970. ``disks``: directory -> (free, all)
+    ``certificates``: whose -> its validity. ``disks``: directory -> (free, all)
     bytes. ``has_standby``: whether a capture stands by. ``since_ms``: since when somebody compares sinks when that is
     due. ``stream_queries``: the builds of their results.
     """
 
-    certificates: Mapping[str, int | None] | None = field(default_factory=dict)
+    certificates: Mapping[str, Validity | None] | None = field(default_factory=dict)
     disks: Mapping[str, tuple[int, int] | None] | None = field(default_factory=dict)
     has_standby: bool | None = None
     since_ms: int | None = None
@@ -591,18 +596,23 @@ def _stream_queries(facts: Facts) -> Iterator[Condition]:
 
 
 def _certificates(facts: Facts, now_ms: int) -> Iterator[Condition]:
-    for whose, until_ms in (facts.certificates or {}).items():
-        if until_ms is None:
+    for whose, validity in (facts.certificates or {}).items():
+        if validity is None:
             continue
-        days = (until_ms - now_ms) / _DAY_MS
-        if days < _CERTIFICATE_DAYS:
+        days, life_days = (validity.until_ms - now_ms) / _DAY_MS, (validity.until_ms - validity.from_ms) / _DAY_MS
+        critical_days = min(_CRITICAL_CERTIFICATE_DAYS, life_days * _CRITICAL_CERTIFICATE_SHARE)
+        if days < min(_CERTIFICATE_DAYS, life_days * _CERTIFICATE_SHARE):
             yield Condition(
                 "certificate-expires",
                 whose,
-                Severity.CRITICAL if days < _CRITICAL_CERTIFICATE_DAYS else Severity.WARNING,
-                f"{whose}: the certificate " + ("has expired" if days < 0 else f"expires in {days:.0f} days"),
+                Severity.CRITICAL if days < critical_days else Severity.WARNING,
+                f"{whose}: the certificate " + ("has expired" if days < 0 else f"expires in {_duration(days)}"),
                 "renew it; processes that run need a restart where they have read it from a file",
             )
+
+
+def _duration(days: float) -> str:
+    return f"{days:.0f} days" if days >= 2 else f"{days * 24:.0f} hours"
 
 
 def _disks(facts: Facts) -> Iterator[Condition]:

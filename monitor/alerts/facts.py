@@ -19,7 +19,7 @@ from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connect
 from cdc.postgres.dsn import parse_dsn
 from cdc.postgres.slot import has_standby
-from monitor.alerts.certificates import file_expires_ms, server_expires_ms
+from monitor.alerts.certificates import Validity, file_validity, server_validity
 from monitor.alerts.conditions import Facts
 from sinks.registry import SinkSettings, kind_of
 
@@ -30,7 +30,7 @@ _CERTIFICATES_S: Final = 3600.0
 _POSTGRES_PORT: Final = "5432"
 _Answer = TypeVar("_Answer")
 
-Expiry = Callable[[], int | None]
+Expiry = Callable[[], Validity | None]
 
 
 class FactsCollector:
@@ -75,14 +75,14 @@ class FactsCollector:
         self.close()
 
     def _work(self) -> None:
-        asked_s, certificates = float("-inf"), dict[str, int | None]()
+        asked_s, certificates = float("-inf"), dict[str, Validity | None]()
         while not self._closed.is_set():
             whose = self._answer("certificates", lambda: certificates_of(self._pipeline, self._sinks))
             if whose is not None:
                 if time.monotonic() - asked_s > _CERTIFICATES_S:
                     asked_s = time.monotonic()
                 else:
-                    unread = {name for name, expires_ms in certificates.items() if expires_ms is None}
+                    unread = {name for name, validity in certificates.items() if validity is None}
                     whose = {name: ask for name, ask in whose.items() if name in unread}
                 certificates = after(certificates, expiries(whose))
             self._latest = Facts(
@@ -130,24 +130,24 @@ def has_capture_standby(pipeline: Pipeline) -> bool | None:
         return None
 
 
-def expiries(certificates: Mapping[str, Expiry]) -> dict[str, int | None]:
+def expiries(certificates: Mapping[str, Expiry]) -> dict[str, Validity | None]:
     """Whose certificate expires when; None where it can't be read. Who has none is left out."""
-    found = dict[str, int | None]()
+    found = dict[str, Validity | None]()
     for whose, ask in certificates.items():
         try:
-            expires_ms = ask()
+            validity = ask()
         except Exception:  # whoever uses it says what is wrong with it
             found[whose] = None
             continue
-        if expires_ms is not None:
-            found[whose] = expires_ms
+        if validity is not None:
+            found[whose] = validity
     return found
 
 
-def after(known: Mapping[str, int | None], asked: Mapping[str, int | None]) -> dict[str, int | None]:
+def after(known: Mapping[str, Validity | None], asked: Mapping[str, Validity | None]) -> dict[str, Validity | None]:
     """What is known once these were asked, all among them that weren't known. Who can't be read now stays as he was."""
-    kept = {whose: expires_ms for whose, expires_ms in known.items() if expires_ms is not None}
-    return {**asked, **kept, **{whose: expires_ms for whose, expires_ms in asked.items() if expires_ms is not None}}
+    kept = {whose: validity for whose, validity in known.items() if validity is not None}
+    return {**asked, **kept, **{whose: validity for whose, validity in asked.items() if validity is not None}}
 
 
 def certificates_of(pipeline: Pipeline, sinks: Mapping[str, SinkSettings]) -> dict[str, Expiry]:
@@ -157,7 +157,7 @@ def certificates_of(pipeline: Pipeline, sinks: Mapping[str, SinkSettings]) -> di
 
 def _file(path: Path | str | None) -> Iterator[tuple[str, Expiry]]:
     if path:
-        yield str(path), partial(file_expires_ms, Path(path))
+        yield str(path), partial(file_validity, Path(path))
 
 
 def _of_postgres(whose: str, parts: Mapping[str, Any]) -> Iterator[tuple[str, Expiry]]:
@@ -174,8 +174,8 @@ def _of_postgres(whose: str, parts: Mapping[str, Any]) -> Iterator[tuple[str, Ex
                 yield f"{whose} {host}:{port}", partial(_of_postgres_server, host, port)
 
 
-def _of_postgres_server(host: str, port: str) -> int | None:
-    return server_expires_ms(host, int(port), is_postgres=True)
+def _of_postgres_server(host: str, port: str) -> Validity | None:
+    return server_validity(host, int(port), is_postgres=True)
 
 
 def _of_kafka(pipeline: Pipeline) -> Iterator[tuple[str, Expiry]]:
@@ -186,7 +186,7 @@ def _of_kafka(pipeline: Pipeline) -> Iterator[tuple[str, Expiry]]:
         for server in kafka.bootstrap_servers.split(","):
             parts = urlsplit(f"//{server.strip()}")
             if parts.hostname and parts.port:
-                yield f"kafka {server.strip()}", partial(server_expires_ms, parts.hostname, parts.port)
+                yield f"kafka {server.strip()}", partial(server_validity, parts.hostname, parts.port)
 
 
 def _of_sinks(sinks: Mapping[str, SinkSettings]) -> Iterator[tuple[str, Expiry]]:
@@ -198,4 +198,4 @@ def _of_sinks(sinks: Mapping[str, SinkSettings]) -> Iterator[tuple[str, Expiry]]
                 yield from _of_postgres(name, parts)
         for host, port in settings.tls_servers():
             if host:
-                yield f"{name} {host}:{port}", partial(server_expires_ms, host, port)
+                yield f"{name} {host}:{port}", partial(server_validity, host, port)

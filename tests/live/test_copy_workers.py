@@ -137,7 +137,7 @@ def _once(action: Callable[[], object], *, when: Callable[[CaptureState], bool] 
     return wrap
 
 
-@pytest.mark.parametrize("in_ledger", [pytest.param(0, marks=pytest.mark.soak), 1])
+@pytest.mark.parametrize("in_ledger", [0, 1])
 @pytest.mark.soak
 def test_a_worker_that_is_killed_costs_a_new_start_and_no_row(database: Database, make: Any, in_ledger: int) -> None:
     database.execute(T, FILL, "create table u (like t including all)", "insert into u select * from t where id < 2000")

@@ -190,19 +190,22 @@ def running(stack: Services, tmp_path_factory: pytest.TempPathFactory, spark: Sp
         made.close()
 
 
-def test_a_server_that_is_down_is_waited_for_and_the_others_go_on(running: Running) -> None:
+@pytest.mark.parametrize(
+    "server", ["valkey", *(pytest.param(name, marks=pytest.mark.soak) for name in SERVERS if name != "valkey")]
+)
+def test_a_server_that_is_down_is_waited_for_and_the_others_go_on(running: Running, server: str) -> None:
     with running.traffic():
         since = running.now
-        running.stack.stop("valkey")
+        running.stack.stop(server)
         try:
-            running.wait_reached(*(SERVERS.keys() - {"valkey"}))
-            running.wait_said("valkey", since=since)
+            running.wait_reached(*(SERVERS.keys() - {server}))
+            running.wait_said(server, since=since)
             lag = running.lag.collect()
         finally:
-            running.stack.start("valkey")
-        assert set(lag.unanswered) == {running.name("valkey")}
+            running.stack.start(server)
+        assert set(lag.unanswered) == {running.name(server)}
         unknown = {stage.sink.name for stage in lag.stages if stage.sink is not None and stage.lsn is None}
-        assert unknown == {running.name("valkey")}
+        assert unknown == {running.name(server)}
         running.stack.stop("kafka")
         running.stack.start("kafka")
         running.wait_reached(*SERVERS)

@@ -469,7 +469,7 @@ def test_a_destination_that_lost_its_data_is_refused(pipeline: Pipeline, spark: 
     assert "has lost data" in job.wait_for("SinkFailed")["error"]
 
 
-@pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
+@pytest.mark.parametrize("trigger", ["micro-batch", "continuous"])
 @pytest.mark.soak
 def test_a_new_column_is_prepared_before_its_first_row(pipeline: Pipeline, spark: SparkSession, trigger: str) -> None:
     pipeline.write(put(1, "before"))

@@ -352,7 +352,6 @@ _REWRITTEN = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "vacuum full" else pytest.mark.soak) for name in _REWRITTEN]
 )
-@pytest.mark.soak
 def test_a_column_whose_value_the_catalogue_has_forgotten_has_the_table_copied(
     database: Database, capture: StartCapture, name: str
 ) -> None:

@@ -292,7 +292,7 @@ def test_one_is_shown_and_its_value_only_when_asked_for(running: Running, comman
     assert "no open rejection" in message
 
 
-@pytest.mark.parametrize("kind", [pytest.param("search", marks=pytest.mark.soak), "cache"])
+@pytest.mark.parametrize("kind", ["search", "cache"])
 @pytest.mark.soak
 def test_one_whose_row_is_mended_at_the_source_closes_by_itself(running: Running, kind: str) -> None:
     bad, gone = poison(kind), poison(kind)
@@ -321,7 +321,7 @@ def test_a_retry_takes_them_once_the_setting_is_mended(running: Running, command
     assert_job_goes_on(running, "cache")
 
 
-@pytest.mark.parametrize("kind", _ONE_AT_EACH_CHANGE)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.soak
 def test_an_older_event_doesnt_win_when_it_is_retried(running: Running, command: Command, kind: str) -> None:
     older_lsn = running.log.lsn

@@ -110,7 +110,7 @@ def _points(captured: Captured) -> dict[int, set[str]]:
     return tags
 
 
-@pytest.mark.parametrize("sections", [pytest.param(SMALL_RANGES, marks=pytest.mark.soak), WORKERS])
+@pytest.mark.parametrize("sections", [SMALL_RANGES, WORKERS])
 @pytest.mark.soak
 def test_only_the_missing_ranges_are_copied(database: Database, make: Any, sections: str) -> None:
     database.execute("create table t (id int primary key, a text)", FILL)

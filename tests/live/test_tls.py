@@ -19,7 +19,7 @@ from cdc.model.errors import LockstepError, Unavailable
 from cdc.postgres.connection import connect
 from cdc.postgres.settings import SourceSettings
 from lockstep.config import load
-from monitor.alerts.certificates import file_expires_ms
+from monitor.alerts.certificates import file_validity
 from monitor.alerts.facts import certificates_of, expiries
 from sinks.access import Tls
 from sinks.opensearch.indexes import OpenSearchIndexes
@@ -221,10 +221,10 @@ def test_alerts_see_when_the_certificate_expires_that_a_source_or_a_warehouse_sh
         )
         warehouse = servers.warehouse(port, shown(servers, None))
         found = expiries(certificates_of(load(path).as_pipeline(), {"dwh": warehouse}))
-        ends_ms = file_expires_ms(servers.certificates[certificate].certificate)
+        validity = file_validity(servers.certificates[certificate].certificate)
         assert {name: found[name] for name in (f"source {HOST}:{port}", f"dwh {HOST}:{port}")} == {
-            f"source {HOST}:{port}": ends_ms,
-            f"dwh {HOST}:{port}": ends_ms,
+            f"source {HOST}:{port}": validity,
+            f"dwh {HOST}:{port}": validity,
         }
 
 

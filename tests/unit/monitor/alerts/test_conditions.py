@@ -12,6 +12,7 @@ from jobs.generations.asides import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
 from jobs.generations.view_state import ToldView
 from jobs.streams.posted import Posted
+from monitor.alerts.certificates import Validity
 from monitor.alerts.conditions import NAMES, Facts, Severity, find_conditions
 from monitor.alerts.settings import AlertSettings
 from monitor.lag import RECEIVED, LagReport, SinkFacts, Stage, StageState
@@ -224,10 +225,22 @@ def test_a_stage_that_says_it_is_stalled_is_one_condition_with_its_reason() -> N
 
 
 @pytest.mark.parametrize(
-    ("days", "severity"), [(22, None), (20, Severity.WARNING), (2, Severity.CRITICAL), (-1, Severity.CRITICAL)]
+    ("days", "life_days", "severity"),
+    [
+        (22, 365, None),
+        (20, 365, Severity.WARNING),
+        (2, 365, Severity.CRITICAL),
+        (-1, 365, Severity.CRITICAL),
+        (0.3, 1, None),
+        (0.1, 1, Severity.WARNING),
+        (0.01, 1, Severity.CRITICAL),
+    ],
 )
-def test_certificates_warn_three_weeks_ahead(days: float, severity: Severity | None) -> None:
-    facts = Facts(certificates={"kafka k:9093": int(_NOW_MS + days * _DAY_MS)})
+def test_certificates_warn_three_weeks_ahead_and_short_ones_when_they_were_to_be_new(
+    days: float, life_days: float, severity: Severity | None
+) -> None:
+    until_ms = int(_NOW_MS + days * _DAY_MS)
+    facts = Facts(certificates={"kafka k:9093": Validity(until_ms, int(until_ms - life_days * _DAY_MS))})
     assert _found(_report(), facts).get("certificate-expires/kafka k:9093") == severity
 
 
@@ -263,7 +276,7 @@ def test_of_what_no_fact_says_anything_nothing_is_over() -> None:
         unasked = find_conditions(report, Facts(None, None), AlertSettings(standby=True), now_ms=_NOW_MS)
         for key in (("certificate-expires", "kafka k:9093"), ("disk-filling", "/d"), ("no-standby", "capture")):
             assert unasked.is_unknown(*key)
-        facts = Facts({"kafka k:9093": None, "gone.pem": _NOW_MS * 2}, {"/d": None, "/e": (9, 10)}, True)
+        facts = Facts({"kafka k:9093": None, "gone.pem": Validity(_NOW_MS * 2, 0)}, {"/d": None, "/e": (9, 10)}, True)
         unread = find_conditions(report, facts, AlertSettings(standby=True), now_ms=_NOW_MS)
         assert unread.is_unknown("certificate-expires", "kafka k:9093")
         assert unread.is_unknown("disk-filling", "/d")

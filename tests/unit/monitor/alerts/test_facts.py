@@ -7,7 +7,7 @@ import pytest
 import trustme
 
 from lockstep.config import Config, load
-from monitor.alerts.certificates import file_expires_ms
+from monitor.alerts.certificates import Validity, file_validity
 from monitor.alerts.facts import FactsCollector, after, certificates_of, disks_of, expiries, has_capture_standby
 from tests.databases import until
 
@@ -82,7 +82,7 @@ def test_one_that_can_not_be_read_keeps_no_other(tmp_path: Path) -> None:
         if whose.endswith("pem")
     }
     found = expiries(of_files)
-    assert [whose for whose, expires_ms in found.items() if expires_ms] == [str(tmp_path / "client.pem")]
+    assert [whose for whose, validity in found.items() if validity] == [str(tmp_path / "client.pem")]
     assert found[str(tmp_path / "kafka.pem")] is None
 
 
@@ -103,15 +103,16 @@ def test_a_disk_is_measured_once_also_for_a_directory_that_is_not_there_yet(tmp_
 
 
 def test_a_certificate_that_can_not_be_read_now_stays_known_and_one_without_tls_has_none() -> None:
-    assert after({}, {"a": 1, "b": None}) == {"a": 1, "b": None}
-    assert after({"a": 1, "b": None}, {"a": None, "b": 2}) == {"a": 1, "b": 2}
-    assert after({"a": 1, "b": None}, {}) == {"a": 1}, "it was asked, and has none"
+    one, other = Validity(1, 0), Validity(2, 0)
+    assert after({}, {"a": one, "b": None}) == {"a": one, "b": None}
+    assert after({"a": one, "b": None}, {"a": None, "b": other}) == {"a": one, "b": other}
+    assert after({"a": one, "b": None}, {}) == {"a": one}, "it was asked, and has none"
 
 
 def test_a_file_that_is_being_written_is_asked_for_again(tmp_path: Path) -> None:
     path = tmp_path / "client.pem"
     path.touch()
-    assert expiries({"client": partial(file_expires_ms, path)}) == {"client": None}
+    assert expiries({"client": partial(file_validity, path)}) == {"client": None}
 
 
 def test_a_certificate_that_was_not_read_is_asked_for_again_after_a_minute(
@@ -122,7 +123,7 @@ def test_a_certificate_that_was_not_read_is_asked_for_again_after_a_minute(
     files = {str(tmp_path / name) for name in ("client.pem", "kafka.pem", "search.pem")}
     monkeypatch.setattr(
         "monitor.alerts.facts.certificates_of",
-        lambda *_: {whose: partial(file_expires_ms, Path(whose)) for whose in files},
+        lambda *_: {whose: partial(file_validity, Path(whose)) for whose in files},
     )
     with FactsCollector(config.as_pipeline(), config.sinks, [tmp_path], with_standby=False) as facts:
         until(lambda: facts.latest().certificates == dict.fromkeys(files))
