@@ -200,12 +200,12 @@ def before_of(value: bytes) -> bytes:
 def fitting(value: bytes, bytes_max: int, *, has_key: bool) -> bytes:
     """What is published in place of an event that is larger than this: it without its old row, if that is enough.
 
-    Else an event of kind ``x``, which says how large the row is. Nothing goes with the old row of a table that
-    ``has_key``. One without gets it from there.
+    Else an event of kind ``x``, which says how large the row is. Nothing goes with the old row, but for a deletion from
+    a table that hasn't a key: sinks get what was deleted from there.
     """
     begin, end = _after_range(value)
     source = value[end:]
-    if has_key:
+    if has_key or not value.startswith(DELETE_START):
         smaller = value[:TAG_END] + _NO_BEFORE + value[begin:]
         if len(smaller) <= bytes_max or value.startswith(DELETE_START):
             return smaller

@@ -148,6 +148,9 @@ def apply_portion(
         result.resolved += _resolved(task, events, rejections)
     if rejections:
         result.rejected = list(without_large_values([*result.rejected, *with_records(rejections, records)]))
+        # Of a row that came, and was left out again after that, the newer rejection takes the place of the open one.
+        again = {(event.position.topic, event.key) for event in result.rejected}
+        result.resolved = [row for row in result.resolved if row not in again]
         check_rejections(task.sink, result.rejected, None if task.steps is not None else task.tables)
 
 

@@ -435,8 +435,11 @@ class _Run:
 
         The result of a batch is looked at when all of its tasks have ended, and one that builds a state ends late.
         """
+        return self._result.shard is not None and self._keeps_now()
+
+    def _keeps_now(self) -> bool:
         result = self._result
-        if self._line is None or result.shard is None:
+        if self._line is None:
             return False
         self._line.tell(Told(rejected=result.rejected, resolved=result.resolved, shard=result.shard))
         self._progress.tell({})
@@ -524,17 +527,23 @@ class _Run:
             self._left_out = {
                 row: event
                 for row, event in self._left_out.items()
-                if event.tag > max(tags.get(row, ""), known.get(row, ""))
+                # Of a row that is known to be left out, what is left out once more says nothing new.
+                if event.tag > max(tags.get(row, ""), known.get(row, "")) and tags.get(row, "") >= known.get(row, "")
             }
             self._has_come |= {row for row, tag in known.items() if tags.get(row, "") > tag}
         return decoded.events
 
     def _tells_of_rows(self) -> bool:
-        """Whether the driver is to keep what is known of rows that were left out, before these records are taken in."""
+        """Whether the driver has to keep what is known of rows that were left out before these records are taken in."""
+        if not (self._left_out or self._has_come):
+            return False
         self._result.rejected += self._left_out.values()
         self._result.resolved += self._has_come - self._left_out.keys()
-        self._is_kept_first = self._result.has_more = bool(self._left_out or self._has_come)
-        return self._is_kept_first
+        if self._keeps_now():
+            self._left_out, self._has_come = {}, set()
+            return False
+        self._is_kept_first = self._result.has_more = True
+        return True
 
     def _step(self, cut: Cut) -> None:
         read = self._feed.of_topics(self._log.next_offsets)

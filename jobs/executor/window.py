@@ -5,7 +5,7 @@ the writing of all the others. Until then values stay in Arrow's memory: as Pyth
 all of the rest.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from operator import le
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ import pyarrow.compute
 
 from cdc.model.errors import LockstepError
 from cdc.model.tag import TEXT_LENGTH
-from cdc.protocol.envelope import TAG_END, TAG_START, commit_time_ms_of
+from cdc.protocol.envelope import LEFT_OUT_START, TAG_END, TAG_START, commit_time_ms_of
 from jobs.executor.append_only import with_event_keys
 from sinks.contract import TopicPartition
 
@@ -101,7 +101,8 @@ def newest(records: pa.Table) -> pa.Table:
 
     Each partition's records come in its order, and so they do in the result. Of equal tags the later record stays: a
     delete's tombstone rather than the delete event, and a re-published event rather than its first copy.
-    Both say the same.
+    Both say the same. Of a row that is left out now, what was before it stays as well, as a deletion: its event says
+    nothing of that.
     """
     keys: list[Any] = records.column("key").to_pylist()
     topics = records.column("topic")
@@ -122,8 +123,25 @@ def newest(records: pa.Table) -> pa.Table:
     is_kept = bytearray(len(keys))
     for index in index_of.values():
         is_kept[index] = 1
+    for index in _before_left_out(records, keys, tags):
+        is_kept[index] = 1
     mask = pa.Array.from_buffers(pa.uint8(), len(is_kept), [None, pa.py_buffer(is_kept)])
     return records.filter(mask.cast(pa.bool_()))
+
+
+def _before_left_out(records: pa.Table, keys: list[Any], tags: list[bytes]) -> Iterable[int]:
+    """The newest record of each key with a row that is left out, but for those records that say so."""
+    is_left_out = _compute.starts_with(records.column("value"), pattern=LEFT_OUT_START).fill_null(False)
+    if not _compute.any(is_left_out).as_py():
+        return ()
+    leaves_out: list[bool] = is_left_out.to_pylist()
+    of_keys = {key for key, is_left in zip(keys, leaves_out, strict=True) if is_left}
+    found: dict[Any, int] = {}
+    for index, key in enumerate(keys):
+        known = found.get(key)
+        if key in of_keys and not leaves_out[index] and (known is None or tags[index] >= tags[known]):
+            found[key] = index
+    return found.values()
 
 
 def with_tags(records: pa.Table) -> pa.Table:

@@ -21,7 +21,7 @@ from cdc.model.tag import Tag
 from cdc.postgres.preflight.finding import Finding, Severity, error, warning
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord
 from cdc.protocol.copy_ledger import CopiedRange, is_range_key
-from cdc.protocol.envelope import TAG_HEADER, parse_value
+from cdc.protocol.envelope import LEFT_OUT_START, TAG_END, TAG_HEADER, TAG_START, parse_value
 from lockstep.config import Config
 
 
@@ -105,7 +105,9 @@ def _smaller_records(config: Config, difference: Difference, limit: RecordLimit)
         "topics",
         f"topic {difference.topic} takes records of {limit} at most, the configuration says"
         f" {int(difference.planned):,} bytes",
-        "capture stops at the first larger one: it leaves nothing out",
+        "capture stops at the first larger one: it leaves nothing out"
+        if config.capture.large_rows == "stop"
+        else "capture leaves larger rows out, and every sink rejects them",
         set_command(config.kafka.bootstrap_servers, difference.topic, limit.setting, difference.planned),
     )
 
@@ -205,6 +207,8 @@ def _is_event(record: NewestRecord) -> bool:
     try:
         if record.value is None:
             Tag.parse((record.headers.get(TAG_HEADER) or b"").decode())
+        elif record.value.startswith(LEFT_OUT_START):
+            Tag.parse(record.value[TAG_START:TAG_END].decode())
         else:
             Tag.parse(parse_value(record.value).tag)
     except (LockstepError, ValueError, TypeError, AttributeError):

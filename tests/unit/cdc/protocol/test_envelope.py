@@ -225,6 +225,10 @@ def test_an_event_fits_without_its_old_row_where_that_is_what_is_large(op: bytes
     assert fitting(of_size(op, LARGE, after), 1000, has_key=True) == of_size(op, b"null", after)
 
 
+def test_an_update_of_a_table_without_a_key_fits_without_its_old_row() -> None:
+    assert fitting(of_size(b"u", LARGE, SMALL), 1000, has_key=False) == of_size(b"u", b"null", SMALL)
+
+
 @pytest.mark.parametrize("op", [b"r", b"c", b"u"])
 @pytest.mark.parametrize("before", [b"null", LARGE])
 def test_a_row_that_does_not_fit_is_neither_a_row_nor_a_deletion(op: bytes, before: bytes) -> None:

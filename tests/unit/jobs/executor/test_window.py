@@ -50,6 +50,21 @@ def test_a_tombstone_loses_to_a_newer_insert() -> None:
     assert fold(("t", b"a", value(tag(2), "c"), None), ("t", b"a", None, tag(1))) == [0]
 
 
+def test_what_was_before_a_row_that_is_left_out_stays() -> None:
+    """As a deletion: the event that says so is neither a row nor a deletion."""
+    records = [
+        ("t", b"a", value(tag(1), "c"), None),
+        ("t", b"a", value(tag(2), "d"), None),
+        ("t", b"a", value(tag(3), "x"), None),
+        ("t", b"b", value(tag(4), "c"), None),
+        ("t", b"b", value(tag(5), "x"), None),
+        ("t", b"b", value(tag(6), "x"), None),
+        ("t", b"c", value(tag(7), "x"), None),
+        ("t", b"c", value(tag(8), "u"), None),
+    ]
+    assert fold(*records) == [1, 2, 3, 5, 7]
+
+
 def test_a_repeated_event_counts_once_and_the_later_copy_stays() -> None:
     assert fold(("t", b"a", value(tag(1)), None), ("t", b"a", value(tag(1)), None)) == [1]
 
