@@ -27,7 +27,7 @@ BUDGETS: Final = {
     "lines of the core": 103_200,
     "lines of stack and bench": 10_000,
     "lines of tests": 99_100,
-    "words of docs": 43_700,
+    "words of docs": 43_900,
     "settings": 215,
     "functions of more than 60 lines": 34,
     "functions of more than 8 parameters": 18,
