@@ -113,7 +113,6 @@ class Source:
         go_live: bool = True,
         bulk: bool = False,
         trimmed: bool = False,
-        takes_up: bool = True,
         open_sink: OpenSink = open_sink,
     ) -> SinkPlan:
         """The plan of one generation's job."""
@@ -131,7 +130,6 @@ class Source:
             trimmed=trimmed,
             open=open_sink,
             captured=self.captured,
-            takes_up=takes_up,
         )
 
 

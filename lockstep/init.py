@@ -86,7 +86,7 @@ min_insync_replicas = 2                    # 1 for a single broker
 # How long a sink may be away before a delete it missed may have been compacted away.
 # delete_retention_ms = 604800000
 # min_compaction_lag_ms = 0                # records younger than this are not compacted
-# max_message_bytes = 16777216             # a larger event stops capture
+# max_message_bytes = 16777216             # a larger event stops capture, unless capture.large_rows says otherwise
 
 # [capture]
 # A Kafka transaction ends at so many events or bytes of values, or after half a second.

@@ -17,6 +17,7 @@ from typing import Final
 import psycopg
 
 from cdc.capture.settings import COPY_WORKERS_MAX, QUEUE_BYTES
+from cdc.kafka.large_rows import LargeRows
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.record_limits import RecordLimit
 from cdc.kafka.topic_names import table_topic
@@ -122,16 +123,17 @@ def copy_publisher(
     limits: Mapping[str, RecordLimit] | None = None,
 ) -> TransactionalPublisher:
     """The publisher of a worker; not started yet."""
+    max_message_bytes = pipeline.kafka.topics.max_message_bytes
     return TransactionalPublisher(
         pipeline.kafka.client(),
         prefix=pipeline.name,
         transactional_id=f"{pipeline.name}.{pipeline.slot}.copy{number}",
         queue_bytes=QUEUE_BYTES,
-        max_message_bytes=pipeline.kafka.topics.max_message_bytes,
+        max_message_bytes=max_message_bytes,
         while_waiting=while_waiting,
         limits=limits,
         linger_ms=_LINGER_MS,
-        rejecting=pipeline.rejecting_topics,
+        large_rows=LargeRows(pipeline.rejecting_topics, max_message_bytes=max_message_bytes, limits=limits),
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cdc.capture.settings import QUEUE_BYTES
+from cdc.kafka.large_rows import LargeRows
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.settings import KafkaSettings, TopicSettings
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, control_topic_plans, table_topic_plan
@@ -202,7 +203,9 @@ class Log:
             queue_bytes=QUEUE_BYTES,
             max_message_bytes=self.kafka.topics.max_message_bytes,
             while_waiting=lambda: None,
-            rejecting=[self.topic(table) for table in self.tables],
+            large_rows=LargeRows(
+                [self.topic(table) for table in self.tables], max_message_bytes=self.kafka.topics.max_message_bytes
+            ),
         )
         publisher.start()
         return publisher

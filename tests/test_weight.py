@@ -24,7 +24,7 @@ ATTRIBUTES_MAX: Final = 15
 METHODS_MAX: Final = 20
 
 BUDGETS: Final = {
-    "lines of the core": 103_200,
+    "lines of the core": 103_250,
     "lines of stack and bench": 10_000,
     "lines of tests": 99_100,
     "words of docs": 43_900,

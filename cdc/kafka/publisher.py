@@ -6,7 +6,7 @@ kept alive however long Kafka takes.
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -14,6 +14,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from cdc.kafka.client import batch_bytes, new_client
+from cdc.kafka.large_rows import LargeRows
 from cdc.kafka.record_limits import RecordLimit, set_command
 from cdc.kafka.topic_admin import (
     CONTROL_RECORD_BYTES,
@@ -29,7 +30,7 @@ from cdc.model.errors import LockstepError, TransactionTimedOut, Unavailable
 from cdc.model.table import TableName
 from cdc.model.timeouts import KAFKA_TAKES_NOTHING_S
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord, TableTexts
-from cdc.protocol.envelope import LEFT_OUT_START, TAG_HEADER, fitting
+from cdc.protocol.envelope import TAG_HEADER
 
 _SLICE_S = 1.0
 TRANSACTION_TIMEOUT_MS = 60_000
@@ -55,10 +56,6 @@ _MARKERS_S = 0.003
 client tries again after 20 ms. Measured: a pause of 2 to 4 ms takes a small commit from 32 ms to 9."""
 
 _VALUE_OVERHEAD_BYTES = 64 * 1024
-
-_RECORD_OVERHEAD_BYTES: Final = 128
-"""What a batch of one record has besides key and value, at most."""
-
 _MESSAGES_IN_QUEUE = 2
 """As many of the largest messages fit into the queue at least: one that never fits would wait for ever."""
 
@@ -197,16 +194,14 @@ class TransactionalPublisher:
         progress_every_s: float = PROGRESS_EVERY_S,
         limits: Mapping[str, RecordLimit] | None = None,
         linger_ms: int = LINGER_MS,
-        rejecting: Collection[str] = (),
-        say: Callable[[str], None] = lambda _: None,
+        large_rows: LargeRows | None = None,
     ) -> None:
         """``new_topic`` says how a topic that doesn't exist is created; None: it may not be.
 
         ``limits`` are those of the topics that take smaller records than ``max_message_bytes``, as of a moment ago.
         None: nobody has looked, and nobody will where this one ends with Unavailable.
 
-        ``rejecting`` are topics of tables. A row that is too large for one of them is left out: its event says so, and
-        ``say`` gets a sentence. Without it, and on other topics, that is an error.
+        ``large_rows`` leaves out rows that are too large for its topics. Without it, and on others, that is an error.
 
         ``progress_every_s`` is the time between two progress records, in seconds, where it isn't under load.
         ``linger_ms`` is how long an event waits for more of its partition, in milliseconds, unless it is committed.
@@ -234,11 +229,7 @@ class TransactionalPublisher:
         self._max_message_bytes = max_message_bytes
         self._servers = client["bootstrap.servers"]
         self._limits = limits
-        self._say = say
-        self._bytes_max = {
-            topic: min(max_message_bytes, limits[topic].size if limits and topic in limits else max_message_bytes)
-            for topic in rejecting
-        }
+        self._large_rows = large_rows or LargeRows()
         self._refused = _RefusedRecords()
         sizes = [limit.size for limit in (limits or {}).values()]
         # Where refusals are heard of, nothing else is.
@@ -283,8 +274,8 @@ class TransactionalPublisher:
         """
         self._touch(topic)
         self._events += 1
-        if value is not None and topic in self._bytes_max:
-            value = self._fitting(topic, key, value)
+        if value is not None and topic in self._large_rows:
+            value = self._large_rows.fitted(topic, key, value)
         if self._may_hold(1, len(value or b"")):
             self._held.append((topic, key, value, extra))
         else:
@@ -295,8 +286,8 @@ class TransactionalPublisher:
         """The same for keys and values of one topic."""
         self._touch(topic)
         self._events += len(rows)
-        if topic in self._bytes_max:
-            rows = [(key, self._fitting(topic, key, value)) for key, value in rows]
+        if topic in self._large_rows:
+            rows = [(key, self._large_rows.fitted(topic, key, value)) for key, value in rows]
         if not self._open and self._may_hold(len(rows), sum(len(value) for _, value in rows)):
             self._held += [(topic, key, value, None) for key, value in rows]
             return
@@ -307,19 +298,6 @@ class TransactionalPublisher:
                 produce(topic, value, key)
             except (BufferError, KafkaException):
                 self._add(topic, key, value)  # waits, or says what it is
-
-    def _fitting(self, topic: str, key: bytes, value: bytes) -> bytes:
-        """The event, or what comes in its place where it is too large."""
-        bytes_max = self._bytes_max[topic] - len(key) - _RECORD_OVERHEAD_BYTES
-        if len(value) <= bytes_max:
-            return value
-        smaller = fitting(value, bytes_max, has_key=key != b"{}")
-        if smaller.startswith(LEFT_OUT_START):
-            self._say(
-                f"warning: a row of {len(value):,} bytes is left out of topic {topic}, which takes"
-                f" {self._bytes_max[topic]:,}: each sink rejects it (`lockstep rejections list`)"
-            )
-        return smaller
 
     def _may_hold(self, events: int, size: int) -> bool:
         """Whether so much more is held until the commit, with what was before it. Else that is sent by now."""

@@ -12,8 +12,7 @@ from cdc.secret import read_secret
 from cdc.settings import Settings
 
 SEVEN_DAYS_MS: Final = 7 * 24 * 3600 * 1000
-"""How long tombstones stay, and after which time compaction sees to a record at the latest: what is erased is gone by
-then."""
+"""How long tombstones stay, and when compaction gets to a record at the latest: it removes by then what was erased."""
 
 KAFKA_PASSWORD_VARIABLE = "LOCKSTEP_KAFKA_PASSWORD"  # noqa: S105  the name of a variable, not a password
 

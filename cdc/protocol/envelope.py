@@ -210,17 +210,8 @@ def fitting(value: bytes, bytes_max: int, *, has_key: bool) -> bytes:
         if len(smaller) <= bytes_max or value.startswith(DELETE_START):
             return smaller
     about, time = source[:-1].rsplit(b"}", 1)
-    return (
-        LEFT_OUT_START
-        + value[OP_OFFSET + 1 : TAG_END]
-        + _NO_BEFORE
-        + b'null%b,"bytes":%d}%b}'
-        % (
-            about,
-            len(value),
-            time,
-        )
-    )
+    left = b'null%b,"bytes":%d}%b}' % (about, len(value), time)
+    return LEFT_OUT_START + value[OP_OFFSET + 1 : TAG_END] + _NO_BEFORE + left
 
 
 def why_left_out(value: bytes) -> str:

@@ -21,6 +21,7 @@ from cdc.model.event import Events, JsonValue, Position, TableEvents
 from cdc.model.tag import Tag
 from jobs.executor.decode import decode
 from jobs.executor.deliver import tags_of, with_records
+from jobs.executor.left_out_rows import LeftOutRows
 from jobs.executor.log_feed import MARKERS_S, RECORD_S, LogFeed, delivered
 from jobs.executor.long_batch import ALIVE_S, TELL_S, DriverLine, LongBatch, Told, take_told
 from jobs.executor.open_sinks import close_sink, freeze_opened, sink_for
@@ -367,12 +368,8 @@ class _Run:
             topics=list(task.tables),
         )
         self._last_cut: Cut | None = None
-        self._left_out: dict[tuple[str, bytes], RejectedEvent] = {}
-        """Rows of tables that capture left out, where the driver hasn't kept a rejection of that yet."""
-        self._has_come: set[tuple[str, bytes]] = set()
-        """Rows of tables that were left out earlier, and have come since."""
-        self._is_kept_first = False
-        """Whether the driver is to be told of these before anything is taken in: it isn't read again after that."""
+        self._left_out = LeftOutRows()
+        self._is_kept_first = False  # whether this part ends, so that the driver keeps what is known of these rows
         self._noted: Tag | None = None
         self._noted_time: NotedTime | None = None
         self._moved_s = time.monotonic()
@@ -521,26 +518,19 @@ class _Run:
         decoded = decode(records, self._task)
         known = {row: tag for row, tag in self._progress.rejected.items() if row[0] in self._task.tables}
         if known or self._left_out or decoded.rejections:
-            for event in with_records(decoded.rejections, records):
-                self._left_out[event.position.topic, event.key] = event
             tags = tags_of(self._task, decoded.events)
-            self._left_out = {
-                row: event
-                for row, event in self._left_out.items()
-                # Of a row that is known to be left out, what is left out once more says nothing new.
-                if event.tag > max(tags.get(row, ""), known.get(row, "")) and tags.get(row, "") >= known.get(row, "")
-            }
-            self._has_come |= {row for row, tag in known.items() if tags.get(row, "") > tag}
+            self._left_out.take(with_records(decoded.rejections, records), tags, known)
         return decoded.events
 
     def _tells_of_rows(self) -> bool:
-        """Whether the driver has to keep what is known of rows that were left out before these records are taken in."""
-        if not (self._left_out or self._has_come):
+        """Whether the driver has to keep what is known of rows that were left out before these records are taken in:
+        they aren't read again after that. It is asked now, and where it doesn't answer, with the result."""
+        if not self._left_out:
             return False
-        self._result.rejected += self._left_out.values()
-        self._result.resolved += self._has_come - self._left_out.keys()
+        self._result.rejected += self._left_out.rejected
+        self._result.resolved += self._left_out.resolved
         if self._keeps_now():
-            self._left_out, self._has_come = {}, set()
+            self._left_out.forget()
             return False
         self._is_kept_first = self._result.has_more = True
         return True

@@ -101,8 +101,8 @@ def newest(records: pa.Table) -> pa.Table:
 
     Each partition's records come in its order, and so they do in the result. Of equal tags the later record stays: a
     delete's tombstone rather than the delete event, and a re-published event rather than its first copy.
-    Both say the same. Of a row that is left out now, what was before it stays as well, as a deletion: its event says
-    nothing of that.
+    Both say the same. Where a key's newest record says that its row is left out, the newest other one stays as well: it
+    may be a deletion.
     """
     keys: list[Any] = records.column("key").to_pylist()
     topics = records.column("topic")
@@ -130,7 +130,7 @@ def newest(records: pa.Table) -> pa.Table:
 
 
 def _before_left_out(records: pa.Table, keys: list[Any], tags: list[bytes]) -> Iterable[int]:
-    """The newest record of each key with a row that is left out, but for those records that say so."""
+    """Of keys with records that say that a row is left out, the newest other record."""
     is_left_out = _compute.starts_with(records.column("value"), pattern=LEFT_OUT_START).fill_null(False)
     if not _compute.any(is_left_out).as_py():
         return ()

@@ -31,8 +31,8 @@ class SinkPlan:
     fastest way, for which nobody may read it yet. ``trimmed`` reads a log that has lost its beginning.
 
     ``captured`` says which tables are captured by now, and raises LockstepError where that can't be told. Those among
-    them that the sink is to have take the place of ``tables``, again and again. Without ``takes_up`` these stay, and
-    the watermark ends where others are captured. None: nobody takes any in while the job runs.
+    them that the sink is to have take the place of ``tables``, again and again. None: nobody takes any in while the
+    job runs.
     """
 
     name: str
@@ -48,7 +48,12 @@ class SinkPlan:
     trimmed: bool = False
     open: OpenSink = open_sink
     captured: Callable[[], Captured] | None = None
-    takes_up: bool = True
+
+    @property
+    def takes_up(self) -> bool:
+        """Whether tables that are captured meanwhile are read, too. In a bulk load ``tables`` stay, and the watermark
+        ends where others are captured."""
+        return not self.bulk
 
     @property
     def applies_steps(self) -> bool:

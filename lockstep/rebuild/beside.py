@@ -227,7 +227,7 @@ class _Generation:
         """Whether something may be read of a table that isn't captured any more. Raises as ``sink_tables_now``.
 
         The job doesn't read it to its end, and the live generation may have gone further: readers would see older rows.
-        Of a table that was begun with, nothing may be read so far: it is there, and readers would see it.
+        A table that the build began with counts as well, also unread: readers would see what the generation has of it.
         """
         context, records = self._context, self._opened.records
         known = self._opened.generations.load_progress(), load_first_read(records, self._number)

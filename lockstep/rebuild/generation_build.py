@@ -98,7 +98,6 @@ class Build:
             go_live=False,
             bulk=bulk,
             trimmed=context.trimmed,
-            takes_up=not bulk,
         )
         return context.start_job(plan, report=self._report)
 

@@ -18,14 +18,14 @@ _TIMEOUT_S: Final = 5.0
 
 
 class Validity(NamedTuple):
-    """Of a certificate, in milliseconds since 1970. Its end comes first: so the earliest of several is the least."""
+    """When a certificate is valid, in milliseconds since 1970. The end comes first: the first to end is the least."""
 
     until_ms: int
     from_ms: int
 
 
 def file_validity(path: Path) -> Validity:
-    """That of the first certificate of a PEM file to expire.
+    """The validity of that certificate of a PEM file that expires first.
 
     Raises OSError, and ValueError for a certificate that can't be read, or where there is none: the file may be being
     written.
@@ -34,7 +34,7 @@ def file_validity(path: Path) -> Validity:
 
 
 def server_validity(host: str, port: int, *, is_postgres: bool = False) -> Validity | None:
-    """That of the certificate that a server shows; None where it speaks no TLS. Nothing is checked or sent.
+    """The validity of the certificate that a server shows; None where it speaks no TLS. Nothing is checked or sent.
 
     Raises OSError when it can't be reached, and ValueError for a certificate that can't be read.
     """
@@ -52,7 +52,7 @@ def server_validity(host: str, port: int, *, is_postgres: bool = False) -> Valid
 
 
 def validity(certificate: bytes) -> Validity:
-    """That of a DER certificate. Raises ValueError for other bytes."""
+    """The validity of a DER certificate. Raises ValueError for other bytes."""
     try:
         ((_, outer),) = list(_elements(certificate))
         _, to_sign = next(_elements(outer))

@@ -151,9 +151,9 @@ class Condition:
 class Facts:
     """What no lag report says; each part, or what it says of a subject, is None where nobody could tell.
 
-    ``certificates``: whose -> its validity. ``disks``: directory -> (free, all)
-    bytes. ``has_standby``: whether a capture stands by. ``since_ms``: since when somebody compares sinks when that is
-    due. ``stream_queries``: the builds of their results.
+    ``certificates``: whose -> its validity. ``disks``: directory -> (free, all) bytes. ``has_standby``: whether a
+    capture stands by. ``since_ms``: since when somebody compares sinks when that is due. ``stream_queries``: the builds
+    of their results.
     """
 
     certificates: Mapping[str, Validity | None] | None = field(default_factory=dict)

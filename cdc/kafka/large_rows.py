@@ -1,0 +1,47 @@
+"""Rows that are too large for their topic: what is published in place of them."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+from cdc.kafka.record_limits import RecordLimit
+from cdc.protocol.envelope import LEFT_OUT_START, fitting
+
+_RECORD_OVERHEAD_BYTES: Final = 128
+"""What a batch of one record has besides key and value, at most."""
+
+
+class LargeRows:
+    """Leaves rows of these topics of tables out where a record would have more than ``max_message_bytes``, or more
+    than the topic's own limit. ``say`` gets a sentence for each such row, without its key or a value."""
+
+    def __init__(
+        self,
+        topics: Collection[str] = (),
+        *,
+        max_message_bytes: int = 0,
+        limits: Mapping[str, RecordLimit] | None = None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        smaller = limits or {}
+        self._bytes_max = {
+            topic: min(max_message_bytes, smaller[topic].size) if topic in smaller else max_message_bytes
+            for topic in topics
+        }
+        self._say = say
+
+    def __contains__(self, topic: str) -> bool:
+        return topic in self._bytes_max
+
+    def fitted(self, topic: str, key: bytes, value: bytes) -> bytes:
+        """The event, or what comes in its place where it is too large. The topic is one of these."""
+        record_max = self._bytes_max[topic]
+        bytes_max = record_max - len(key) - _RECORD_OVERHEAD_BYTES
+        if len(value) <= bytes_max:
+            return value
+        smaller = fitting(value, bytes_max, has_key=key != b"{}")
+        if smaller.startswith(LEFT_OUT_START):
+            self._say(
+                f"warning: a row of {len(value):,} bytes is left out of topic {topic}, which takes"
+                f" {record_max:,}: each sink rejects it (`lockstep rejections list`)"
+            )
+        return smaller
