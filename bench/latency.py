@@ -129,7 +129,7 @@ class _Followed:
 
 def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, Any]]:
     """Returns figures and details. Raises LockstepError when events don't arrive in time."""
-    with rig.pipeline("latency") as pipeline:
+    with rig.pipeline("latency", capture="commit_interval_ms = 10") as pipeline:
         capture = pipeline.start_capture()
         pipeline.wait_streaming(capture)
         null_slot = f"{pipeline.config.slot}_null"

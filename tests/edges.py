@@ -92,7 +92,7 @@ class ScriptedStream:
 
 def slowest_pace() -> Pace:
     """As it is after a while with a broker that is out of breath. Some quick commits bring it back."""
-    pace = commit_pace()
+    pace = commit_pace(CaptureSettings())
     for _ in range(10):
         pace.took(60.0)
     return pace

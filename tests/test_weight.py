@@ -28,7 +28,7 @@ BUDGETS: Final = {
     "lines of stack and bench": 10_000,
     "lines of tests": 99_100,
     "words of docs": 43_900,
-    "settings": 215,
+    "settings": 216,
     "functions of more than 60 lines": 34,
     "functions of more than 8 parameters": 18,
     "classes of more than 15 attributes": 24,

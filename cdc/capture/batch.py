@@ -14,24 +14,27 @@ from cdc.pace import Pace
 from cdc.protocol.control_records import CaptureState, SchemaRecord
 from cdc.toast.memory import DurableMemory, Offsets
 
-FASTEST_S: Final = 0.01
-"""The least time between the beginnings of two commits."""
-
 SLOWEST_S: Final = 0.25
-"""The most. Above it, events would wait longer for the pace than for a broker that is nearly standing still."""
+"""The most time between the beginnings of two commits. Above it, events would wait longer for the pace than for a
+broker that is nearly standing still."""
 
 AGE_MAX_S: Final = 0.5
 """Age after which a batch is committed although more is coming: so long a reader waits for its first event."""
 
 _TIMES_A_COMMIT: Final = 2.0
 _QUICK_COMMIT_S: Final = 0.003
-"""Commits of 6 ms or less come as often as they may: nobody waits for a broker that has time. Those of 20 ms come every
-34 ms, those of 128 ms or more every 250 ms. Twice as seldom, half of the events wait twice as long."""
+"""Commits of 50 ms come every 94 ms, those of 128 ms or more every 250 ms. Twice as seldom, half of the events wait
+twice as long."""
 
 
-def commit_pace() -> Pace:
+def commit_pace(settings: CaptureSettings) -> Pace:
     """How often capture commits what nothing else asks for: a Kafka transaction costs the same whatever it holds."""
-    return Pace(times_as_long=_TIMES_A_COMMIT, fastest_s=FASTEST_S, slowest_s=SLOWEST_S, free_s=_QUICK_COMMIT_S)
+    return Pace(
+        times_as_long=_TIMES_A_COMMIT,
+        fastest_s=settings.commit_interval_ms / 1000,
+        slowest_s=SLOWEST_S,
+        free_s=_QUICK_COMMIT_S,
+    )
 
 
 Watch = Callable[[str, Sequence[bytes]], None]
@@ -101,7 +104,7 @@ class Batch:
         memory: DurableMemory | None = None,
         pace: Pace | None = None,
     ) -> None:
-        self._pace = pace or commit_pace()
+        self._pace = pace or commit_pace(settings)
         self._publisher = publisher
         self._confirmation = confirmation
         self._clock = clock

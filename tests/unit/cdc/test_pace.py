@@ -7,9 +7,12 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.capture.batch import FASTEST_S, SLOWEST_S, commit_pace
+from cdc.capture.batch import SLOWEST_S, commit_pace
+from cdc.capture.settings import CaptureSettings
 from cdc.pace import Pace
 
+QUICKLY = CaptureSettings(commit_interval_ms=10)
+FASTEST_S = 0.01
 QUICK = st.floats(0.0, FASTEST_S / 2)
 ANY = st.floats(0.0, 120.0)
 BACK_S = 3.0
@@ -17,14 +20,14 @@ BACK_S = 3.0
 
 
 def after(took_s: Iterable[float]) -> Pace:
-    pace = commit_pace()
+    pace = commit_pace(QUICKLY)
     for each in took_s:
         pace.took(each)
     return pace
 
 
 def test_before_the_first_commit_it_is_the_fastest() -> None:
-    assert commit_pace().interval_s == FASTEST_S
+    assert commit_pace(QUICKLY).interval_s == FASTEST_S
 
 
 @given(st.lists(ANY))

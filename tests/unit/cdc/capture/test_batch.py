@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from cdc.capture.assembler import Event
-from cdc.capture.batch import FASTEST_S, SLOWEST_S, Batch, Committed
+from cdc.capture.batch import SLOWEST_S, Batch, Committed
 from cdc.capture.confirmation import Confirmation
 from cdc.capture.settings import CaptureSettings
 from cdc.model.errors import Unavailable
@@ -90,8 +90,8 @@ def test_a_batch_gathers_until_the_interval_since_the_last_commits_beginning_is_
     opened.batch.add(events(1))
     opened.batch.commit(opened.assembler)
     opened.time.pass_by(0.004)
-    assert opened.batch.gathers_for_s() == pytest.approx(FASTEST_S - 0.004)
-    opened.time.pass_by(0.02)
+    assert opened.batch.gathers_for_s() == pytest.approx(0.05 - 0.004)
+    opened.time.pass_by(0.05)
     assert opened.batch.gathers_for_s() == 0
 
 
