@@ -287,7 +287,7 @@ class InitialSnapshot:
             limits=self._limits,
         )
         self._say(f"{count} workers copy {len(plan.parts)} ranges of {len(plan.tables)} tables")
-        with CopyWorkers(job, count, self._is_to_end) as workers:
+        with CopyWorkers(job, count, self._is_to_end, self._say) as workers:
             return copy_side_by_side(
                 workers,
                 plan.parts,

@@ -90,6 +90,13 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Said:
+    """A sentence for capture's log."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """It has ended, by an error that may pass or that somebody has to see to. ``timed_out``: a TransactionTimedOut."""
 
@@ -99,7 +106,7 @@ class Failed:
     timed_out: bool
 
 
-Report = Ready | Committed | Refused | Failed
+Report = Ready | Committed | Refused | Said | Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +128,7 @@ def copy_publisher(
     *,
     while_waiting: Callable[[], None] = lambda: None,
     limits: Mapping[str, RecordLimit] | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> TransactionalPublisher:
     """The publisher of a worker; not started yet."""
     max_message_bytes = pipeline.kafka.topics.max_message_bytes
@@ -133,7 +141,7 @@ def copy_publisher(
         while_waiting=while_waiting,
         limits=limits,
         linger_ms=_LINGER_MS,
-        large_rows=LargeRows(pipeline.rejecting_topics, max_message_bytes=max_message_bytes, limits=limits),
+        large_rows=LargeRows(pipeline.rejecting_topics, max_message_bytes=max_message_bytes, limits=limits, say=say),
     )
 
 
@@ -175,7 +183,13 @@ class _Worker:
 
     def run(self) -> None:
         job, pipeline = self._job, self._job.pipeline
-        publisher = copy_publisher(pipeline, self._number, while_waiting=self._heed_end, limits=job.limits)
+        publisher = copy_publisher(
+            pipeline,
+            self._number,
+            while_waiting=self._heed_end,
+            limits=job.limits,
+            say=lambda text: self.report(Said(text)),
+        )
         with contextlib.ExitStack() as opened:
             opened.callback(publisher.close)
             reader = opened.enter_context(self._reader())

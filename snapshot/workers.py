@@ -26,7 +26,7 @@ from cdc.protocol.control_records import CaptureState
 from snapshot.copy import CopyProgress, Interrupted, Publisher
 from snapshot.ledger import CopyLedger
 from snapshot.ranges import Part
-from snapshot.worker import Committed, Failed, Job, Ready, Refused, Report, Rest, work
+from snapshot.worker import Committed, Failed, Job, Ready, Refused, Report, Rest, Said, work
 
 _WAIT_S: Final = 1.0
 """How long nothing may come of the workers before others have their turn."""
@@ -36,10 +36,11 @@ _END_S: Final = 10.0
 
 
 class CopyWorkers:
-    """Starts them; closing ends them. ``stopping`` is asked about once a second."""
+    """Starts them; closing ends them. ``stopping`` is asked about once a second. ``say`` gets what they say."""
 
-    def __init__(self, job: Job, count: int, stopping: Callable[[], bool]) -> None:
+    def __init__(self, job: Job, count: int, stopping: Callable[[], bool], say: Callable[[str], None]) -> None:
         self._stopping = stopping
+        self._say = say
         self._processes: dict[Connection, BaseProcess] = {}
         self._held: dict[Connection, TableName] = {}
         self._refused: dict[Connection, set[TableName]] = {}
@@ -128,6 +129,8 @@ class CopyWorkers:
                     raise Unavailable(report.message)
                 case Failed():
                     raise LockstepError(report.message, hint=report.hint)
+                case Said():
+                    self._say(report.text)
                 case Ready() | Committed() | Refused():
                     yield pipe, report
                 case _:

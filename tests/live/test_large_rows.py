@@ -3,6 +3,8 @@
 import json
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +18,9 @@ from lockstep.config import load
 from sinks.view_settings import ViewSettings
 from stack.stack import Endpoints
 from tests.captured import Captured
-from tests.databases import Database
+from tests.databases import Database, until
 from tests.events import Delete, Put
+from tests.topics import configure
 
 if TYPE_CHECKING:
     from tests.view_jobs import ViewPipeline
@@ -61,6 +64,23 @@ def captured(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterat
     captured.stop()
 
 
+def test_copy_workers_tell_of_rows_that_they_leave_out(
+    database: Database, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    database.execute(
+        "create table w (id int primary key, body text)",
+        f"insert into w values (1, '{LARGE}'), (2, '{LARGE}')",
+        "insert into w select n, repeat('x', 100) from generate_series(3, 2000) n",
+    )
+    sections = "[capture]\nlarge_rows = 'reject'\n[snapshot]\nworkers = 2\nrange_bytes = 65536"
+    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.w"], sections=sections) as captured:
+        with_limit(captured.path)
+        captured.config = load(captured.path)
+        captured.start()
+        assert any("2 workers copy" in line for line in captured.said)
+        assert sum("is left out of topic" in line for line in captured.said) == 2
+
+
 def newest(captured: Captured, table: str) -> dict[int, str]:
     """The kind of each key's newest event, deletes without their tombstones."""
     return {json.loads(event.key)["id"]: event.op for event in captured.events(table) if event.value is not None}
@@ -89,6 +109,27 @@ def test_a_large_row_is_left_out_and_everything_else_comes(database: Database, c
     database.execute("update t set body = 'short' where id in (1, 5)")
     captured.settle()
     captured.assert_equal()
+
+
+def test_a_row_that_was_left_out_comes_when_its_topic_takes_it(database: Database, captured: Captured) -> None:
+    captured.stop()
+    shutil.rmtree(captured.config.as_pipeline().values_directory)
+    captured.path.write_text(captured.path.read_text().replace(str(BYTES_MAX), str(10 * BYTES_MAX)))
+    captured.config = load(captured.path)
+    configure(captured.client, [captured.topic("public.t")], {"max.message.bytes": str(10 * BYTES_MAX)})
+    captured.start()
+    database.execute("update t set n = 2 where id = 2")
+    captured.settle()
+    assert newest(captured, "public.t") == {1: "r", 2: "x"}, "nobody knows its large value"
+
+    command = ["snapshot", "table", "public.t", "--where", "id = 2", "--config", captured.path]
+    subprocess.run([sys.executable, "-m", "lockstep", *command], check=True)
+    captured.settle()
+    until(lambda: newest(captured, "public.t")[2] == "r")
+    captured.assert_equal("public.t")
+    database.execute("update t set n = 3 where id = 2")
+    captured.assert_equal("public.t")
+    assert newest(captured, "public.t")[2] == "u", "without its large value, which the copy has published"
 
 
 def test_an_old_row_that_is_too_large_goes_before_the_row_does(database: Database, captured: Captured) -> None:
