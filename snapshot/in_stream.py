@@ -10,7 +10,7 @@ come the rows as the snapshot shows them.
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from cdc.model.timeouts import SLOT_COMES_S
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connection_error
 from cdc.postgres.memberships import memberships
-from cdc.postgres.replication import ComingSlot, CreatedSlot
+from cdc.postgres.replication import ComingSlot, CreatedSlot, SlotRefused
 from cdc.postgres.slot import emit_heartbeat, temporary_slot_name
 from cdc.postgres.unended_transactions import told, unended_transactions
 from cdc.protocol.control_records import CaptureState, SchemaRecord, ShapeChange
@@ -120,8 +120,9 @@ class StreamCopies:
             # Somebody has paused or cancelled what it was for, or it isn't published now: a slot holds back WAL.
             self._close_slot()
         elif self._coming is None and self._are_published(self._lacking(state)):
-            self._coming = ComingSlot(self._pipeline.source, temporary_slot_name(self._pipeline.slot))
-            self._coming_since_s = time.monotonic()
+            with self._waiting_for_a_slot():
+                self._coming = ComingSlot(self._pipeline.source, temporary_slot_name(self._pipeline.slot))
+                self._coming_since_s = time.monotonic()
         if self._slot_is_ready():
             return True
         if self._coming is not None and time.monotonic() - self._coming_since_s > SAID_AFTER_S:
@@ -138,6 +139,16 @@ class StreamCopies:
 
     def _slot_is_ready(self) -> bool:
         return self._coming is not None and self._coming.is_ready()
+
+    @contextlib.contextmanager
+    def _waiting_for_a_slot(self) -> Iterator[None]:
+        """Have the copies wait where PostgreSQL gives no slot: the stream has one already, and goes on."""
+        try:
+            yield
+        except SlotRefused as error:
+            self._say(f"warning: a copy waits, since PostgreSQL gives no slot for it: {error.message}")
+            for name in self._lacking(self._loop.state):
+                self._waits.later(name, MUCH_LATER_S)
 
     def _say_waiting(self) -> None:
         self._say(f"a copy waits until transactions that write have ended: {told(unended_transactions(self._sql))}")
@@ -185,9 +196,11 @@ class StreamCopies:
         waited, self._coming = self._coming, None
         names = self._lacking(self._loop.state)
         with contextlib.ExitStack() as opened:
-            with waited:
-                waited.created()
-            point = self._point(names, opened)
+            point = None
+            with self._waiting_for_a_slot():
+                with waited:
+                    waited.created()
+                point = self._point(names, opened)
             if point is None:
                 return Pause(self._loop.state, frame)
             emit_heartbeat(self._sql)  # so that something after the snapshot comes, also when nobody writes

@@ -45,7 +45,10 @@ def _unescaped(part: str) -> str:
 
 def table_topic(prefix: str, table: TableName) -> str:
     """``<prefix>.<schema>.<table>``. Raises ConfigurationError when that is longer than Kafka allows."""
-    topic = f"{prefix}.{_escaped(table.schema)}.{_escaped(table.name)}"
+    schema = _escaped(table.schema)
+    if schema.startswith("__"):  # only topics that aren't tables' begin so: ``<prefix>.__outbox.<aggregate type>``
+        schema = f"-5f{schema[1:]}"
+    topic = f"{prefix}.{schema}.{_escaped(table.name)}"
     if len(topic) > _NAME_LENGTH_MAX:
         raise ConfigurationError(
             f"the topic name for {table} has {len(topic)} characters, Kafka allows {_NAME_LENGTH_MAX}",
@@ -115,7 +118,7 @@ def stream_result_generation(prefix: str, query: str, topic: str) -> int | None:
 
 
 def is_outbox_topic(prefix: str, topic: str) -> bool:
-    """Whether it is the topic of some aggregate type. A table's never is: its schema's dot would be the third."""
+    """Whether it is the topic of some aggregate type."""
     return topic.startswith(f"{prefix}.{_OUTBOX}.")
 
 

@@ -231,14 +231,21 @@ class ReplicationConnection:
         return result
 
 
+class SlotRefused(LockstepError):
+    """PostgreSQL gives no further slot, or no connection for it: perhaps all are in use."""
+
+
 class ComingSlot:
     """A temporary slot that is being created by a thread of its own, since PostgreSQL may take its time.
 
-    Its snapshot can be imported until ``close``.
+    Its snapshot can be imported until ``close``. Raises SlotRefused.
     """
 
     def __init__(self, source: SourceSettings, name: str) -> None:
-        self._connection = ReplicationConnection(source)
+        try:
+            self._connection = ReplicationConnection(source)
+        except LockstepError as error:
+            raise SlotRefused(error.message, hint=error.hint) from error
         self._slot: CreatedSlot | None = None
         self._error: Exception | None = None
         self._closed = threading.Event()
@@ -268,9 +275,11 @@ class ComingSlot:
         return self.is_ready()
 
     def created(self) -> CreatedSlot:
-        """The slot. Raises what its creation raised."""
+        """The slot. Raises SlotRefused, and what else its creation raised."""
         self._thread.join()
         if self._error is not None:
+            if isinstance(self._error, LockstepError) and not isinstance(self._error, Unavailable):
+                raise SlotRefused(self._error.message, hint=self._error.hint) from self._error
             raise self._error
         assert self._slot is not None
         return self._slot

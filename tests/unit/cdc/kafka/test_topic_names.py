@@ -54,6 +54,14 @@ def test_a_table_never_gets_a_control_topic(name: TableName) -> None:
     assert table_topic("shop", name) not in control
 
 
+@pytest.mark.parametrize("schema", ["__outbox", "__stream_queries", "__views", "__", "-5f_outbox"])
+def test_a_table_never_gets_the_topic_of_an_outbox_or_a_query(schema: str) -> None:
+    name = TableName(schema, "orders")
+    topic = table_topic("shop", name)
+    assert not topic.startswith("shop.__")
+    assert table_of_topic("shop", topic) == name
+
+
 def test_the_longest_topic_that_kafka_allows_is_allowed() -> None:
     assert len(table_topic("p", TableName("s", "t" * 245))) == 249
 
