@@ -90,13 +90,6 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A sentence for capture's log."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Failed:
     """It has ended, by an error that may pass or that somebody has to see to. ``timed_out``: a TransactionTimedOut."""
 
@@ -106,7 +99,8 @@ class Failed:
     timed_out: bool
 
 
-Report = Ready | Committed | Refused | Said | Failed
+Report = Ready | Committed | Refused | Failed | str
+"""A text is a sentence for capture's log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +182,7 @@ class _Worker:
             self._number,
             while_waiting=self._heed_end,
             limits=job.limits,
-            say=lambda text: self.report(Said(text)),
+            say=self.report,
         )
         with contextlib.ExitStack() as opened:
             opened.callback(publisher.close)

@@ -26,7 +26,7 @@ from cdc.protocol.control_records import CaptureState
 from snapshot.copy import CopyProgress, Interrupted, Publisher
 from snapshot.ledger import CopyLedger
 from snapshot.ranges import Part
-from snapshot.worker import Committed, Failed, Job, Ready, Refused, Report, Rest, Said, work
+from snapshot.worker import Committed, Failed, Job, Ready, Refused, Report, Rest, work
 
 _WAIT_S: Final = 1.0
 """How long nothing may come of the workers before others have their turn."""
@@ -129,8 +129,8 @@ class CopyWorkers:
                     raise Unavailable(report.message)
                 case Failed():
                     raise LockstepError(report.message, hint=report.hint)
-                case Said():
-                    self._say(report.text)
+                case str():
+                    self._say(report)
                 case Ready() | Committed() | Refused():
                     yield pipe, report
                 case _:

@@ -2,7 +2,9 @@
 
 import itertools
 import os
+import random
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,21 @@ def test_kill_9_of_capture_loses_and_repeats_nothing(pipeline: Pipeline, point: 
         for nth in commits:
             killed = pipeline.start_capture(kill=point, nth=nth)
             assert killed.wait(300) == -signal.SIGKILL, killed.log.read_text()
+        capture = pipeline.start_capture()
+        pipeline.wait_streaming(capture)
+    pipeline.wait_published(capture)
+    assert pipeline.stop(capture) == 0, capture.log.read_text()
+    pipeline.assert_published_exactly_once()
+
+
+def test_kills_at_any_moment_of_a_start_lose_and_repeat_nothing(pipeline: Pipeline) -> None:
+    _take_snapshot(pipeline)
+    with traffic(pipeline):
+        for _ in range(6):
+            killed = pipeline.start_capture()
+            time.sleep(random.uniform(0, 3))
+            killed.kill()
+            killed.wait()
         capture = pipeline.start_capture()
         pipeline.wait_streaming(capture)
     pipeline.wait_published(capture)

@@ -282,6 +282,18 @@ def test_a_partition_that_is_unlogged_is_told_and_copied_when_it_is_logged(
 
 
 @pytest.mark.soak
+def test_a_partition_that_is_a_foreign_table_is_told(database: Database, capture: StartCapture) -> None:
+    database.execute("create table p (id int, v text) partition by range (id)", "alter table p replica identity full")
+    captured = capture("public.p", source="[source.options.'public.p']\nappend_only = true")
+    database.execute(
+        "create foreign data wrapper w",
+        "create server s foreign data wrapper w",
+        "create foreign table p_2 partition of p for values from (100) to (200) server s",
+    )
+    captured.wait_for("public.p has foreign tables as partitions: public.p_2")
+
+
+@pytest.mark.soak
 def test_a_configured_key_that_is_not_unique_for_a_while_is_told_and_copied(
     database: Database, capture: StartCapture
 ) -> None:
