@@ -24,9 +24,9 @@ ATTRIBUTES_MAX: Final = 15
 METHODS_MAX: Final = 20
 
 BUDGETS: Final = {
-    "lines of the core": 103_280,
+    "lines of the core": 103_285,
     "lines of stack and bench": 10_000,
-    "lines of tests": 99_580,
+    "lines of tests": 99_585,
     "words of docs": 43_900,
     "settings": 216,
     "functions of more than 60 lines": 34,
