@@ -7,7 +7,7 @@ quotes takes the type that stands beside it.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import orjson
 from sqlglot import exp
@@ -92,10 +92,27 @@ _NON_DETERMINISTIC_NAMES: Final = frozenset(
     {"clock_timestamp", "statement_timestamp", "transaction_timestamp", "timeofday", "nextval", "currval", "uuidv4",
      "uuidv7", "txid_current", "pg_current_xact_id"}
 )  # fmt: skip
-_AGGREGATES: Final = (
-    exp.Count, exp.Sum, exp.Avg, exp.Min, exp.Max, exp.LogicalAnd, exp.LogicalOr, exp.ArrayAgg, exp.GroupConcat,
-    exp.JSONArrayAgg, exp.WithinGroup,
-)  # fmt: skip
+_AGGREGATES: Final[dict[type[Tree], str]] = {
+    exp.Count: "count", exp.Sum: "sum", exp.Avg: "avg", exp.Min: "min", exp.Max: "max", exp.LogicalAnd: "bool_and",
+    exp.LogicalOr: "bool_or", exp.ArrayAgg: "array_agg", exp.GroupConcat: "string_agg", exp.JSONArrayAgg: "json_agg",
+}  # fmt: skip
+_NAMED_AGGREGATES: Final = {"every": "bool_and", "jsonb_agg": "jsonb_agg"}
+_NEVER_KEPT: Final[tuple[tuple[tuple[type[Tree], ...], str, str], ...]] = (
+    (
+        _NON_DETERMINISTIC,
+        "its result changes without a change of a table",
+        "store the value in a column, or filter where the view is read",
+    ),
+    ((exp.Window,), "window functions can't be kept", "use `top` of the view for the first rows of each key"),
+    ((exp.Subquery, exp.Select, exp.Exists, exp.Any, exp.All), "a subquery can't be kept here", "write it as a join"),
+    ((exp.Interval,), "arithmetic with intervals isn't supported", "add days to dates as integers"),
+    (
+        (exp.Lower, exp.Upper, exp.ILike, exp.Initcap),
+        "upper and lower case depend on the database's locale",
+        "store it in a column that a trigger fills",
+    ),
+)
+"""What is refused, why, and what to do instead; the first row that fits counts."""
 
 
 @dataclass(frozen=True)
@@ -114,102 +131,18 @@ class ExpressionReader:
 
     def read(self, tree: Tree) -> Expression:
         """Raises Refuse for the part that can't be kept."""
-        match tree:
-            case exp.Paren():
-                only(tree)
-                return self.read(tree.this)
-            case exp.Column():
-                return self.resolve(tree)
-            case exp.Literal():
-                return _literal(tree)
-            case exp.Null():
-                return Literal(None, UNKNOWN)
-            case exp.Boolean():
-                return Literal(bool(tree.this), BOOL)
-            case exp.Collate():
-                return self._collated(tree)
-            case exp.And() | exp.Or():
-                only(tree)
-                name = "and" if isinstance(tree, exp.And) else "or"
-                return Call(name, (self.condition(tree.this), self.condition(tree.expression)), BOOL)
-            case exp.Not():
-                only(tree)
-                return Call("not", (self.condition(tree.this),), BOOL)
-            case exp.Is():
-                return self._is(tree)
-            case exp.NullSafeEQ() | exp.NullSafeNEQ():
-                return self._is_distinct(tree)
-            case exp.In():
-                return self._in(tree)
-            case exp.Between():
-                return self._between(tree)
-            case exp.Like():
-                return self._like(tree)
-            case exp.Case():
-                return self._case(tree)
-            case exp.Coalesce():
-                only(tree, "expressions")
-                arguments = self._united(tree, [tree.this, *tree.expressions])
-                return Call("coalesce", tuple(arguments), common_type(arguments))
-            case exp.Nullif():
-                return self._nullif(tree)
-            case exp.Neg() | exp.Abs():
-                return self._unary(tree)
-            case exp.DPipe():
-                return self._concatenated(tree)
-            case exp.Length():
-                only(tree)
-                return Call("length", (self._text(tree.this),), INT4)
-            case exp.Cast() if type(tree) is exp.Cast:
-                return self._cast(tree)
-            case exp.AtTimeZone():
-                return self._at_utc(tree)
-            case exp.TimestampTrunc():
-                return self._truncated(tree)
-            case exp.DateBin():
-                return self._binned(tree)
-            case exp.Subquery() | exp.Exists() if self.join_subquery is not None:
-                return self.join_subquery(tree)
-        if type(tree) in _COMPARISONS:
-            return self._comparison(tree)
-        if type(tree) in _ARITHMETIC:
-            return self._arithmetic(tree)
-        if _name(tree) in _DOCUMENTS:
-            return self._document(tree)
-        if isinstance(tree, (*_AGGREGATES, exp.Filter)) or _name(tree) in ("every", "jsonb_agg"):
-            return self._aggregate(tree)
-        raise self._unknown(tree)
+        read = _READ.get(type(tree)) or _READ_NAMED.get(_name(tree))
+        if read is not None:
+            return read(self, tree)
+        if isinstance(tree, exp.Subquery | exp.Exists) and self.join_subquery is not None:
+            return self.join_subquery(tree)
+        raise _never_kept(tree)
 
     def condition(self, tree: Tree) -> Expression:
         """An expression that is true, false or null."""
-        return self._typed(tree, self.read(tree), BOOL)
+        return self.typed(tree, self.read(tree), BOOL)
 
-    def _unknown(self, tree: Tree) -> Refuse:
-        if isinstance(tree, _NON_DETERMINISTIC) or _name(tree) in _NON_DETERMINISTIC_NAMES:
-            refuse(
-                tree,
-                "its result changes without a change of a table",
-                "store the value in a column, or filter where the view is read",
-            )
-        if isinstance(tree, exp.Window):
-            refuse(tree, "window functions can't be kept", "use `top` of the view for the first rows of each key")
-        if isinstance(tree, exp.Subquery | exp.Select | exp.Exists | exp.Any | exp.All) or tree.find(exp.Select):
-            refuse(tree, "a subquery can't be kept here", "write it as a join")
-        if isinstance(tree, exp.Interval):
-            refuse(tree, "arithmetic with intervals isn't supported", "add days to dates as integers")
-        if isinstance(tree, exp.Lower | exp.Upper | exp.ILike | exp.Initcap):
-            refuse(
-                tree,
-                "upper and lower case depend on the database's locale",
-                "store it in a column that a trigger fills",
-            )
-        return refused(
-            tree,
-            "this isn't supported",
-            "store its result in a column that a trigger fills, or compute it where it is read",
-        )
-
-    def _typed(self, tree: Tree, expression: Expression, wanted: SqlType) -> Expression:
+    def typed(self, tree: Tree, expression: Expression, wanted: SqlType) -> Expression:
         """As the type that is wanted, which only a literal may lack."""
         if expression.type.kind is Kind.UNKNOWN:
             return _known(tree, expression, wanted)
@@ -217,322 +150,13 @@ class ExpressionReader:
             refuse(tree, f"it is of type {expression.type.name}, not {wanted.name}", f"write `::{wanted.name}`")
         return expression
 
-    def _text(self, tree: Tree) -> Expression:
-        return self._typed(tree, self.read(tree), TEXT)
+    def text(self, tree: Tree) -> Expression:
+        return self.typed(tree, self.read(tree), TEXT)
 
-    def _collated(self, tree: exp.Collate) -> Expression:
-        collation = tree.expression
-        if not isinstance(collation, exp.Identifier) or collation.name not in ("C", "POSIX"):
-            refuse(tree, "only the collation C is the same everywhere", 'write `collate "C"`')
-        operand = self.read(tree.this)
-        return operand if operand.type.kind is Kind.CHAR else self._typed(tree.this, operand, TEXT)
-
-    def _united(self, tree: Tree, parts: Sequence[Tree]) -> list[Expression]:
-        return united(tree, [self.read(part) for part in parts])
-
-    # --- conditions ---
-
-    def _operand(self, tree: Tree) -> Expression:
+    def operand(self, tree: Tree) -> Expression:
         if isinstance(tree, _LOOSE):
             refuse(tree, "which operator comes first isn't clear", "put it in parentheses")
         return self.read(tree)
-
-    def _comparison(self, tree: Tree) -> Expression:
-        only(tree)
-        return compared(
-            tree,
-            _COMPARISONS[type(tree)],
-            self._operand(tree.this),
-            self._operand(tree.expression),
-            is_c=is_in_c(tree.this) or is_in_c(tree.expression),
-        )
-
-    def _is(self, tree: exp.Is) -> Expression:
-        only(tree, "negate")
-        operand = self._operand(tree.this)
-        match tree.expression:
-            case exp.Null():
-                result = Call("is_null", (operand,), BOOL)
-            case exp.Boolean():
-                name = "is_true" if tree.expression.this else "is_false"
-                result = Call(name, (self._typed(tree, operand, BOOL),), BOOL)
-            case _:
-                refuse(tree, "this isn't supported", "use `is null`, `is true` or `is false`")
-        return Call("not", (result,), BOOL) if tree.args.get("negate") else result
-
-    def _is_distinct(self, tree: Tree) -> Expression:
-        only(tree)
-        left, right = self._operand(tree.this), self._operand(tree.expression)
-        if not _has_own_equality((left, right)):
-            left, right = united(tree, [left, right])
-        distinct = Call("is_distinct", (left, right, compared(tree, "=", left, right)), BOOL)
-        return distinct if isinstance(tree, exp.NullSafeNEQ) else Call("not", (distinct,), BOOL)
-
-    def _in(self, tree: exp.In) -> Expression:
-        if tree.args.get("query") or tree.args.get("field") or tree.args.get("unnest"):
-            refuse(tree, "`in` with a subquery can't be kept", "write `exists (select 1 ... where a = b)`, or a join")
-        only(tree, "expressions")
-        operand, *members = [self._operand(tree.this), *map(self.read, tree.expressions)]
-        if operand.type.json_form is JsonForm.FLOAT4:
-            refuse(tree, "members of the list are rounded like the column", "write comparisons with `or`")
-        if not _has_own_equality([operand]):
-            operand, *members = united(tree, [operand, *members])
-        return Call("or", tuple(compared(tree, "=", operand, member) for member in members), BOOL)
-
-    def _between(self, tree: exp.Between) -> Expression:
-        only(tree, "low", "high")
-        operand, low, high = self._operand(tree.this), self._operand(tree.args["low"]), self._operand(tree.args["high"])
-        is_c = any(map(is_in_c, (tree.this, tree.args["low"], tree.args["high"])))
-        bounds = (compared(tree, ">=", operand, low, is_c=is_c), compared(tree, "<=", operand, high, is_c=is_c))
-        return Call("and", bounds, BOOL)
-
-    def _like(self, tree: exp.Like) -> Expression:
-        only(tree, "negate")
-        result = Call("like", (self._text(tree.this), self._text(tree.expression)), BOOL)
-        return Call("not", (result,), BOOL) if tree.args.get("negate") else result
-
-    def _case(self, tree: exp.Case) -> Expression:
-        only(tree, "ifs", "default")
-        branches = tree.args["ifs"]
-        if tree.this is not None:
-            subject = self.read(tree.this)
-            conditions: list[Expression] = [compared(tree, "=", subject, self.read(branch.this)) for branch in branches]
-        else:
-            conditions = [self.condition(branch.this) for branch in branches]
-        default = tree.args.get("default")
-        results = [self.read(branch.args["true"]) for branch in branches]
-        results.append(Literal(None, UNKNOWN) if default is None else self.read(default))
-        *results, otherwise = united(tree, results)
-        arguments = [part for pair in zip(conditions, results, strict=True) for part in pair]
-        return Call("case", (*arguments, otherwise), common_type([*results, otherwise]))
-
-    def _nullif(self, tree: exp.Nullif) -> Expression:
-        only(tree)
-        subject, other = self.read(tree.this), self.read(tree.expression)
-        kinds = {subject.type.kind, other.type.kind}
-        if subject.type.kind is Kind.UNKNOWN or (Kind.NUMERIC in kinds and kinds <= {*INTEGERS, Kind.NUMERIC}):
-            subject, other = united(tree, [subject, other])  # of two integers the first one keeps its type
-        elif _has_own_equality((subject, other)) and subject.type != other.type and other.type.kind is not Kind.UNKNOWN:
-            refuse(tree, f"{subject.type.name} stands beside {other.type.name}", "cast one of them")
-        return Call("case", (compared(tree, "=", subject, other), Literal(None, subject.type), subject), subject.type)
-
-    # --- values ---
-
-    def _unary(self, tree: Tree) -> Expression:
-        only(tree)
-        operand = self.read(tree.this)
-        if operand.type.kind not in (*INTEGERS, Kind.NUMERIC):
-            refuse(tree, f"it isn't kept for {operand.type.name}", "use an integer or numeric column")
-        return Call("negate" if isinstance(tree, exp.Neg) else "abs", (operand,), operand.type)
-
-    def _arithmetic(self, tree: Tree) -> Expression:
-        only(tree, "typed", "safe")
-        name = _ARITHMETIC[type(tree)]
-        left, right = self._operand(tree.this), self._operand(tree.expression)
-        kinds = (left.type.kind, right.type.kind)
-        if kinds[0] is Kind.DATE and name in "+-" and kinds[1] in INTEGERS[:2]:
-            return Call("date_plus" if name == "+" else "date_minus", (left, right), DATE)
-        if kinds[1] is Kind.DATE and name == "+" and kinds[0] in INTEGERS[:2]:
-            return Call("date_plus", (right, left), DATE)
-        if kinds == (Kind.DATE, Kind.DATE) and name == "-":
-            return Call("days_between", (left, right), INT4)
-        left, right = united(tree, [left, right])
-        if left.type.kind not in (*INTEGERS, Kind.NUMERIC):
-            refuse(
-                tree,
-                f"arithmetic with {left.type.name} isn't kept exactly",
-                "use integer or numeric columns, or store the result in a column that a trigger fills",
-            )
-        return Call(name, (left, right), _result_type(name, left.type, right.type))
-
-    def _concatenated(self, tree: exp.DPipe) -> Expression:
-        only(tree, "safe")
-        left, right = self._operand(tree.this), self._operand(tree.expression)
-        return Call("||", (self._typed(tree.this, left, TEXT), self._typed(tree.expression, right, TEXT)), TEXT)
-
-    def _at_utc(self, tree: exp.AtTimeZone) -> Expression:
-        only(tree, "zone")
-        operand = self.read(tree.this)
-        if operand.type.kind not in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
-            refuse(tree, "it isn't a timestamp", "cast it to timestamp")
-        _require_utc(tree)
-        return Call("same", (operand,), TIMESTAMPTZ if operand.type.kind is Kind.TIMESTAMP else TIMESTAMP)
-
-    def _truncated(self, tree: exp.TimestampTrunc) -> Expression:
-        only(tree, "unit", "zone")
-        unit = tree.args["unit"].name.lower()
-        if unit not in TRUNCATIONS:
-            refuse(tree, f"the unit {unit!r} isn't supported", f"use one of {', '.join(sorted(TRUNCATIONS))}")
-        operand = self.read(tree.this)
-        if operand.type.kind is Kind.TIMESTAMPTZ:
-            if tree.args.get("zone") is None:
-                refuse(tree, "it depends on the session's time zone", "write `date_trunc(unit, column, 'UTC')`")
-            _require_utc(tree)
-        elif operand.type.kind is not Kind.TIMESTAMP or tree.args.get("zone") is not None:
-            refuse(tree, "it isn't a timestamp", "cast it: `::timestamp`, or `at time zone 'UTC'`")
-        return Call(f"date_trunc:{unit}", (operand,), operand.type)
-
-    def _binned(self, tree: exp.DateBin) -> Expression:
-        only(tree, "expression", "unit")
-        stride = _stride_us(tree.this)
-        if not 0 < stride < _INT8_LIMIT:
-            refuse(tree, "its width isn't a literal of weeks, days, hours, minutes or seconds", "write '15 minutes'")
-        operand = self.read(tree.expression)
-        if operand.type.kind not in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
-            refuse(tree, "it isn't a timestamp", "cast it: `::timestamp`, or `at time zone 'UTC'`")
-        given = tree.args.get("unit")
-        if given is None:
-            refuse(tree, "it has no origin", "write `date_bin(width, column, origin)`")
-        # The third argument has a unit's place, where a text in quotes is a name.
-        origin = Literal(given.name, UNKNOWN) if isinstance(given, exp.Var) else self.read(given)
-        origin = self._typed(tree, origin, operand.type)
-        if not isinstance(origin, Literal) or not isinstance(origin.value, int) or abs(origin.value) == INFINITY:
-            refuse(tree, "its origin isn't a literal", "write the beginning of any of the intervals, in quotes")
-        return Call(f"date_bin:{stride}:{origin.value}", (operand,), operand.type)
-
-    def _cast(self, tree: exp.Cast) -> Expression:
-        only(tree, "to")
-        target = _CAST_KINDS.get(tree.to.this)
-        parameters = [int(parameter.name) for parameter in tree.to.expressions if parameter.name.isdigit()]
-        if target is None or (parameters and target.kind is not Kind.NUMERIC):
-            refuse(tree, "this cast isn't supported", "cast to text, integer, numeric, date, timestamp or uuid")
-        operand = self.read(tree.this)
-        if operand.type.kind is Kind.UNKNOWN:
-            literal = _known(tree, operand, target)
-            return self._fitted(tree, literal, parameters) if parameters else literal
-        if target.json_form is not JsonForm.UNKNOWN:
-            return _as_document(tree, operand, target)
-        name = _cast_name(operand.type, target.kind)
-        if name is None:
-            reason = f"the cast of {operand.type.name} to {target.name} can have another result"
-            if Kind.TIMESTAMPTZ in (operand.type.kind, target.kind):
-                refuse(tree, "it depends on the session's time zone", "write `at time zone 'UTC'`")
-            refuse(tree, reason, "store the result in a column that a trigger fills")
-        if target.kind is Kind.NUMERIC:
-            scale = 0 if operand.type.kind in INTEGERS else operand.type.scale
-            converted = Call(name, (operand,), sql_type(Kind.NUMERIC, scale))
-            return self._fitted(tree, converted, parameters) if parameters else converted
-        if operand.type.kind is target.kind:
-            return replace(operand, type=replace(operand.type, name=target.name))
-        return Call(name, (operand,), target)
-
-    def _fitted(self, tree: exp.Cast, operand: Expression, parameters: list[int]) -> Expression:
-        precision, scale = parameters[0], parameters[1] if len(parameters) > 1 else 0
-        if len(parameters) != len(tree.to.expressions) or not (1 <= precision <= 1000 and scale <= precision):
-            refuse(tree, "this cast isn't supported", "cast to numeric(precision,scale)")
-        of = sql_type(Kind.NUMERIC, scale)
-        if isinstance(operand, Literal):
-            try:
-                return Literal(text_of(fitted(decimal_of(str(operand.value)), precision, scale)), of)
-            except EvaluationError as error:
-                refuse(tree, error.message, "write a wider type")
-        return Call("fit", (operand, Literal(f"{precision},{scale}", TEXT)), of)
-
-    def _document(self, tree: Tree) -> Expression:
-        name = _DOCUMENTS[_name(tree)]
-        of = JSONB if name.startswith("jsonb") else JSON
-        only(tree, "expressions")
-        is_object = name.endswith("_object")
-        parts: list[Expression] = []
-        if is_object and len(tree.expressions) % 2:
-            refuse(tree, "a name has no value", "write names and values by turns")
-        for place, part in enumerate(tree.expressions):
-            if is_object and place % 2 == 0:
-                if not isinstance(part, exp.Literal) or not part.is_string:
-                    refuse(tree, "a name isn't a literal", "write it as text in quotes")
-                parts.append(Literal(str(part.this), TEXT))
-            else:
-                read = self.read(part)
-                parts.append(_json_part(part, _known(part, read, TEXT) if read.type.kind is Kind.UNKNOWN else read, of))
-        return Call(name, tuple(parts), of)
-
-    # --- aggregates ---
-
-    def _aggregate(self, tree: Tree) -> Expression:
-        if self.make_aggregate is None:
-            refuse(tree, "an aggregate can't stand here", "move it to the select list or to `having`")
-        condition = None
-        inside = replace(self, make_aggregate=None)
-        whole = tree
-        if isinstance(tree, exp.Filter):
-            only(tree)
-            condition = inside.condition(tree.expression.this)
-            tree = tree.this
-        made = inside._aggregate_of(tree)
-        return self.make_aggregate(replace(made, condition=condition) if whole is not tree else made)
-
-    def _aggregate_of(self, tree: Tree) -> Aggregate:
-        if isinstance(tree, exp.WithinGroup):
-            return self._within_group(tree)
-        only(tree, "big_int", "separator", "expressions" if _name(tree) else "", "nulls_excluded")
-        function, argument_tree = _function_and_argument(tree)
-        if isinstance(argument_tree, exp.Star):
-            return Aggregate("count", None, INT8)
-        order: tuple[SortKey, ...] = ()
-        is_distinct = False
-        if isinstance(argument_tree, exp.Order):
-            order = tuple(self.sort_key(key) for key in argument_tree.expressions)
-            argument_tree = argument_tree.this
-        if isinstance(argument_tree, exp.Distinct):
-            if len(argument_tree.expressions) != 1 or argument_tree.args.get("on"):
-                refuse(tree, "distinct takes one expression here", "count one expression")
-            is_distinct = function not in ("min", "max", "bool_and", "bool_or")
-            argument_tree = argument_tree.expressions[0]
-        argument = self.read(argument_tree)
-        if argument.type.kind is Kind.UNKNOWN:
-            if function in ("jsonb_agg", "json_agg"):
-                refuse(tree, "the type of its element isn't known", "write `::text` after it")
-            argument = _known(argument_tree, argument, TEXT)
-        if is_distinct and function != "count":
-            refuse(tree, f"distinct isn't kept for {function}", "select distinct rows in a subquery first")
-        if is_distinct and not argument.type.is_comparable:
-            refuse(tree, f"equality of {argument.type.name} isn't known here", "cast it to text if it is an enum")
-        result = _aggregate_type(tree, function, argument.type, is_c=is_in_c(argument_tree))
-        separator = ""
-        if function in ("array_agg", "string_agg", "jsonb_agg", "json_agg"):
-            if not self.settles_order(argument, order):
-                refuse(
-                    tree,
-                    "the order of its elements isn't settled",
-                    "add `order by` inside, ending with the element itself or the key of its table",
-                )
-            if function == "string_agg":
-                separator = self._separator(tree)
-            return Aggregate(function, argument, result, order=order, separator=separator)
-        return Aggregate(function, argument, result, is_distinct)
-
-    def _within_group(self, tree: exp.WithinGroup) -> Aggregate:
-        only(tree)
-        function = _WITHIN_GROUP.get(type(tree.this))
-        order = tree.expression.expressions
-        if function is None or len(order) != 1:
-            refuse(tree, "this aggregate isn't supported", "use percentile_cont, percentile_disc or mode of one column")
-        fraction = 0.0
-        if function != "mode":
-            only(tree.this)
-            literal = tree.this.this
-            if not isinstance(literal, exp.Literal) or literal.is_string or not _NUMERIC.fullmatch(str(literal.this)):
-                refuse(tree, "its fraction isn't a literal", "write it as a number from 0 to 1")
-            fraction = float(str(literal.this))
-            if fraction > 1:
-                refuse(tree, "its fraction is greater than 1", "write it as a number from 0 to 1")
-        key = self.sort_key(order[0])
-        argument = key.expression
-        if function == "percentile_cont":
-            if argument.type.kind not in (*INTEGERS, Kind.NUMERIC):
-                refuse(tree, f"it isn't kept for {argument.type.name}", "use an integer or numeric column")
-            of = FLOAT8
-        else:
-            if not argument.type.has_one_form:
-                refuse(tree, "equal numerics can look different", "cast it to numeric(precision,scale)")
-            of = argument.type
-        return Aggregate(function, argument, of, fraction=fraction, is_descending=key.descending)
-
-    def _separator(self, tree: Tree) -> str:
-        separator = tree.args.get("separator")
-        if not isinstance(separator, exp.Literal) or not separator.is_string:
-            refuse(tree, "its separator isn't a literal", "write it as text in quotes")
-        return str(separator.this)
 
     def sort_key(self, tree: Tree) -> SortKey:
         """A part of an ``order by``."""
@@ -546,24 +170,433 @@ class ExpressionReader:
         return SortKey(expression, bool(tree.args.get("desc")), bool(tree.args.get("nulls_first")))
 
 
+def _never_kept(tree: Tree) -> Refuse:
+    for types, reason, remedy in _NEVER_KEPT:
+        if (
+            isinstance(tree, types)
+            or (types is _NON_DETERMINISTIC and _name(tree) in _NON_DETERMINISTIC_NAMES)
+            or (exp.Select in types and tree.find(exp.Select))
+        ):
+            return refused(tree, reason, remedy)
+    return refused(
+        tree,
+        "this isn't supported",
+        "store its result in a column that a trigger fills, or compute it where it is read",
+    )
+
+
+def _in_parentheses(reader: ExpressionReader, tree: exp.Paren) -> Expression:
+    only(tree)
+    return reader.read(tree.this)
+
+
+def _both(reader: ExpressionReader, tree: exp.Connector) -> Expression:
+    only(tree)
+    name = "and" if isinstance(tree, exp.And) else "or"
+    return Call(name, (reader.condition(tree.this), reader.condition(tree.expression)), BOOL)
+
+
+def _not(reader: ExpressionReader, tree: exp.Not) -> Expression:
+    only(tree)
+    return Call("not", (reader.condition(tree.this),), BOOL)
+
+
+def _collated(reader: ExpressionReader, tree: exp.Collate) -> Expression:
+    collation = tree.expression
+    if not isinstance(collation, exp.Identifier) or collation.name not in ("C", "POSIX"):
+        refuse(tree, "only the collation C is the same everywhere", 'write `collate "C"`')
+    operand = reader.read(tree.this)
+    return operand if operand.type.kind is Kind.CHAR else reader.typed(tree.this, operand, TEXT)
+
+
+# --- conditions ---
+
+
+def _comparison(reader: ExpressionReader, tree: Tree) -> Expression:
+    only(tree)
+    return compared(
+        tree,
+        _COMPARISONS[type(tree)],
+        reader.operand(tree.this),
+        reader.operand(tree.expression),
+        is_c=is_in_c(tree.this) or is_in_c(tree.expression),
+    )
+
+
+def _is(reader: ExpressionReader, tree: exp.Is) -> Expression:
+    only(tree, "negate")
+    operand = reader.operand(tree.this)
+    match tree.expression:
+        case exp.Null():
+            result = Call("is_null", (operand,), BOOL)
+        case exp.Boolean():
+            name = "is_true" if tree.expression.this else "is_false"
+            result = Call(name, (reader.typed(tree, operand, BOOL),), BOOL)
+        case _:
+            refuse(tree, "this isn't supported", "use `is null`, `is true` or `is false`")
+    return Call("not", (result,), BOOL) if tree.args.get("negate") else result
+
+
+def _is_distinct(reader: ExpressionReader, tree: Tree) -> Expression:
+    only(tree)
+    left, right = reader.operand(tree.this), reader.operand(tree.expression)
+    if not _has_own_equality((left, right)):
+        left, right = united(tree, [left, right])
+    distinct = Call("is_distinct", (left, right, compared(tree, "=", left, right)), BOOL)
+    return distinct if isinstance(tree, exp.NullSafeNEQ) else Call("not", (distinct,), BOOL)
+
+
+def _in(reader: ExpressionReader, tree: exp.In) -> Expression:
+    if tree.args.get("query") or tree.args.get("field") or tree.args.get("unnest"):
+        refuse(tree, "`in` with a subquery can't be kept", "write `exists (select 1 ... where a = b)`, or a join")
+    only(tree, "expressions")
+    operand, *members = [reader.operand(tree.this), *map(reader.read, tree.expressions)]
+    if operand.type.json_form is JsonForm.FLOAT4:
+        refuse(tree, "members of the list are rounded like the column", "write comparisons with `or`")
+    if not _has_own_equality([operand]):
+        operand, *members = united(tree, [operand, *members])
+    return Call("or", tuple(compared(tree, "=", operand, member) for member in members), BOOL)
+
+
+def _between(reader: ExpressionReader, tree: exp.Between) -> Expression:
+    only(tree, "low", "high")
+    operand, low, high = reader.operand(tree.this), reader.operand(tree.args["low"]), reader.operand(tree.args["high"])
+    is_c = any(map(is_in_c, (tree.this, tree.args["low"], tree.args["high"])))
+    bounds = (compared(tree, ">=", operand, low, is_c=is_c), compared(tree, "<=", operand, high, is_c=is_c))
+    return Call("and", bounds, BOOL)
+
+
+def _like(reader: ExpressionReader, tree: exp.Like) -> Expression:
+    only(tree, "negate")
+    result = Call("like", (reader.text(tree.this), reader.text(tree.expression)), BOOL)
+    return Call("not", (result,), BOOL) if tree.args.get("negate") else result
+
+
+def _case(reader: ExpressionReader, tree: exp.Case) -> Expression:
+    only(tree, "ifs", "default")
+    branches = tree.args["ifs"]
+    if tree.this is not None:
+        subject = reader.read(tree.this)
+        conditions: list[Expression] = [compared(tree, "=", subject, reader.read(branch.this)) for branch in branches]
+    else:
+        conditions = [reader.condition(branch.this) for branch in branches]
+    default = tree.args.get("default")
+    results = [reader.read(branch.args["true"]) for branch in branches]
+    results.append(Literal(None, UNKNOWN) if default is None else reader.read(default))
+    *results, otherwise = united(tree, results)
+    arguments = [part for pair in zip(conditions, results, strict=True) for part in pair]
+    return Call("case", (*arguments, otherwise), common_type([*results, otherwise]))
+
+
+def _nullif(reader: ExpressionReader, tree: exp.Nullif) -> Expression:
+    only(tree)
+    subject, other = reader.read(tree.this), reader.read(tree.expression)
+    kinds = {subject.type.kind, other.type.kind}
+    if subject.type.kind is Kind.UNKNOWN or (Kind.NUMERIC in kinds and kinds <= {*INTEGERS, Kind.NUMERIC}):
+        subject, other = united(tree, [subject, other])  # of two integers the first one keeps its type
+    elif _has_own_equality((subject, other)) and subject.type != other.type and other.type.kind is not Kind.UNKNOWN:
+        refuse(tree, f"{subject.type.name} stands beside {other.type.name}", "cast one of them")
+    return Call("case", (compared(tree, "=", subject, other), Literal(None, subject.type), subject), subject.type)
+
+
+# --- values ---
+
+
+def _coalesced(reader: ExpressionReader, tree: exp.Coalesce) -> Expression:
+    only(tree, "expressions")
+    arguments = united(tree, [reader.read(part) for part in (tree.this, *tree.expressions)])
+    return Call("coalesce", tuple(arguments), common_type(arguments))
+
+
+def _length(reader: ExpressionReader, tree: exp.Length) -> Expression:
+    only(tree)
+    return Call("length", (reader.text(tree.this),), INT4)
+
+
+def _unary(reader: ExpressionReader, tree: Tree) -> Expression:
+    only(tree)
+    operand = reader.read(tree.this)
+    if operand.type.kind not in (*INTEGERS, Kind.NUMERIC):
+        refuse(tree, f"it isn't kept for {operand.type.name}", "use an integer or numeric column")
+    return Call("negate" if isinstance(tree, exp.Neg) else "abs", (operand,), operand.type)
+
+
+def _arithmetic(reader: ExpressionReader, tree: Tree) -> Expression:
+    only(tree, "typed", "safe")
+    name = _ARITHMETIC[type(tree)]
+    left, right = reader.operand(tree.this), reader.operand(tree.expression)
+    kinds = (left.type.kind, right.type.kind)
+    if kinds[0] is Kind.DATE and name in "+-" and kinds[1] in INTEGERS[:2]:
+        return Call("date_plus" if name == "+" else "date_minus", (left, right), DATE)
+    if kinds[1] is Kind.DATE and name == "+" and kinds[0] in INTEGERS[:2]:
+        return Call("date_plus", (right, left), DATE)
+    if kinds == (Kind.DATE, Kind.DATE) and name == "-":
+        return Call("days_between", (left, right), INT4)
+    left, right = united(tree, [left, right])
+    if left.type.kind not in (*INTEGERS, Kind.NUMERIC):
+        refuse(
+            tree,
+            f"arithmetic with {left.type.name} isn't kept exactly",
+            "use integer or numeric columns, or store the result in a column that a trigger fills",
+        )
+    return Call(name, (left, right), _result_type(name, left.type, right.type))
+
+
+def _concatenated(reader: ExpressionReader, tree: exp.DPipe) -> Expression:
+    only(tree, "safe")
+    left, right = reader.operand(tree.this), reader.operand(tree.expression)
+    return Call("||", (reader.typed(tree.this, left, TEXT), reader.typed(tree.expression, right, TEXT)), TEXT)
+
+
+def _at_utc(reader: ExpressionReader, tree: exp.AtTimeZone) -> Expression:
+    only(tree, "zone")
+    operand = reader.read(tree.this)
+    if operand.type.kind not in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
+        refuse(tree, "it isn't a timestamp", "cast it to timestamp")
+    _require_utc(tree)
+    return Call("same", (operand,), TIMESTAMPTZ if operand.type.kind is Kind.TIMESTAMP else TIMESTAMP)
+
+
+def _truncated(reader: ExpressionReader, tree: exp.TimestampTrunc) -> Expression:
+    only(tree, "unit", "zone")
+    unit = tree.args["unit"].name.lower()
+    if unit not in TRUNCATIONS:
+        refuse(tree, f"the unit {unit!r} isn't supported", f"use one of {', '.join(sorted(TRUNCATIONS))}")
+    operand = reader.read(tree.this)
+    if operand.type.kind is Kind.TIMESTAMPTZ:
+        if tree.args.get("zone") is None:
+            refuse(tree, "it depends on the session's time zone", "write `date_trunc(unit, column, 'UTC')`")
+        _require_utc(tree)
+    elif operand.type.kind is not Kind.TIMESTAMP or tree.args.get("zone") is not None:
+        refuse(tree, "it isn't a timestamp", "cast it: `::timestamp`, or `at time zone 'UTC'`")
+    return Call(f"date_trunc:{unit}", (operand,), operand.type)
+
+
+def _binned(reader: ExpressionReader, tree: exp.DateBin) -> Expression:
+    only(tree, "expression", "unit")
+    stride = _stride_us(tree.this)
+    if not 0 < stride < _INT8_LIMIT:
+        refuse(tree, "its width isn't a literal of weeks, days, hours, minutes or seconds", "write '15 minutes'")
+    operand = reader.read(tree.expression)
+    if operand.type.kind not in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
+        refuse(tree, "it isn't a timestamp", "cast it: `::timestamp`, or `at time zone 'UTC'`")
+    given = tree.args.get("unit")
+    if given is None:
+        refuse(tree, "it has no origin", "write `date_bin(width, column, origin)`")
+    # The third argument has a unit's place, where a text in quotes is a name.
+    origin = Literal(given.name, UNKNOWN) if isinstance(given, exp.Var) else reader.read(given)
+    origin = reader.typed(tree, origin, operand.type)
+    if not isinstance(origin, Literal) or not isinstance(origin.value, int) or abs(origin.value) == INFINITY:
+        refuse(tree, "its origin isn't a literal", "write the beginning of any of the intervals, in quotes")
+    return Call(f"date_bin:{stride}:{origin.value}", (operand,), operand.type)
+
+
+def _cast(reader: ExpressionReader, tree: exp.Cast) -> Expression:
+    only(tree, "to")
+    target = _CAST_KINDS.get(tree.to.this)
+    parameters = [int(parameter.name) for parameter in tree.to.expressions if parameter.name.isdigit()]
+    if target is None or (parameters and target.kind is not Kind.NUMERIC):
+        refuse(tree, "this cast isn't supported", "cast to text, integer, numeric, date, timestamp or uuid")
+    operand = reader.read(tree.this)
+    if operand.type.kind is Kind.UNKNOWN:
+        literal = _known(tree, operand, target)
+        return _fitted(reader, tree, literal, parameters) if parameters else literal
+    if target.json_form is not JsonForm.UNKNOWN:
+        return _as_document(tree, operand, target)
+    name = _cast_name(operand.type, target.kind)
+    if name is None:
+        reason = f"the cast of {operand.type.name} to {target.name} can have another result"
+        if Kind.TIMESTAMPTZ in (operand.type.kind, target.kind):
+            refuse(tree, "it depends on the session's time zone", "write `at time zone 'UTC'`")
+        refuse(tree, reason, "store the result in a column that a trigger fills")
+    if target.kind is Kind.NUMERIC:
+        scale = 0 if operand.type.kind in INTEGERS else operand.type.scale
+        converted = Call(name, (operand,), sql_type(Kind.NUMERIC, scale))
+        return _fitted(reader, tree, converted, parameters) if parameters else converted
+    if operand.type.kind is target.kind:
+        return replace(operand, type=replace(operand.type, name=target.name))
+    return Call(name, (operand,), target)
+
+
+def _fitted(reader: ExpressionReader, tree: exp.Cast, operand: Expression, parameters: list[int]) -> Expression:
+    precision, scale = parameters[0], parameters[1] if len(parameters) > 1 else 0
+    if len(parameters) != len(tree.to.expressions) or not (1 <= precision <= 1000 and scale <= precision):
+        refuse(tree, "this cast isn't supported", "cast to numeric(precision,scale)")
+    of = sql_type(Kind.NUMERIC, scale)
+    if isinstance(operand, Literal):
+        try:
+            return Literal(text_of(fitted(decimal_of(str(operand.value)), precision, scale)), of)
+        except EvaluationError as error:
+            refuse(tree, error.message, "write a wider type")
+    return Call("fit", (operand, Literal(f"{precision},{scale}", TEXT)), of)
+
+
+def _document(reader: ExpressionReader, tree: Tree) -> Expression:
+    name = _DOCUMENTS[_name(tree)]
+    of = JSONB if name.startswith("jsonb") else JSON
+    only(tree, "expressions")
+    is_object = name.endswith("_object")
+    parts: list[Expression] = []
+    if is_object and len(tree.expressions) % 2:
+        refuse(tree, "a name has no value", "write names and values by turns")
+    for place, part in enumerate(tree.expressions):
+        if is_object and place % 2 == 0:
+            if not isinstance(part, exp.Literal) or not part.is_string:
+                refuse(tree, "a name isn't a literal", "write it as text in quotes")
+            parts.append(Literal(str(part.this), TEXT))
+        else:
+            read = reader.read(part)
+            parts.append(_json_part(part, _known(part, read, TEXT) if read.type.kind is Kind.UNKNOWN else read, of))
+    return Call(name, tuple(parts), of)
+
+
+# --- aggregates ---
+
+
+def _aggregate(reader: ExpressionReader, tree: Tree) -> Expression:
+    if reader.make_aggregate is None:
+        refuse(tree, "an aggregate can't stand here", "move it to the select list or to `having`")
+    condition = None
+    inside = replace(reader, make_aggregate=None)
+    whole = tree
+    if isinstance(tree, exp.Filter):
+        only(tree)
+        condition = inside.condition(tree.expression.this)
+        tree = tree.this
+    made = _aggregate_of(inside, tree)
+    return reader.make_aggregate(replace(made, condition=condition) if whole is not tree else made)
+
+
+def _aggregate_of(reader: ExpressionReader, tree: Tree) -> Aggregate:
+    if isinstance(tree, exp.WithinGroup):
+        return _within_group(reader, tree)
+    only(tree, "big_int", "separator", "expressions" if _name(tree) else "", "nulls_excluded")
+    function, argument_tree = _function_and_argument(tree)
+    if isinstance(argument_tree, exp.Star):
+        return Aggregate("count", None, INT8)
+    order: tuple[SortKey, ...] = ()
+    is_distinct = False
+    if isinstance(argument_tree, exp.Order):
+        order = tuple(reader.sort_key(key) for key in argument_tree.expressions)
+        argument_tree = argument_tree.this
+    if isinstance(argument_tree, exp.Distinct):
+        if len(argument_tree.expressions) != 1 or argument_tree.args.get("on"):
+            refuse(tree, "distinct takes one expression here", "count one expression")
+        is_distinct = function not in ("min", "max", "bool_and", "bool_or")
+        argument_tree = argument_tree.expressions[0]
+    argument = reader.read(argument_tree)
+    if argument.type.kind is Kind.UNKNOWN:
+        if function in ("jsonb_agg", "json_agg"):
+            refuse(tree, "the type of its element isn't known", "write `::text` after it")
+        argument = _known(argument_tree, argument, TEXT)
+    if is_distinct and function != "count":
+        refuse(tree, f"distinct isn't kept for {function}", "select distinct rows in a subquery first")
+    if is_distinct and not argument.type.is_comparable:
+        refuse(tree, f"equality of {argument.type.name} isn't known here", "cast it to text if it is an enum")
+    result = _aggregate_type(tree, function, argument.type, is_c=is_in_c(argument_tree))
+    separator = ""
+    if function in ("array_agg", "string_agg", "jsonb_agg", "json_agg"):
+        if not reader.settles_order(argument, order):
+            refuse(
+                tree,
+                "the order of its elements isn't settled",
+                "add `order by` inside, ending with the element itself or the key of its table",
+            )
+        if function == "string_agg":
+            separator = _separator(tree)
+        return Aggregate(function, argument, result, order=order, separator=separator)
+    return Aggregate(function, argument, result, is_distinct)
+
+
+def _within_group(reader: ExpressionReader, tree: exp.WithinGroup) -> Aggregate:
+    only(tree)
+    function = _WITHIN_GROUP.get(type(tree.this))
+    order = tree.expression.expressions
+    if function is None or len(order) != 1:
+        refuse(tree, "this aggregate isn't supported", "use percentile_cont, percentile_disc or mode of one column")
+    fraction = 0.0
+    if function != "mode":
+        only(tree.this)
+        literal = tree.this.this
+        if not isinstance(literal, exp.Literal) or literal.is_string or not _NUMERIC.fullmatch(str(literal.this)):
+            refuse(tree, "its fraction isn't a literal", "write it as a number from 0 to 1")
+        fraction = float(str(literal.this))
+        if fraction > 1:
+            refuse(tree, "its fraction is greater than 1", "write it as a number from 0 to 1")
+    key = reader.sort_key(order[0])
+    argument = key.expression
+    if function == "percentile_cont":
+        if argument.type.kind not in (*INTEGERS, Kind.NUMERIC):
+            refuse(tree, f"it isn't kept for {argument.type.name}", "use an integer or numeric column")
+        of = FLOAT8
+    else:
+        if not argument.type.has_one_form:
+            refuse(tree, "equal numerics can look different", "cast it to numeric(precision,scale)")
+        of = argument.type
+    return Aggregate(function, argument, of, fraction=fraction, is_descending=key.descending)
+
+
+def _separator(tree: Tree) -> str:
+    separator = tree.args.get("separator")
+    if not isinstance(separator, exp.Literal) or not separator.is_string:
+        refuse(tree, "its separator isn't a literal", "write it as text in quotes")
+    return str(separator.this)
+
+
 def _name(tree: Tree) -> str:
     """The name of a function that sqlglot has no class for."""
     return str(tree.this).lower() if isinstance(tree, exp.Anonymous) else ""
 
 
 def _function_and_argument(tree: Tree) -> tuple[str, Tree]:
-    names: dict[type[Tree], str] = {
-        exp.Count: "count", exp.Sum: "sum", exp.Avg: "avg", exp.Min: "min", exp.Max: "max", exp.LogicalAnd: "bool_and",
-        exp.LogicalOr: "bool_or", exp.ArrayAgg: "array_agg", exp.GroupConcat: "string_agg",
-        exp.JSONArrayAgg: "json_agg",
-    }  # fmt: skip
-    if (function := names.get(type(tree))) is not None:
+    if (function := _AGGREGATES.get(type(tree))) is not None:
         if tree.args.get("expressions"):
             refuse(tree, "it takes one expression here", "aggregate one expression")
         return function, tree.this
-    if _name(tree) not in ("every", "jsonb_agg") or len(tree.expressions) != 1:
+    function = _NAMED_AGGREGATES.get(_name(tree))
+    if function is None or len(tree.expressions) != 1:
         refuse(tree, "this aggregate isn't supported", "use count, sum, avg, min, max, bool_and, array_agg, string_agg")
-    return {"every": "bool_and", "jsonb_agg": "jsonb_agg"}[_name(tree)], tree.expressions[0]
+    return function, tree.expressions[0]
+
+
+_READ: Final[dict[type[Tree], Callable[[ExpressionReader, Any], Expression]]] = {
+    exp.Paren: _in_parentheses,
+    exp.Column: lambda reader, tree: reader.resolve(tree),
+    exp.Literal: lambda _, tree: _literal(tree),
+    exp.Null: lambda _, tree: Literal(None, UNKNOWN),
+    exp.Boolean: lambda _, tree: Literal(bool(tree.this), BOOL),
+    exp.Collate: _collated,
+    exp.And: _both,
+    exp.Or: _both,
+    exp.Not: _not,
+    exp.Is: _is,
+    exp.NullSafeEQ: _is_distinct,
+    exp.NullSafeNEQ: _is_distinct,
+    exp.In: _in,
+    exp.Between: _between,
+    exp.Like: _like,
+    exp.Case: _case,
+    exp.Coalesce: _coalesced,
+    exp.Nullif: _nullif,
+    exp.Neg: _unary,
+    exp.Abs: _unary,
+    exp.DPipe: _concatenated,
+    exp.Length: _length,
+    exp.Cast: _cast,
+    exp.AtTimeZone: _at_utc,
+    exp.TimestampTrunc: _truncated,
+    exp.DateBin: _binned,
+    **dict.fromkeys(_COMPARISONS, _comparison),
+    **dict.fromkeys(_ARITHMETIC, _arithmetic),
+    **dict.fromkeys((*_AGGREGATES, exp.WithinGroup, exp.Filter), _aggregate),
+}
+"""How each part is read that can be kept."""
+
+_READ_NAMED: Final[dict[str, Callable[[ExpressionReader, Any], Expression]]] = {
+    **dict.fromkeys(_DOCUMENTS, _document),
+    **dict.fromkeys(_NAMED_AGGREGATES, _aggregate),
+}
+"""The same of functions that sqlglot has no class for."""
 
 
 def is_in_c(tree: Tree) -> bool:
