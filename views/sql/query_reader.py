@@ -117,6 +117,10 @@ class _Joinable:
         return _ids(self.relation.node.key) <= self.relation.closure(sides)
 
 
+_New = Callable[[SqlType], Ref]
+"""Makes a column of a type."""
+
+
 class QueryReader:
     """Reads one query. ``tables`` are the captured tables' shapes; ``refusals`` gathers what can't be kept."""
 
@@ -183,7 +187,7 @@ class QueryReader:
         if (distinct := tree.args.get("distinct")) is not None:
             if distinct.args.get("on"):
                 refuse("distinct on", "it isn't supported", "use `top` of the view with n = 1")
-            relation = self._distinct(tree, relation)
+            relation = _distinct(self._new, tree, relation)
         return relation
 
     def _filter(self, tree: Tree, scope: _Scope, known: Mapping[str, _Known]) -> None:
@@ -221,7 +225,7 @@ class QueryReader:
             if join.side not in ("", "LEFT") or join.kind not in ("", "INNER", "OUTER"):
                 refuse(join, f"{join.side or join.kind} joins aren't supported", "write it as a left join")
             right = self._item(join.this, scope, known)
-            scope.joined = self._joined(join, scope.relation, right, scope)
+            scope.joined = _joined(self._new, join, scope.relation, right, scope)
 
     def _item(self, tree: Tree, scope: _Scope, known: Mapping[str, _Known]) -> Relation:
         match tree:
@@ -278,140 +282,6 @@ class QueryReader:
         hidden = frozenset(OWN_COLUMNS) if is_append_only(shape) else frozenset[str]()
         return Relation(node, dict(columns), ((ids, everything),), ids, hidden=hidden)
 
-    def _joined(self, join: exp.Join, left: Relation, right: Relation, scope: _Scope) -> Relation:
-        keeps_left = join.side == "LEFT"
-        if keeps_left:
-            right = self._materialised(right, scope)
-        pairs: list[tuple[Expression, Expression]] = []
-        others: list[Expression] = []
-        for condition, part in self._join_conditions(join, scope):
-            if (pair := _equality(condition, left.node, right.node)) is not None:
-                pairs.append(pair)
-                continue
-            ids = {ref.id for ref in refs(condition)}
-            if (ids or keeps_left) and ids <= _ids(right.node.columns):
-                right = _where(right, condition)
-            elif keeps_left:
-                refuse(
-                    part,
-                    "a left join takes equalities of both sides, and conditions on the right one",
-                    "move it to `where`, or into a subquery on the right",
-                )
-            else:
-                others.append(condition)
-        if not pairs:
-            refuse(join, "it has no equality between both sides", "join on `a = b`; further conditions may follow")
-        if any(can_fail(side) for pair in pairs for side in pair):
-            left, right = settled(left), right if keeps_left else settled(right)
-        relation = self._paired(left, right, pairs, keeps_left=keeps_left)
-        for condition in others:
-            relation = _where(relation, condition)
-        return relation
-
-    def _paired(
-        self, left: Relation, right: Relation, pairs: Sequence[tuple[Expression, Expression]], *, keeps_left: bool
-    ) -> Relation:
-        """The rows of a join. Those that a condition of either side fails for are judged after it."""
-        failure: Ref | None = None
-        if keeps_left and right.unchecked:
-            right, failure = self._with_failure(right)
-        left, right = narrowed(left), narrowed(right)
-        left_on, right_on = zip(*pairs, strict=True)
-        relation = self._related(left, right, pairs, keeps_left=keeps_left)
-        key = smallest_key(relation, left.node.key + right.node.key)
-        unchecked = (*left.unchecked, *right.unchecked)
-        if failure is not None:
-            unchecked = (*unchecked, Call("checked", (failure, Literal(True, BOOL)), BOOL))
-        node = Join(left.node, right.node, left_on, right_on, keeps_left, key)
-        return replace(relation, node=node, unchecked=unchecked)
-
-    def _with_failure(self, relation: Relation) -> tuple[Relation, Ref]:
-        """Without the rows that a condition rejects, and why one fails for others."""
-        reason = self._new(TEXT)
-        node = all_possible(relation.node, relation.unchecked)
-        made = Call("failure", (all_of(relation.unchecked),), TEXT)
-        columns = [(column, column) for column in node.columns]
-        return replace(relation, node=Project(node, (*columns, (reason, made))), unchecked=()), reason
-
-    def _join_conditions(self, join: exp.Join, scope: _Scope) -> list[tuple[Expression, Tree]]:
-        reader = ExpressionReader(scope.resolve)
-        if (on := join.args.get("on")) is not None:
-            return [(reader.condition(part), part) for part in _conjuncts(on)]
-        conditions: list[tuple[Expression, Tree]] = []
-        *earlier, last = scope.items
-        for identifier in join.args["using"]:
-            name = _identifier(identifier)
-            if name not in last.names:
-                refuse(join, f"{last.alias!r} has no column {name!r}", "join on a column that both have")
-            left = _Scope(earlier, scope.merged).resolve(exp.column(identifier))
-            conditions.append((compared(join, "=", left, last.names[name]), join))
-            scope.merged[name] = left
-        return conditions
-
-    def _materialised(self, relation: Relation, scope: _Scope) -> Relation:
-        """A right side whose columns are all of its rows, so that they are null where there is no row."""
-        relation = self._with_columns(relation)
-        scope.items.append(_Item(scope.items.pop().alias, relation.names))
-        return relation
-
-    def _with_columns(self, relation: Relation) -> Relation:
-        """The same with a column of its rows for each name."""
-        if all(isinstance(made, Ref) for made in relation.names.values()):
-            return relation
-        failing = {name: of for name, of in relation.names.items() if can_fail(of)}
-        made = {
-            name: (self._new(of.type), of)
-            for name, of in relation.names.items()
-            if not isinstance(of, Ref) and name not in failing
-        }
-        names: dict[str, Expression] = {
-            name: made[name][0] if name in made else of for name, of in relation.names.items()
-        }
-        columns: list[tuple[Ref, Expression]] = [(column, column) for column in relation.node.columns]
-        if failing:  # computed where they are asked for, of rows that are there
-            is_there = self._new(BOOL)
-            columns.append((is_there, Literal(True, BOOL)))
-            names |= {
-                name: Call("case", (is_there, of, Literal(None, of.type)), of.type) for name, of in failing.items()
-            }
-        relation = narrowed(relation)
-        node = Project(relation.node, (*columns, *made.values()))
-        not_null = relation.not_null | {column.id for column, of in made.values() if relation.is_never_null(of)}
-        return replace(relation, node=node, names=names, not_null=frozenset(not_null))
-
-    def _related(
-        self,
-        left: Relation,
-        right: Relation,
-        pairs: Sequence[tuple[Expression, Expression]],
-        *,
-        keeps_left: bool,
-    ) -> Relation:
-        """What is known of the pairs of a join."""
-        if not keeps_left:
-            equalities: list[Dependency] = []
-            for one, other in (map(plain, pair) for pair in pairs):
-                if _is_plain_column(one) and _is_plain_column(other):
-                    same = frozenset({one.id}), frozenset({other.id})
-                    equalities += [same, same[::-1]]
-            equal = {side.id for pair in pairs for side in map(plain, pair) if isinstance(side, Ref)}
-            return Relation(
-                left.node,
-                {},
-                (*left.dependencies, *right.dependencies, *equalities),
-                left.not_null | right.not_null | equal,
-            )
-        # Only all that is compared says whether there is a right row: a part of it doesn't say what that has.
-        compared = [ref for side, _ in pairs for ref in refs(side)]
-        of_right = frozenset(made.id for _, side in pairs if _is_plain_column(made := plain(side)))
-        equalities = []
-        if all(map(_is_plain_column, compared)):
-            equalities = [(frozenset(ref.id for ref in compared), of_right)]
-        # Where there is no right row its columns are null: of what was known of them only that which begins with
-        # columns that are never null otherwise still holds.
-        kept = tuple(dependency for dependency in right.dependencies if dependency[0] & right.not_null)
-        return Relation(left.node, {}, (*left.dependencies, *kept, *equalities), left.not_null)
-
     # --- subqueries that read columns of the query around them ---
 
     def _subqueries(self, scope: _Scope, known: Mapping[str, _Known]) -> Callable[[Tree], Expression]:
@@ -435,8 +305,8 @@ class QueryReader:
         """Whether a subquery has rows, joined to the query around it."""
         rows = Aggregate("count", None, INT8)
         aggregates = {rows: self._new(INT8)} if inner.scope.relation.unchecked else {}
-        grouped, reasons = self._grouped_by_pairs(tree, inner, aggregates)
-        self._join_correlated(inner.outer, grouped, keeps_left=True)
+        grouped, reasons = _grouped_by_pairs(self._new, tree, inner, aggregates)
+        _join_correlated(self._new, inner.outer, grouped, keeps_left=True)
         if not aggregates:
             return Call("not", (Call("is_null", (grouped.pairs[0][1],), BOOL),), BOOL)
         count = Call("coalesce", (aggregates[rows], Literal(0, INT8)), INT8)
@@ -500,7 +370,7 @@ class QueryReader:
             return aggregates.setdefault(made, aggregates.get(made) or self._new(made.type))
 
         def settles(argument: Expression, order: Sequence[SortKey]) -> bool:
-            return self._settles(inner.scope.relation, argument, [key.expression for key in order])
+            return _settles(inner.scope.relation, argument, [key.expression for key in order])
 
         reader = ExpressionReader(inner.scope.resolve, aggregate, settles, self._subqueries(inner.scope, known))
         if is_named:
@@ -512,9 +382,9 @@ class QueryReader:
         if aggregates:
             # One row for each row of the query around it, also where no row of the subquery's belongs to it.
             own = {column.id for column in aggregates.values()}
-            outputs = {name: self._over_groups(made, {}, own, tree.sql("postgres")) for name, made in outputs.items()}
-            grouped, reasons = self._grouped_by_pairs(tree, inner, aggregates)
-            self._join_correlated(inner.outer, grouped, keeps_left=True)
+            outputs = {name: _over_groups(made, {}, own, tree.sql("postgres")) for name, made in outputs.items()}
+            grouped, reasons = _grouped_by_pairs(self._new, tree, inner, aggregates)
+            _join_correlated(self._new, inner.outer, grouped, keeps_left=True)
             values: dict[Ref, Expression] = {}
             for aggregated, column in aggregates.items():
                 if aggregated.function == "count":
@@ -529,57 +399,19 @@ class QueryReader:
         if not all({ref.id for ref in refs(made)} <= columns for made in outputs.values()):
             refuse(tree, "columns of the query around it can stand in its `where` only", "select them outside of it")
         relation = replace(inner.scope.relation, names=outputs)
-        right = self._with_columns(relation) if keeps_left else relation
+        right = _with_columns(self._new, relation) if keeps_left else relation
         if is_named:
-            self._join_correlated(inner.outer, _Joinable(right, inner.pairs), keeps_left=keeps_left)
+            _join_correlated(self._new, inner.outer, _Joinable(right, inner.pairs), keeps_left=keeps_left)
             return dict(right.names)
         if not _Joinable(right, inner.pairs).is_unique:
             refuse(tree, "it can give more than one row", "aggregate it, or ask for all of its table's key")
         failure: Ref | None = None
         if right.unchecked:
-            right, failure = self._with_failure(right)
-        self._join_correlated(inner.outer, _Joinable(right, inner.pairs), keeps_left=True)
+            right, failure = _with_failure(self._new, right)
+        _join_correlated(self._new, inner.outer, _Joinable(right, inner.pairs), keeps_left=True)
         if failure is None:
             return dict(right.names)
         return {name: Call("checked", (failure, made), made.type) for name, made in right.names.items()}
-
-    def _grouped_by_pairs(
-        self, tree: Tree, inner: "_Correlated", aggregates: Mapping[Aggregate, Ref]
-    ) -> tuple["_Joinable", dict[Ref, Ref]]:
-        """The subquery's rows as one for each value of what joins them.
-
-        With it come the columns that say why an aggregate of a group fails: not all groups are asked for.
-        """
-        by = list(dict.fromkeys(side for _, side in inner.pairs))
-        for side in by:
-            if not side.type.has_one_form:
-                refuse(tree, "equal numerics can look different", "cast both sides to numeric(precision,scale)")
-        mapped = {side: self._new(side.type) for side in by}
-        ids = frozenset(column.id for column in mapped.values())
-        of = inner.scope.relation
-        made: list[tuple[Ref, Aggregate]] = []
-        reasons: dict[Ref, Ref] = {}
-        for aggregate, column in aggregates.items():
-            lenient, failure = _without_failure(aggregate, of.unchecked)
-            made.append((column, lenient))
-            if failure is not None:
-                reasons[column] = self._new(TEXT)
-                made.append((reasons[column], Aggregate("max", failure, TEXT)))
-        node = Group(
-            all_possible(of.node, of.unchecked), tuple((column, side) for side, column in mapped.items()), tuple(made)
-        )
-        relation = Relation(node, {}, ((ids, frozenset(_ids(node.columns))),), frozenset())
-        return _Joinable(relation, tuple((outside, mapped[side]) for outside, side in inner.pairs)), reasons
-
-    def _join_correlated(self, scope: _Scope, right: "_Joinable", *, keeps_left: bool) -> None:
-        left = scope.relation
-        if any(can_fail(outside) for outside, _ in right.pairs):
-            left = settled(left)
-        if right.is_unique:
-            outside = frozenset(ref.id for side, _ in right.pairs for ref in refs(side))
-            there = frozenset(_ids(right.relation.node.columns))
-            left = replace(left, dependencies=(*left.dependencies, (outside, there)))
-        scope.joined = self._paired(left, right.relation, right.pairs, keeps_left=keeps_left)
 
     # --- the select list ---
 
@@ -591,7 +423,7 @@ class QueryReader:
             return aggregates.setdefault(made, aggregates.get(made) or self._new(made.type))
 
         def settles(argument: Expression, order: Sequence[SortKey]) -> bool:
-            return self._settles(scope.relation, argument, [key.expression for key in order])
+            return _settles(scope.relation, argument, [key.expression for key in order])
 
         reader = ExpressionReader(scope.resolve, aggregate, settles, self._subqueries(scope, known))
         outputs = self._select_list(tree, scope, reader)
@@ -599,16 +431,14 @@ class QueryReader:
             return replace(scope.relation, names=outputs)
         if group_tree is None:
             refuse(tree, "an aggregate of a whole table has no key", "write `group by`")
-        by = self._group_by(group_tree, tree, scope, outputs)
+        by = _group_by(group_tree, tree, scope, outputs)
         mapped = {expression: self._new(expression.type) for expression in by}
         conditions = []
         for part in _conjuncts(having.this) if having is not None else ():
             conditions.append((reader.condition(part), part))
         relation = settled(scope.relation)
         own = {*(column.id for column in mapped.values()), *(column.id for column in aggregates.values())}
-        names = {
-            name: self._over_groups(made, mapped, own, f"{name} in the select list") for name, made in outputs.items()
-        }
+        names = {name: _over_groups(made, mapped, own, f"{name} in the select list") for name, made in outputs.items()}
         ids = frozenset(column.id for column in mapped.values())
         not_null = {mapped[expression].id for expression in mapped if relation.is_never_null(expression)}
         not_null |= {column.id for made, column in aggregates.items() if made.function == "count"}
@@ -622,87 +452,20 @@ class QueryReader:
             names,
             (
                 (ids, frozenset(own)),
-                *self._lifted(
-                    relation, {made.id: column.id for made, column in mapped.items() if isinstance(made, Ref)}
-                ),
+                *_lifted(relation, {made.id: column.id for made, column in mapped.items() if isinstance(made, Ref)}),
             ),
             frozenset(not_null),
         )
         for condition, part in conditions:
-            over = self._over_groups(condition, mapped, own, part.sql("postgres"))
+            over = _over_groups(condition, mapped, own, part.sql("postgres"))
             grouped = _where(grouped, over)
         return grouped
-
-    @staticmethod
-    def _lifted(relation: Relation, columns: Mapping[int, int]) -> list[Dependency]:
-        """What the columns of a group determine of each other."""
-        several = [given for given, _ in relation.dependencies if len(given) > 1 and given <= columns.keys()]
-        return [
-            (
-                frozenset(columns[inner] for inner in given),
-                frozenset(columns[other] for other in relation.closure(given) if other in columns),
-            )
-            for given in [*(frozenset({inner}) for inner in columns), *several]
-        ]
-
-    def _settles(self, relation: Relation, argument: Expression, order: Sequence[Expression]) -> bool:
-        """Whether rows that are equal in the order have the same argument."""
-        if argument in order and argument.type.has_one_form:
-            return True
-        known = relation.closure({key.id for key in order if isinstance(key, Ref) and key.type.has_one_form})
-        return {ref.id for ref in refs(argument)} <= known and bool(known)
-
-    def _over_groups(
-        self, expression: Expression, mapped: Mapping[Expression, Ref], own: set[int], clause: str
-    ) -> Expression:
-        over = rewritten(expression, mapped.get)
-        if not {ref.id for ref in refs(over)} <= own:
-            refuse(
-                clause, "it reads a column that isn't in `group by`", "add the column to `group by`, or aggregate it"
-            )
-        return over
-
-    def _group_by(
-        self, tree: exp.Group, select: exp.Select, scope: _Scope, outputs: Mapping[str, Expression]
-    ) -> list[Expression]:
-        only(tree, "expressions")
-        by: list[Expression] = []
-        reader = ExpressionReader(scope.resolve)
-        for part in tree.expressions:
-            if isinstance(part, exp.Literal) and not part.is_string and str(part.this).isdecimal():
-                place = int(part.this) - 1
-                if not 0 <= place < len(outputs):
-                    refuse(part, "the select list has no such position", "write the expression")
-                expression = list(outputs.values())[place]
-            else:
-                expression = self._group_expression(part, reader, scope, outputs)
-            if not expression.type.is_comparable:
-                refuse(part, f"equality of {expression.type.name} isn't known here", "cast it to text if it is an enum")
-            if not expression.type.has_one_form:
-                refuse(
-                    part,
-                    "equal numerics can look different",
-                    "cast it to numeric(precision,scale)",
-                )
-            if expression not in by:
-                by.append(expression)
-        return by
-
-    @staticmethod
-    def _group_expression(
-        part: Tree, reader: ExpressionReader, scope: _Scope, outputs: Mapping[str, Expression]
-    ) -> Expression:
-        if isinstance(part, exp.Column) and not part.table:
-            name = _identifier(part.this)
-            if not any(name in item.names for item in scope.items) and name in outputs:
-                return outputs[name]
-        return reader.read(part)
 
     def _select_list(self, tree: exp.Select, scope: _Scope, reader: ExpressionReader) -> dict[str, Expression]:
         outputs: dict[str, Expression] = {}
         for part in tree.expressions:
             try:
-                for name, expression in self._selected(part, scope, reader):
+                for name, expression in _selected(part, scope, reader):
                     if name in outputs:
                         refuse(part, f"two columns of the result are called {name!r}", "give one of them an alias")
                     is_unknown = expression.type.kind is Kind.UNKNOWN
@@ -710,44 +473,6 @@ class QueryReader:
             except Refuse as met:
                 self._note(met.refusal)
         return outputs
-
-    def _selected(self, part: Tree, scope: _Scope, reader: ExpressionReader) -> list[tuple[str, Expression]]:
-        if isinstance(part, exp.Star) or (isinstance(part, exp.Column) and isinstance(part.this, exp.Star)):
-            if part.args.get("except_") or part.args.get("replace") or scope.merged:
-                refuse(part, "`*` isn't supported here", "name the columns")
-            alias = "" if isinstance(part, exp.Star) else _identifier(part.args["table"])
-            items = [item for item in scope.items if not alias or item.alias == alias]
-            if not items:
-                refuse(part, f"there is no {alias!r} in `from`", "name a table or alias of this query")
-            return [pair for item in items for pair in item.names.items() if pair[0] not in item.hidden]
-        match part:
-            case exp.Alias():
-                return [(_identifier(part.args["alias"]), reader.read(part.this))]
-            case exp.Column():
-                return [(_identifier(part.this), reader.read(part))]
-        reader.read(part)
-        raise refused(part, "it has no name of its own", "write `as name` after it")
-
-    def _distinct(self, tree: Tree, relation: Relation) -> Relation:
-        relation = settled(relation)
-        for name, expression in relation.names.items():
-            if not expression.type.is_comparable:
-                refuse(
-                    f"distinct {name}",
-                    f"equality of {expression.type.name} isn't known here",
-                    "cast it to text, or group",
-                )
-            if not expression.type.has_one_form:
-                refuse(f"distinct {name}", "equal numerics can look different", "cast it to numeric(precision,scale)")
-        by = {name: (self._new(expression.type), expression) for name, expression in relation.names.items()}
-        ids = frozenset(column.id for column, _ in by.values())
-        inner = {made.id: column.id for column, made in by.values() if isinstance(made, Ref)}
-        return Relation(
-            Group(relation.node, tuple(by.values()), ()),
-            {name: column for name, (column, _) in by.items()},
-            ((ids, ids), *self._lifted(relation, inner)),
-            frozenset(column.id for column, made in by.values() if relation.is_never_null(made)),
-        )
 
     # --- union ---
 
@@ -778,7 +503,287 @@ class QueryReader:
             frozenset(not_null),
             known_branches,
         )
-        return self._distinct(tree, relation) if tree.args.get("distinct") else relation
+        return _distinct(self._new, tree, relation) if tree.args.get("distinct") else relation
+
+
+def _joined(new: _New, join: exp.Join, left: Relation, right: Relation, scope: _Scope) -> Relation:
+    keeps_left = join.side == "LEFT"
+    if keeps_left:
+        right = _materialised(new, right, scope)
+    pairs: list[tuple[Expression, Expression]] = []
+    others: list[Expression] = []
+    for condition, part in _join_conditions(join, scope):
+        if (pair := _equality(condition, left.node, right.node)) is not None:
+            pairs.append(pair)
+            continue
+        ids = {ref.id for ref in refs(condition)}
+        if (ids or keeps_left) and ids <= _ids(right.node.columns):
+            right = _where(right, condition)
+        elif keeps_left:
+            refuse(
+                part,
+                "a left join takes equalities of both sides, and conditions on the right one",
+                "move it to `where`, or into a subquery on the right",
+            )
+        else:
+            others.append(condition)
+    if not pairs:
+        refuse(join, "it has no equality between both sides", "join on `a = b`; further conditions may follow")
+    if any(can_fail(side) for pair in pairs for side in pair):
+        left, right = settled(left), right if keeps_left else settled(right)
+    relation = _paired(new, left, right, pairs, keeps_left=keeps_left)
+    for condition in others:
+        relation = _where(relation, condition)
+    return relation
+
+
+def _paired(
+    new: _New, left: Relation, right: Relation, pairs: Sequence[tuple[Expression, Expression]], *, keeps_left: bool
+) -> Relation:
+    """The rows of a join. Those that a condition of either side fails for are judged after it."""
+    failure: Ref | None = None
+    if keeps_left and right.unchecked:
+        right, failure = _with_failure(new, right)
+    left, right = narrowed(left), narrowed(right)
+    left_on, right_on = zip(*pairs, strict=True)
+    relation = _related(left, right, pairs, keeps_left=keeps_left)
+    key = smallest_key(relation, left.node.key + right.node.key)
+    unchecked = (*left.unchecked, *right.unchecked)
+    if failure is not None:
+        unchecked = (*unchecked, Call("checked", (failure, Literal(True, BOOL)), BOOL))
+    node = Join(left.node, right.node, left_on, right_on, keeps_left, key)
+    return replace(relation, node=node, unchecked=unchecked)
+
+
+def _with_failure(new: _New, relation: Relation) -> tuple[Relation, Ref]:
+    """Without the rows that a condition rejects, and why one fails for others."""
+    reason = new(TEXT)
+    node = all_possible(relation.node, relation.unchecked)
+    made = Call("failure", (all_of(relation.unchecked),), TEXT)
+    columns = [(column, column) for column in node.columns]
+    return replace(relation, node=Project(node, (*columns, (reason, made))), unchecked=()), reason
+
+
+def _join_conditions(join: exp.Join, scope: _Scope) -> list[tuple[Expression, Tree]]:
+    reader = ExpressionReader(scope.resolve)
+    if (on := join.args.get("on")) is not None:
+        return [(reader.condition(part), part) for part in _conjuncts(on)]
+    conditions: list[tuple[Expression, Tree]] = []
+    *earlier, last = scope.items
+    for identifier in join.args["using"]:
+        name = _identifier(identifier)
+        if name not in last.names:
+            refuse(join, f"{last.alias!r} has no column {name!r}", "join on a column that both have")
+        left = _Scope(earlier, scope.merged).resolve(exp.column(identifier))
+        conditions.append((compared(join, "=", left, last.names[name]), join))
+        scope.merged[name] = left
+    return conditions
+
+
+def _materialised(new: _New, relation: Relation, scope: _Scope) -> Relation:
+    """A right side whose columns are all of its rows, so that they are null where there is no row."""
+    relation = _with_columns(new, relation)
+    scope.items.append(_Item(scope.items.pop().alias, relation.names))
+    return relation
+
+
+def _with_columns(new: _New, relation: Relation) -> Relation:
+    """The same with a column of its rows for each name."""
+    if all(isinstance(made, Ref) for made in relation.names.values()):
+        return relation
+    failing = {name: of for name, of in relation.names.items() if can_fail(of)}
+    made = {
+        name: (new(of.type), of)
+        for name, of in relation.names.items()
+        if not isinstance(of, Ref) and name not in failing
+    }
+    names: dict[str, Expression] = {name: made[name][0] if name in made else of for name, of in relation.names.items()}
+    columns: list[tuple[Ref, Expression]] = [(column, column) for column in relation.node.columns]
+    if failing:  # computed where they are asked for, of rows that are there
+        is_there = new(BOOL)
+        columns.append((is_there, Literal(True, BOOL)))
+        names |= {name: Call("case", (is_there, of, Literal(None, of.type)), of.type) for name, of in failing.items()}
+    relation = narrowed(relation)
+    node = Project(relation.node, (*columns, *made.values()))
+    not_null = relation.not_null | {column.id for column, of in made.values() if relation.is_never_null(of)}
+    return replace(relation, node=node, names=names, not_null=frozenset(not_null))
+
+
+def _related(
+    left: Relation,
+    right: Relation,
+    pairs: Sequence[tuple[Expression, Expression]],
+    *,
+    keeps_left: bool,
+) -> Relation:
+    """What is known of the pairs of a join."""
+    if not keeps_left:
+        equalities: list[Dependency] = []
+        for one, other in (map(plain, pair) for pair in pairs):
+            if _is_plain_column(one) and _is_plain_column(other):
+                same = frozenset({one.id}), frozenset({other.id})
+                equalities += [same, same[::-1]]
+        equal = {side.id for pair in pairs for side in map(plain, pair) if isinstance(side, Ref)}
+        return Relation(
+            left.node,
+            {},
+            (*left.dependencies, *right.dependencies, *equalities),
+            left.not_null | right.not_null | equal,
+        )
+    # Only all that is compared says whether there is a right row: a part of it doesn't say what that has.
+    compared = [ref for side, _ in pairs for ref in refs(side)]
+    of_right = frozenset(made.id for _, side in pairs if _is_plain_column(made := plain(side)))
+    equalities = []
+    if all(map(_is_plain_column, compared)):
+        equalities = [(frozenset(ref.id for ref in compared), of_right)]
+    # Where there is no right row its columns are null: of what was known of them only that which begins with
+    # columns that are never null otherwise still holds.
+    kept = tuple(dependency for dependency in right.dependencies if dependency[0] & right.not_null)
+    return Relation(left.node, {}, (*left.dependencies, *kept, *equalities), left.not_null)
+
+
+def _grouped_by_pairs(
+    new: _New, tree: Tree, inner: "_Correlated", aggregates: Mapping[Aggregate, Ref]
+) -> tuple["_Joinable", dict[Ref, Ref]]:
+    """The subquery's rows as one for each value of what joins them.
+
+    With it come the columns that say why an aggregate of a group fails: not all groups are asked for.
+    """
+    by = list(dict.fromkeys(side for _, side in inner.pairs))
+    for side in by:
+        if not side.type.has_one_form:
+            refuse(tree, "equal numerics can look different", "cast both sides to numeric(precision,scale)")
+    mapped = {side: new(side.type) for side in by}
+    ids = frozenset(column.id for column in mapped.values())
+    of = inner.scope.relation
+    made: list[tuple[Ref, Aggregate]] = []
+    reasons: dict[Ref, Ref] = {}
+    for aggregate, column in aggregates.items():
+        lenient, failure = _without_failure(aggregate, of.unchecked)
+        made.append((column, lenient))
+        if failure is not None:
+            reasons[column] = new(TEXT)
+            made.append((reasons[column], Aggregate("max", failure, TEXT)))
+    node = Group(
+        all_possible(of.node, of.unchecked), tuple((column, side) for side, column in mapped.items()), tuple(made)
+    )
+    relation = Relation(node, {}, ((ids, frozenset(_ids(node.columns))),), frozenset())
+    return _Joinable(relation, tuple((outside, mapped[side]) for outside, side in inner.pairs)), reasons
+
+
+def _join_correlated(new: _New, scope: _Scope, right: "_Joinable", *, keeps_left: bool) -> None:
+    left = scope.relation
+    if any(can_fail(outside) for outside, _ in right.pairs):
+        left = settled(left)
+    if right.is_unique:
+        outside = frozenset(ref.id for side, _ in right.pairs for ref in refs(side))
+        there = frozenset(_ids(right.relation.node.columns))
+        left = replace(left, dependencies=(*left.dependencies, (outside, there)))
+    scope.joined = _paired(new, left, right.relation, right.pairs, keeps_left=keeps_left)
+
+
+def _lifted(relation: Relation, columns: Mapping[int, int]) -> list[Dependency]:
+    """What the columns of a group determine of each other."""
+    several = [given for given, _ in relation.dependencies if len(given) > 1 and given <= columns.keys()]
+    return [
+        (
+            frozenset(columns[inner] for inner in given),
+            frozenset(columns[other] for other in relation.closure(given) if other in columns),
+        )
+        for given in [*(frozenset({inner}) for inner in columns), *several]
+    ]
+
+
+def _settles(relation: Relation, argument: Expression, order: Sequence[Expression]) -> bool:
+    """Whether rows that are equal in the order have the same argument."""
+    if argument in order and argument.type.has_one_form:
+        return True
+    known = relation.closure({key.id for key in order if isinstance(key, Ref) and key.type.has_one_form})
+    return {ref.id for ref in refs(argument)} <= known and bool(known)
+
+
+def _over_groups(expression: Expression, mapped: Mapping[Expression, Ref], own: set[int], clause: str) -> Expression:
+    over = rewritten(expression, mapped.get)
+    if not {ref.id for ref in refs(over)} <= own:
+        refuse(clause, "it reads a column that isn't in `group by`", "add the column to `group by`, or aggregate it")
+    return over
+
+
+def _group_by(
+    tree: exp.Group, select: exp.Select, scope: _Scope, outputs: Mapping[str, Expression]
+) -> list[Expression]:
+    only(tree, "expressions")
+    by: list[Expression] = []
+    reader = ExpressionReader(scope.resolve)
+    for part in tree.expressions:
+        if isinstance(part, exp.Literal) and not part.is_string and str(part.this).isdecimal():
+            place = int(part.this) - 1
+            if not 0 <= place < len(outputs):
+                refuse(part, "the select list has no such position", "write the expression")
+            expression = list(outputs.values())[place]
+        else:
+            expression = _group_expression(part, reader, scope, outputs)
+        if not expression.type.is_comparable:
+            refuse(part, f"equality of {expression.type.name} isn't known here", "cast it to text if it is an enum")
+        if not expression.type.has_one_form:
+            refuse(
+                part,
+                "equal numerics can look different",
+                "cast it to numeric(precision,scale)",
+            )
+        if expression not in by:
+            by.append(expression)
+    return by
+
+
+def _group_expression(
+    part: Tree, reader: ExpressionReader, scope: _Scope, outputs: Mapping[str, Expression]
+) -> Expression:
+    if isinstance(part, exp.Column) and not part.table:
+        name = _identifier(part.this)
+        if not any(name in item.names for item in scope.items) and name in outputs:
+            return outputs[name]
+    return reader.read(part)
+
+
+def _selected(part: Tree, scope: _Scope, reader: ExpressionReader) -> list[tuple[str, Expression]]:
+    if isinstance(part, exp.Star) or (isinstance(part, exp.Column) and isinstance(part.this, exp.Star)):
+        if part.args.get("except_") or part.args.get("replace") or scope.merged:
+            refuse(part, "`*` isn't supported here", "name the columns")
+        alias = "" if isinstance(part, exp.Star) else _identifier(part.args["table"])
+        items = [item for item in scope.items if not alias or item.alias == alias]
+        if not items:
+            refuse(part, f"there is no {alias!r} in `from`", "name a table or alias of this query")
+        return [pair for item in items for pair in item.names.items() if pair[0] not in item.hidden]
+    match part:
+        case exp.Alias():
+            return [(_identifier(part.args["alias"]), reader.read(part.this))]
+        case exp.Column():
+            return [(_identifier(part.this), reader.read(part))]
+    reader.read(part)
+    raise refused(part, "it has no name of its own", "write `as name` after it")
+
+
+def _distinct(new: _New, tree: Tree, relation: Relation) -> Relation:
+    relation = settled(relation)
+    for name, expression in relation.names.items():
+        if not expression.type.is_comparable:
+            refuse(
+                f"distinct {name}",
+                f"equality of {expression.type.name} isn't known here",
+                "cast it to text, or group",
+            )
+        if not expression.type.has_one_form:
+            refuse(f"distinct {name}", "equal numerics can look different", "cast it to numeric(precision,scale)")
+    by = {name: (new(expression.type), expression) for name, expression in relation.names.items()}
+    ids = frozenset(column.id for column, _ in by.values())
+    inner = {made.id: column.id for column, made in by.values() if isinstance(made, Ref)}
+    return Relation(
+        Group(relation.node, tuple(by.values()), ()),
+        {name: column for name, (column, _) in by.items()},
+        ((ids, ids), *_lifted(relation, inner)),
+        frozenset(column.id for column, made in by.values() if relation.is_never_null(made)),
+    )
 
 
 def _identifier(tree: Tree) -> str:
