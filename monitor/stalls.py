@@ -166,44 +166,7 @@ class Stalls:
         if report.broken:
             return _as(stage, StageState.STOPPED, reason=report.broken[0], hint="`lockstep doctor` says what to do")
         if not report.slot_active:
-            hung_since_ms = self._hung_since_ms(stage)
-            self._still(stage, look, lacks=False)
-            if report.first_copy_paused:
-                return _as(
-                    stage,
-                    StageState.PAUSED,
-                    reason="the first copy is paused, and the stream begins after it",
-                    hint="`lockstep snapshot resume` has it go on",
-                )
-            silent_s = look.source.captured_silent_s if look.source.is_captured else None
-            if silent_s is not None and silent_s >= CAPTURE_SILENT_S:
-                reason = (
-                    f"capture is there, doesn't read slot {look.slot}, and has asked the source nothing for"
-                    f" {silent_s:.0f} s: its process hangs"
-                )
-                return _as(stage, StageState.SILENT, reason=reason, hint=_CAPTURE_AGAIN)
-            if look.silent_kafka is not None and look.source.is_captured:
-                reason = f"capture is there and doesn't read slot {look.slot}: Kafka has what it is at work on"
-                return _as(stage, StageState.UNKNOWN, reason=reason, hint=_LOOK_AT_SERVERS)
-            if look.source.copied_from_lsn is not None and look.source.is_captured:
-                return _as(
-                    stage, StageState.BUILDING, reason="the first copy isn't complete, and the stream begins after it"
-                )
-            if hung_since_ms is None and look.source.is_captured:
-                return self._preparing(stage, look)
-            if hung_since_ms is not None:
-                reason = (
-                    f"capture hung, and nobody reads slot {look.slot} since: PostgreSQL gave it up, or it was killed"
-                )
-                return replace(
-                    stage, state=StageState.SILENT, since_ms=hung_since_ms, reason=reason, hint=_CAPTURE_AGAIN
-                )
-            if look.source.copied_from_lsn is not None:
-                reason = "the first copy isn't complete, and no capture is at work on it"
-                return _as(stage, StageState.ABSENT, reason=reason, hint=_START)
-            if stage.lsn is None and look.silent_kafka is None:
-                return _as(stage, StageState.ABSENT, reason="capture has never published anything", hint=_START)
-            return _as(stage, StageState.ABSENT, reason=f"no capture reads slot {look.slot}", hint=_START)
+            return self._unread(stage, look, report)
         is_at_work = look.source.walsender == ""
         silent_s = self._silent_s(stage, look, look.source.told_at)
         still_s = self._still(
@@ -226,6 +189,54 @@ class Stalls:
         if (still_s if look.source.told_at is None else silent_s) < LONG_SILENT_S:
             return _as(stage, StageState.STALLED, reason=reason, hint=_LOOK_AGAIN)
         return _as(stage, StageState.STALLED, reason=f"{reason}: its process hangs", hint=_CAPTURE_AGAIN)
+
+    def _unread(self, stage: Stage, look: Look, report: LagReport) -> Stage:
+        """Of a slot that nobody reads."""
+        source, is_there = look.source, look.source.is_captured
+        hung_since_ms = self._hung_since_ms(stage)
+        self._still(stage, look, lacks=False)
+        silent_s = (source.captured_silent_s or 0.0) if is_there else 0.0
+        explained = _first(
+            stage,
+            (
+                report.first_copy_paused,
+                StageState.PAUSED,
+                "the first copy is paused, and the stream begins after it",
+                "`lockstep snapshot resume` has it go on",
+            ),
+            (
+                silent_s >= CAPTURE_SILENT_S,
+                StageState.SILENT,
+                f"capture is there, doesn't read slot {look.slot}, and has asked the source nothing for"
+                f" {silent_s:.0f} s: its process hangs",
+                _CAPTURE_AGAIN,
+            ),
+            (
+                is_there and look.silent_kafka is not None,
+                StageState.UNKNOWN,
+                f"capture is there and doesn't read slot {look.slot}: Kafka has what it is at work on",
+                _LOOK_AT_SERVERS,
+            ),
+            (
+                is_there and source.copied_from_lsn is not None,
+                StageState.BUILDING,
+                "the first copy isn't complete, and the stream begins after it",
+                None,
+            ),
+        )
+        if explained is not None:
+            return explained
+        if hung_since_ms is not None:
+            reason = f"capture hung, and nobody reads slot {look.slot} since: PostgreSQL gave it up, or it was killed"
+            return replace(_as(stage, StageState.SILENT, reason=reason, hint=_CAPTURE_AGAIN), since_ms=hung_since_ms)
+        if is_there:
+            return self._preparing(stage, look)
+        reason = f"no capture reads slot {look.slot}"
+        if source.copied_from_lsn is not None:
+            reason = "the first copy isn't complete, and no capture is at work on it"
+        elif stage.lsn is None and look.silent_kafka is None:
+            reason = "capture has never published anything"
+        return _as(stage, StageState.ABSENT, reason=reason, hint=_START)
 
     def _preparing(self, stage: Stage, look: Look) -> Stage:
         """Of a capture that has begun. One that is started again and again gets no further either."""
@@ -310,11 +321,6 @@ class Stalls:
             self._still(stage, look, lacks=False)
             self._seen[stage.name].has_ended = True
             return _ended(stage, job)
-        held = (
-            []
-            if job is None
-            else [(table, aside) for table, aside in job.by_need if aside.holds_watermark or aside.has_failed]
-        )
         in_kafka = next((other.lsn for other in report.stages if other.name == IN_KAFKA), None)
         silent_s = self._silent_s(stage, look, None if job is None else job.last_sign_ms)
         if sink.is_view and silent_s < look.stalled_s and (building := _building(sink)) is not None:
@@ -342,26 +348,7 @@ class Stalls:
         if still_s >= patience_s:
             reason, hint = _why(still_s, silent_s, blocker, is_silent=silent_s >= look.stalled_s)
             return _as(stage, StageState.STALLED, reason=reason, hint=hint)
-        if held:
-            table, aside = held[0]
-            step = aside.next_step(sink.name, str(table))
-            paused = _as(stage, StageState.PAUSED, reason=aside.why(str(table)), hint=step)
-            return replace(paused, since_ms=aside.since_ms)
-        if look.silent_kafka is not None:
-            return _as(stage, StageState.UNKNOWN, reason=look.silent_kafka, hint=_LOOK_AT_SERVERS)
-        if report.paused_copies or report.first_copy_paused:
-            if not has_rows_left:
-                return _as(stage, StageState.PAUSED, reason=report.held_by_copies[0])
-        elif look.copying:
-            return _as(stage, StageState.BUILDING, reason="a table of the pipeline is being copied")
-        if stage.lsn is None and not has_rows_left:
-            return _as(stage, StageState.BUILDING, reason="nothing is known to be complete yet")
-        if sink.joining:
-            return _as(stage, StageState.BUILDING, reason=f"it doesn't have all yet of {', '.join(sink.joining)}")
-        moving, limit = _moving(stage), look.limits.get(sink.name, 0)
-        if moving.state is StageState.BEHIND and 0 < limit < (stage.events_behind or 0):
-            return replace(moving, reason=f"events_per_s of this sink lets {limit:,} through in a second")
-        return moving
+        return _delivering(stage, look, report, has_rows_left=has_rows_left)
 
     def _still(self, stage: Stage, look: Look, *, lacks: bool, blocker: str | None = None) -> float:
         """For how many seconds the stage has lacked something and not moved."""
@@ -466,6 +453,45 @@ def _is_left(stages: Iterable[Stage], look: Look) -> bool:
 
 def _as(stage: Stage, state: StageState, *, reason: str | None = None, hint: str | None = None) -> Stage:
     return replace(stage, state=state, since_ms=None, reason=reason, hint=hint)
+
+
+def _first(stage: Stage, *rules: tuple[object, StageState, str, str | None]) -> Stage | None:
+    """The stage by the first of these that holds: condition, state, reason and hint."""
+    for holds, state, reason, hint in rules:
+        if holds:
+            return _as(stage, state, reason=reason, hint=hint)
+    return None
+
+
+def _delivering(stage: Stage, look: Look, report: LagReport, *, has_rows_left: bool) -> Stage:
+    """Of a generation whose job is at work and doesn't hang."""
+    sink = stage.sink
+    assert sink is not None
+    for table, aside in [] if sink.job is None else sink.job.by_need:
+        if aside.holds_watermark or aside.has_failed:
+            step = aside.next_step(sink.name, str(table))
+            paused = _as(stage, StageState.PAUSED, reason=aside.why(str(table)), hint=step)
+            return replace(paused, since_ms=aside.since_ms)
+    are_copies_paused = bool(report.paused_copies or report.first_copy_paused)
+    explained = _first(
+        stage,
+        (look.silent_kafka is not None, StageState.UNKNOWN, look.silent_kafka or "", _LOOK_AT_SERVERS),
+        (are_copies_paused and not has_rows_left, StageState.PAUSED, next(iter(report.held_by_copies), ""), None),
+        (look.copying and not are_copies_paused, StageState.BUILDING, "a table of the pipeline is being copied", None),
+        (
+            stage.lsn is None and not has_rows_left,
+            StageState.BUILDING,
+            "nothing is known to be complete yet",
+            None,
+        ),
+        (sink.joining, StageState.BUILDING, f"it doesn't have all yet of {', '.join(sink.joining)}", None),
+    )
+    if explained is not None:
+        return explained
+    moving, limit = _moving(stage), look.limits.get(sink.name, 0)
+    if moving.state is StageState.BEHIND and 0 < limit < (stage.events_behind or 0):
+        return replace(moving, reason=f"events_per_s of this sink lets {limit:,} through in a second")
+    return moving
 
 
 def _moving(stage: Stage) -> Stage:

@@ -44,6 +44,14 @@ class Remark:
 
 def remarks(lag: LagReport) -> Iterator[Remark]:
     """All of them, what matters most first."""
+    yield from _of_the_pipeline(lag)
+    yield from _of_progress(lag)
+    yield from _of_jobs(lag)
+    yield from _of_contents(lag)
+    yield from _of_rejections(lag)
+
+
+def _of_the_pipeline(lag: LagReport) -> Iterator[Remark]:
     worst = lag.worst
     if worst is not None and _is_told_nowhere_else(worst):
         yield Remark(worst.sentence, "red")
@@ -59,6 +67,9 @@ def remarks(lag: LagReport) -> Iterator[Remark]:
         yield Remark(f"capture commits every {lag.commit_interval_ms} ms", "dim")
     for sentence in lag.held_by_copies:
         yield Remark(sentence, "yellow", sentence)
+
+
+def _of_progress(lag: LagReport) -> Iterator[Remark]:
     for stage in lag.stages:
         if stage.state is StageState.BEHIND and stage.reason is not None:
             yield Remark(f"{stage.name}: {stage.reason}", "yellow", f"{stage.name}: limited")
@@ -71,6 +82,9 @@ def remarks(lag: LagReport) -> Iterator[Remark]:
         yield Remark(
             f"{label}: {known.text}", "dim" if known.of_tables.is_reached else "yellow", f"{label}: consistent"
         )
+
+
+def _of_jobs(lag: LagReport) -> Iterator[Remark]:
     for name, error in lag.unanswered.items():
         yield Remark(f"{name} can't be asked: {error}", "red")
     for label, job in lag.idle.items():
@@ -79,6 +93,9 @@ def remarks(lag: LagReport) -> Iterator[Remark]:
         for table, aside in [] if sink.job is None else sink.job.by_need:
             sentence = f"{sink.label}: {aside.sentence(sink.name, str(table))}"
             yield Remark(sentence, "red" if aside.has_failed else "yellow", sentence)
+
+
+def _of_contents(lag: LagReport) -> Iterator[Remark]:
     for label, names in lag.rebuild_needed.items():
         yield Remark(
             f"{label}: rebuild needed, it was built with other {', '.join(names)}: {rebuild_step(label)}",
@@ -88,6 +105,9 @@ def remarks(lag: LagReport) -> Iterator[Remark]:
     for label, verification in lag.verified.items():
         is_fine = verification.outcome is VerifyOutcome.EQUAL
         yield Remark(verification.sentence(label, sink=label), "dim" if is_fine else "red", f"{label}: comparison")
+
+
+def _of_rejections(lag: LagReport) -> Iterator[Remark]:
     if lag.unreadable_dead_letters:
         yield Remark(
             f"{lag.unreadable_dead_letters:,} records of the dead-letter topic can't be read, and aren't counted:"

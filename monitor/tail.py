@@ -80,6 +80,14 @@ class WantedKey:
         return sorted(other)
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """An event, or what is said of a record that isn't one."""
+
+    text: str
+    is_remark: bool = False
+
+
 def follow(
     pipeline: Pipeline,
     table: str,
@@ -89,14 +97,40 @@ def follow(
     count: int | None,
     as_json: bool,
     stopping: Callable[[], bool],
-    write: Callable[[str], object],
-    say: Callable[[str], object],
-) -> None:
-    """Write every committed event of the table from ``start`` on until ``stopping`` or ``count``.
+) -> Iterator[Line]:
+    """Every committed event of the table from ``start`` on, until ``stopping`` or ``count``.
 
     ``key`` is the JSON of one key: only its events then, and of other records nothing. Raises LockstepError.
-    Of a message that isn't an event of ours the position is said, or written as JSON.
+    Of a message that isn't an event of ours there is a remark with its position, or a line of JSON.
     """
+    name, topic = _captured(pipeline, table)
+    wanted = None if key is None else WantedKey(key)
+    positions, after = _positions(pipeline, topic, start)
+    shown = 0
+    for message in new_messages(pipeline.kafka.client(), positions, stopping=stopping):
+        if wanted is not None and not wanted.matches(message.key()):
+            if (other := wanted.other_columns(message.key())) is not None:
+                columns = f"{', '.join(other)}; --key has {', '.join(wanted.columns)}"
+                yield Line(f"keys of {name} have the columns {columns}", is_remark=True)
+            continue
+        if after is not None and is_before(message, after):
+            continue
+        line = _line(message, as_json=as_json)
+        if line is not None:
+            yield Line(line)
+            shown += 1
+        elif as_json:
+            position = {"partition": message.partition(), "offset": message.offset()}
+            yield Line(orjson.dumps({**position, "foreign": True}).decode())
+        else:
+            text = f"{message.partition()}:{message.offset()} of {topic} isn't an event of ours"
+            yield Line(text, is_remark=True)
+        if shown == count:
+            return
+
+
+def _captured(pipeline: Pipeline, table: str) -> tuple[TableName, str]:
+    """The table of this name, and its topic. Raises ConfigurationError."""
     try:
         name = TableName.parse(table)
     except ValueError as error:
@@ -105,43 +139,27 @@ def follow(
     if topic is None:
         captured = ", ".join(str(name) for name in pipeline.source.table_names)
         raise ConfigurationError(f"{name} is not captured", hint=f"captured tables: {captured}")
-    wanted = None if key is None else WantedKey(key)
+    return name, topic
+
+
+def _positions(pipeline: Pipeline, topic: str, start: Start) -> tuple[Mapping[tuple[str, int], int], AfterLsn | None]:
+    """From which offsets on to read. Some of what begins there may be from before an LSN."""
     cluster = TopicAdmin(pipeline.kafka.client())
     partitions = cluster.partition_counts([topic], must_see=True).get(topic)
     if partitions is None:
         raise LockstepError(f"topic {topic} doesn't exist yet", hint="start `lockstep capture` first")
     at = [(topic, partition) for partition in range(partitions)]
-    # Progress is told once per batch of capture: the offsets for an LSN are those of a batch that has it.
-    after: AfterLsn | None = None
     match start:
         case FromLsn(lsn):
+            # Progress is published once per batch of capture: the offsets for an LSN are those of a batch that has it.
             after = offsets_after(pipeline, [topic], lsn)
-            positions = after.offsets
+            return after.offsets, after
         case FromTime(time_ms):
-            positions = offsets_since(pipeline, [topic], time_ms)
+            return offsets_since(pipeline, [topic], time_ms), None
         case FromStart():
-            positions = dict.fromkeys(at, 0)
+            return dict.fromkeys(at, 0), None
         case FromNext():
-            positions = cluster.committed_ends(at)
-    shown = 0
-    for message in new_messages(pipeline.kafka.client(), positions, stopping=stopping):
-        if wanted is not None and not wanted.matches(message.key()):
-            if (other := wanted.other_columns(message.key())) is not None:
-                say(f"keys of {name} have the columns {', '.join(other)}; --key has {', '.join(wanted.columns)}")
-            continue
-        if after is not None and is_before(message, after):
-            continue
-        line = _line(message, as_json=as_json)
-        if line is not None:
-            write(line + "\n")
-            shown += 1
-        elif as_json:
-            position = {"partition": message.partition(), "offset": message.offset()}
-            write(orjson.dumps({**position, "foreign": True}).decode() + "\n")
-        else:
-            say(f"{message.partition()}:{message.offset()} of {topic} isn't an event of ours")
-        if shown == count:
-            return
+            return cluster.committed_ends(at), None
 
 
 def new_messages(

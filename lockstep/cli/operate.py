@@ -219,17 +219,12 @@ def tail(
     elif time_ms is not None:
         start = FromTime(time_ms)
 
-    follow(
-        load(config).as_pipeline(),
-        table,
-        start=start,
-        key=key,
-        count=count,
-        as_json=as_json,
-        stopping=StopOnSignals(),
-        write=_write_at_once,
-        say=say,
-    )
+    pipeline, stopping = load(config).as_pipeline(), StopOnSignals()
+    for line in follow(pipeline, table, start=start, key=key, count=count, as_json=as_json, stopping=stopping):
+        if line.is_remark:
+            say(line.text)
+        else:
+            _write_at_once(f"{line.text}\n")
 
 
 def _write_at_once(text: str) -> None:

@@ -214,13 +214,14 @@ def find_conditions(
         known, subjects = _KNOWN_WITHOUT_SERVERS, frozenset[str]()
         if not isinstance(report, LockstepError) and "source" not in report.silent_servers:
             known, subjects = known | _KNOWN_WITHOUT_KAFKA, frozenset(_unanswered(report))
-            told = (*_capture(report, facts, settings), *_sinks(report, settings), *_views(report, now_ms))
+            told = (*_capture(report, facts, settings), *_sinks(report), *_views(report, now_ms))
             found += [*_slot(report, retained_max_bytes), *(each for each in told if each.name in _KNOWN_WITHOUT_KAFKA)]
         return Findings(tuple(found), subjects, known, frozenset(_unasked(facts, settings)))
     found = [
         *_slot(report, retained_max_bytes),
         *_capture(report, facts, settings),
-        *_sinks(report, settings),
+        *_lag(report, settings),
+        *_sinks(report),
         *_views(report, now_ms),
         *_searches(report),
         *_stalled(report),
@@ -377,28 +378,20 @@ def _seconds_behind(report: LagReport) -> dict[str, float]:
     return behind
 
 
-def _sinks(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
+def _lag(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
+    def lag(label: str, sentence: str, hold_s: float = 0.0) -> Condition:
+        step = "`lockstep lag` shows which stage holds it up"
+        return Condition("lag", label, Severity.WARNING, sentence, step, passes=True, hold_s=hold_s)
+
     for label, behind_s in _seconds_behind(report).items():
         if behind_s > settings.lag_s:
-            yield Condition(
-                "lag",
-                label,
-                Severity.WARNING,
-                f"readers of {label} may lack what was committed in the last {behind_s:.0f} s",
-                "`lockstep lag` shows which stage holds it up",
-                passes=True,
-            )
+            yield lag(label, f"readers of {label} may lack what was committed in the last {behind_s:.0f} s")
     if not _is_before_the_stream(report):
         for label in sorted(_unmeasured(report)):
-            yield Condition(
-                "lag",
-                label,
-                Severity.WARNING,
-                f"nobody knows how far readers of {label} are behind",
-                "`lockstep lag` shows which stage holds it up",
-                passes=True,
-                hold_s=settings.lag_s,
-            )
+            yield lag(label, f"nobody knows how far readers of {label} are behind", settings.lag_s)
+
+
+def _sinks(report: LagReport) -> Iterator[Condition]:
     for name, error in report.unanswered.items():
         yield Condition(
             "sink-unreachable",

@@ -69,19 +69,8 @@ def _is_taken(
 
 def _followed(pipeline: Pipeline, *, as_json: bool) -> tuple[Sequence[str], Sequence[str]]:
     """What is written and what is said until three events have come."""
-    written: list[str] = []
-    said: list[str] = []
-    follow(
-        pipeline,
-        str(T.name),
-        start=FromStart(),
-        count=3,
-        as_json=as_json,
-        stopping=lambda: False,
-        write=written.append,
-        say=said.append,
-    )
-    return written, said
+    lines = list(follow(pipeline, str(T.name), start=FromStart(), count=3, as_json=as_json, stopping=lambda: False))
+    return [line.text for line in lines if not line.is_remark], [line.text for line in lines if line.is_remark]
 
 
 def test_what_others_write_is_named_and_passed_by(pipeline: Pipeline) -> None:
@@ -122,19 +111,9 @@ def _pipeline(log: Log) -> Pipeline:
 
 def _shown(log: Log, start: Start, *, key: str | None = None, count: int) -> list[dict[str, Any]]:
     """The events that are followed from ``start``. Their rows' notes say which ones they are."""
-    written: list[str] = []
-    follow(
-        _pipeline(log),
-        str(T.name),
-        start=start,
-        key=key,
-        count=count,
-        as_json=True,
-        stopping=lambda: False,
-        write=written.append,
-        say=lambda _: None,
-    )
-    return [orjson.loads(line) for line in written]
+    pipeline = _pipeline(log)
+    lines = follow(pipeline, str(T.name), start=start, key=key, count=count, as_json=True, stopping=lambda: False)
+    return [orjson.loads(line.text) for line in lines if not line.is_remark]
 
 
 def _notes(events: list[dict[str, Any]]) -> list[tuple[int, str | None]]:

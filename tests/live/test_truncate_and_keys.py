@@ -309,17 +309,9 @@ def test_an_append_only_table_keeps_every_event(database: Database, endpoints: E
             ("r", 1), ("r", 1), ("c", 2), ("c", 2), ("t", None), ("c", 3),
         ]  # fmt: skip
         assert {event.partition for event in events} == {events[0].partition}
-        lines: list[str] = []
-        follow(
-            captured.config.as_pipeline(),
-            "public.log",
-            start=FromStart(),
-            count=len(events),
-            as_json=False,
-            stopping=lambda: False,
-            write=lines.append,
-            say=lines.append,
-        )
+        pipeline, count = captured.config.as_pipeline(), len(events)
+        followed = follow(pipeline, "public.log", start=FromStart(), count=count, as_json=False, stopping=lambda: False)
+        lines = [line.text for line in followed]
         assert [line.split()[1:] for line in lines[3:]] == [
             ["insert", "{}", '{"at":2,"what":"b"}'], ["truncate", "{}"], ["insert", "{}", '{"at":3,"what":"c"}'],
         ]  # fmt: skip

@@ -1,7 +1,7 @@
 """What the commands of operations hand on of their options."""
 
 import io
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from cdc.model.lsn import Lsn
 from lockstep.cli.main import exit_code
 from lockstep.console import say
 from monitor.lag import LagReport, SourceFacts, report
+from monitor.tail import Line
 from monitor.waits import Waited
 
 CONFIG = """\
@@ -274,8 +275,8 @@ def test_an_event_is_in_the_pipe_before_the_next_is_waited_for(config: str, monk
     pipe = io.BytesIO()
     seen: list[bytes] = []
 
-    def follow(*_: object, write: Callable[[str], object], **__: object) -> None:
-        write("event\n")
+    def follow(*_: object, **__: object) -> Iterator[Line]:
+        yield Line("event")
         seen.append(pipe.getvalue())
 
     monkeypatch.setattr("monitor.tail.follow", follow)
