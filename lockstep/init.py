@@ -1,7 +1,7 @@
 """``lockstep init``: look at a database and write a commented ``lockstep.toml`` for it. Changes nothing there."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -20,11 +20,9 @@ from cdc.postgres.preflight.endpoint import refusal
 from cdc.postgres.settings import SourceSettings
 from cdc.postgres.slot import emit_functions
 from lockstep.config import NAME, PipelineSettings, load
-from lockstep.init_examples import NewSink, left_out_lines, secret_columns, with_real_names
+from lockstep.init_examples import NO_KEY, FoundTables, NewSink, secret_columns
 from migrations.source import messages_sql, publication_sql, rights_sql
 from sinks.registry import KINDS
-
-_NO_KEY = "no primary key: see source.options"
 
 _FILE = Template("""\
 # Lockstep: PostgreSQL -> Kafka -> OpenSearch, Redis, SQL warehouse, Delta tables.
@@ -226,6 +224,57 @@ def write_config(
     Raises ConfigurationError when the file exists already or can't, and when one of the others isn't fit for it.
     Raises LockstepError when the database can't be reached, or has no table that can be captured.
     """
+    new_sinks = [NewSink.parse(text) for text in sinks]
+    _check(path, name, new_sinks)
+    source = source_of(dsn)
+    with connect_to(source) as connection:
+        tables = tables_of(connection, schemas)
+        if not tables.captured:
+            raise LockstepError(
+                "no table there can be captured" + "".join(f"\n  {table}: {why}" for table, why in tables.skipped),
+                hint="capture needs tables with a primary key, or ones that [source.options] gives a key or"
+                " append_only",
+            )
+        database = connection.info.dbname
+        chosen = name or re.sub(r"[^a-z0-9_]", "_", database.lower()).lstrip("_0123456789") or "pipeline"
+        rights = _missing_rights(connection, f"lockstep_{chosen}", tables)
+    # In the file they would count from the file, and here they count from where the command is run.
+    here = files_below(Path.cwd(), make_conninfo("", **parse_dsn(dsn)))
+    path.write_text(config_text(chosen, here, tables, new_sinks), encoding="utf-8")
+    try:
+        load(path)  # What we write must be valid.
+    except ConfigurationError:
+        path.unlink()
+        raise
+    left_out = f", {len(tables.skipped)} left out" if tables.skipped else ""
+    below = tables.all_partitions
+    of_partitions = f", {len(below)} partitions come with theirs" if below else ""
+    lines = [f"wrote {path}: {len(tables.captured)} tables{left_out}{of_partitions}"]
+    if hidden := secret_columns(tables.captured.values()):
+        way = "each sink in the file excludes them" if new_sinks else "exclude or mask them in each sink"
+        lines.append(f"these look like secrets; {way}: {', '.join(hidden)}")
+    next_step = f"next: fill in Kafka{'' if new_sinks else ' and the sinks'}, then `lockstep doctor`"
+    return [*lines, *rights, next_step]
+
+
+def _missing_rights(connection: psycopg.Connection[Any], publication: str, tables: FoundTables) -> list[str]:
+    """What somebody else has to run before our role can capture the tables; nothing where it can."""
+    captured = list(tables.captured)
+    if _may_publish(connection, captured):
+        return []
+    user, database = connection.info.user, connection.info.dbname
+    return [
+        f"role {user} doesn't own the tables; their owner, or an administrator, runs once:",
+        *([] if _may_replicate(connection) else [f"alter role {sql_identifier(user)} replication;"]),
+        rights_sql(user, database, [*captured, *tables.all_partitions]),
+        publication_sql(publication, captured, version=connection.info.server_version),
+        "and a superuser, so that no other role may ask for copies of tables:",
+        messages_sql(user, emit_functions(connection)),
+    ]
+
+
+def _check(path: Path, name: str | None, sinks: Sequence[NewSink]) -> None:
+    """Raise ConfigurationError for what would fail at the end."""
     if path.exists():
         raise ConfigurationError(f"{path} exists already", hint="remove it, or name another with --config")
     if not path.absolute().parent.is_dir():
@@ -235,69 +284,6 @@ def write_config(
             PipelineSettings(name=name)
         except ValidationError as error:
             raise ConfigurationError(f"--name: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
-    new_sinks = [NewSink.parse(text) for text in sinks]
-    _check_names(new_sinks)
-    source = source_of(dsn)
-    with connect_to(source) as connection:
-        shapes, skipped, partitions = tables_of(connection, schemas)
-        tables = list(shapes)
-        database = connection.info.dbname
-        user = connection.info.user
-        version = connection.info.server_version
-        owned = _may_publish(connection, tables)
-        functions = emit_functions(connection)
-        may_replicate = _may_replicate(connection)
-    if not tables:
-        raise LockstepError(
-            "no table there can be captured" + "".join(f"\n  {table}: {why}" for table, why in skipped),
-            hint="capture needs tables with a primary key, or ones that [source.options] gives a key or append_only",
-        )
-    chosen = name or re.sub(r"[^a-z0-9_]", "_", database.lower()).lstrip("_0123456789") or "pipeline"
-    # In the file they would count from the file, and here they count from where the command is run.
-    here = files_below(Path.cwd(), make_conninfo("", **parse_dsn(dsn)))
-    keyless = [table for table, why in skipped if why == _NO_KEY]
-    hidden = secret_columns(shapes.values())
-    text = config_text(
-        chosen,
-        here,
-        tables,
-        left_out_lines(skipped, partitions),
-        hidden,
-        new_sinks,
-        shapes=list(shapes.values()),
-        keyless=keyless,
-    )
-    path.write_text(text, encoding="utf-8")
-    try:
-        load(path)  # What we write must be valid.
-    except ConfigurationError:
-        path.unlink()
-        raise
-    left_out = f", {len(skipped)} left out" if skipped else ""
-    below = [name for names in partitions.values() for name in names]
-    of_partitions = f", {len(below)} partitions come with theirs" if below else ""
-    lines = [f"wrote {path}: {len(tables)} tables{left_out}{of_partitions}"]
-    if hidden:
-        listed = ", ".join(hidden)
-        lines.append(
-            f"these look like secrets; each sink in the file excludes them: {listed}"
-            if new_sinks
-            else f"these look like secrets; exclude or mask them in each sink: {listed}"
-        )
-    if not owned:
-        lines += [
-            f"role {user} doesn't own the tables; their owner, or an administrator, runs once:",
-            *([] if may_replicate else [f"alter role {sql_identifier(user)} replication;"]),
-            rights_sql(user, database, [*tables, *below]),
-            publication_sql(f"lockstep_{chosen}", tables, version=version),
-            "and a superuser, so that no other role may ask for copies of tables:",
-            messages_sql(user, functions),
-        ]
-    lines.append(f"next: fill in Kafka{'' if new_sinks else ' and the sinks'}, then `lockstep doctor`")
-    return lines
-
-
-def _check_names(sinks: Sequence[NewSink]) -> None:
     names = [sink.name for sink in sinks]
     problems = [f"--sink {name!r}: this can't be a name" for name in names if not NAME.fullmatch(name)]
     problems += [f"--sink {name}: the name is given twice" for name in sorted(set(names)) if names.count(name) > 1]
@@ -309,33 +295,23 @@ def _check_names(sinks: Sequence[NewSink]) -> None:
         )
 
 
-def config_text(
-    name: str,
-    dsn: str,
-    tables: Sequence[TableName],
-    left_out: Iterable[str] = (),
-    hidden: Sequence[str] = (),
-    sinks: Sequence[NewSink] = (),
-    *,
-    shapes: Sequence[Table] = (),
-    keyless: Sequence[TableName] = (),
-) -> str:
+def config_text(name: str, dsn: str, tables: FoundTables, sinks: Sequence[NewSink] = ()) -> str:
     """The file for a pipeline of these tables, with every setting in it, most of them commented.
 
-    ``left_out`` are lines about what isn't captured. ``hidden`` are columns that may hold secrets. Examples are of
-    ``shapes``, and of tables that are ``keyless``, where these fit.
+    Examples are of these tables where they fit. Sinks leave out what may be a secret.
     """
+    hidden = secret_columns(tables.captured.values())
     listed = ", ".join(map(toml_text, hidden))
     excluded = "the sinks below leave them out" if sinks else f"exclude = [{listed}] in each sink"
     secrets = f"# These look like secrets: {excluded}, or mask them.\n" if hidden else ""
     # Before anything is filled in: a table of the user's may have the name of one in an example.
     template = _FILE.template.replace("${kinds}", "\n".join(kind.example for kind in KINDS.values()))
-    return Template(with_real_names(template, shapes, keyless)).substitute(
+    return Template(tables.with_real_names(template)).substitute(
         name=toml_text(name),
         plain_name=name,
         dsn=toml_text(dsn),
-        tables="\n".join(f"    {toml_text(str(table))}," for table in tables),
-        skipped="".join(f"{line}\n" for line in left_out),
+        tables="\n".join(f"    {toml_text(str(table))}," for table in tables.captured),
+        skipped="".join(f"{line}\n" for line in tables.left_out),
         secrets=secrets,
         sinks="".join(f"{sink.section(hidden)}\n" for sink in sinks),
     )
@@ -372,10 +348,8 @@ def _may_replicate(connection: psycopg.Connection[Any]) -> bool:
     return bool(row and row[0])
 
 
-def tables_of(
-    connection: psycopg.Connection[Any], schemas: tuple[str, ...]
-) -> tuple[dict[TableName, Table], list[tuple[TableName, str]], dict[TableName, list[TableName]]]:
-    """Tables that can be captured, those that can't with the reason, and the partitions of tables."""
+def tables_of(connection: psycopg.Connection[Any], schemas: tuple[str, ...]) -> FoundTables:
+    """The tables of these schemas, or of all."""
     rows = connection.execute(
         "select n.nspname, c.relname, c.relpersistence::text, c.relispartition,"
         " (select array[s.nspname::text, r.relname::text] from pg_class r join pg_namespace s on s.oid = r.relnamespace"
@@ -397,10 +371,10 @@ def tables_of(
         elif persistence == "u":
             skipped.append((name, "unlogged: not in the WAL"))
         elif not shapes[name].key:
-            skipped.append((name, _NO_KEY))
+            skipped.append((name, NO_KEY))
         else:
             tables[name] = shapes[name]
-    return tables, skipped, partitions
+    return FoundTables(tables, skipped, partitions)
 
 
 def _may_publish(connection: psycopg.Connection[Any], tables: list[TableName]) -> bool:

@@ -1,8 +1,8 @@
 """What ``lockstep init`` puts into its file of a database itself: tables for the examples, secrets, sinks. Pure."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -67,6 +67,41 @@ class NewSink:
         return "\n".join(lines) + "\n"
 
 
+NO_KEY: Final = "no primary key: see source.options"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTables:
+    """The tables of a database."""
+
+    captured: Mapping[TableName, Table]
+    """Those that can be captured."""
+
+    skipped: Sequence[tuple[TableName, str]] = ()
+    """The others, each with the reason."""
+
+    partitions: Mapping[TableName, Sequence[TableName]] = field(default_factory=dict)
+    """Partitions by their table. Their rows come with it."""
+
+    @property
+    def all_partitions(self) -> list[TableName]:
+        return [name for names in self.partitions.values() for name in names]
+
+    @property
+    def left_out(self) -> list[str]:
+        """What isn't captured, a line each, with the partitions of a table in one."""
+        lines = [f"# not captured: {table} ({why})" for table, why in self.skipped]
+        for root, of_it in self.partitions.items():
+            what = "1 partition" if len(of_it) == 1 else f"{len(of_it)} partitions"
+            lines.append(f"# not captured: {what} of {root}, whose rows come with it")
+        return lines
+
+    def with_real_names(self, text: str) -> str:
+        """The file's examples, with tables and columns of this database in place of those of a shop."""
+        keyless = [table for table, why in self.skipped if why == NO_KEY]
+        return _with_real_names(text, list(self.captured.values()), keyless)
+
+
 def _part(name: str) -> str:
     """A part of a column's name, as the settings of sinks read it."""
     return name if _PLAIN.fullmatch(name) else quote_identifier(name)
@@ -92,20 +127,8 @@ def _looks_secret(column: str) -> bool:
     return _LOOKS_SECRET.search(column) is not None and not column.lower().endswith("_id")
 
 
-def left_out_lines(skipped: Sequence[tuple[TableName, str]], partitions: Mapping[TableName, Sized]) -> list[str]:
-    """What isn't captured, a line each, with the partitions of a table in one."""
-    lines = [f"# not captured: {table} ({why})" for table, why in skipped]
-    for root, of_it in partitions.items():
-        what = "1 partition" if len(of_it) == 1 else f"{len(of_it)} partitions"
-        lines.append(f"# not captured: {what} of {root}, whose rows come with it")
-    return lines
-
-
-def with_real_names(text: str, tables: Sequence[Table], keyless: Sequence[TableName]) -> str:
-    """The file's examples, with tables and columns of this database in place of those of a shop.
-
-    The table with the most columns that fit is chosen. The shop's stay only where no table has a plain name.
-    """
+def _with_real_names(text: str, tables: Sequence[Table], keyless: Sequence[TableName]) -> str:
+    """The table with the most columns that fit is chosen. The shop's stay only where no table has a plain name."""
     chosen = max(filter(_fits, tables), key=_variety, default=None)
     if chosen is not None:
         others = [table.name for table in tables if table.name != chosen.name and _is_plain(table.name)]

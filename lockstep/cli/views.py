@@ -110,18 +110,16 @@ def check(
     text = sql if sql is not None else text_of(file or Path("-"))
     top = None if top_order is None or top_n is None else TopRows(_names(top_per), top_order, top_n)
     question = Question(text, _names(key), top, tuple(retained_rows([_retain(each) for each in retain or ()])))
-    application = "lockstep views check"
-    if dsn is not None:
-        with closing(connect_to(source_of(dsn), application=application)) as connection:
-            connection.execute("set default_transaction_read_only = on")
-            tables, _, _ = tables_of(connection, ())
-            checked = check_query(connection, question, tables)
-    else:
-        chosen = choose_tables(read(config)).config
-        question = replace(question, views=named_queries(chosen.views))
-        with closing(connect(chosen.source, application=application)) as connection:
-            connection.execute("set default_transaction_read_only = on")
-            checked = check_query(connection, question, captured_shapes(connection, chosen.as_pipeline()))
+    chosen = choose_tables(read(config)).config if dsn is None else None
+    ours, source = (connect, chosen.source) if chosen is not None else (connect_to, source_of(dsn or ""))
+    with closing(ours(source, application="lockstep views check")) as connection:
+        connection.execute("set default_transaction_read_only = on")
+        if chosen is None:
+            tables = tables_of(connection, ()).captured
+        else:
+            question = replace(question, views=named_queries(chosen.views))
+            tables = captured_shapes(connection, chosen.as_pipeline())
+        checked = check_query(connection, question, tables)
     if as_json:
         print_json(checked_json(checked))
     else:

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from importlib.metadata import version
@@ -223,18 +223,7 @@ def dashboard_app(
         questions.close()
         closing.close()
 
-    app = FastAPI(
-        title="Lockstep dashboard",
-        description="What `lockstep lag` and its neighbours say, as JSON.",
-        version=version("lockstep"),
-        docs_url=None,
-        redoc_url=None,
-        openapi_url="/api/openapi.json",
-        lifespan=lifespan,
-        responses=_REFUSALS,
-    )
-    _tell_errors(app)
-    _add_page(app)
+    app = _empty_app(lifespan)
     _add_looks(app, config, sampler, questions, streams, attendant)
     _add_answers(app, sampler, questions, log, attendant)
     _add_wait(app, config, waits)
@@ -287,7 +276,19 @@ class ConfigurationFile:
         return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def _tell_errors(app: FastAPI) -> None:
+def _empty_app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:
+    """An application with the page's files, that tells errors."""
+    app = FastAPI(
+        title="Lockstep dashboard",
+        description="What `lockstep lag` and its neighbours say, as JSON.",
+        version=version("lockstep"),
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/api/openapi.json",
+        lifespan=lifespan,
+        responses=_REFUSALS,
+    )
+
     @app.exception_handler(LockstepError)
     async def tell(_: Request, error: LockstepError) -> Response:
         code = 400 if isinstance(error, ConfigurationError) else 503 if isinstance(error, Unavailable) else 409
@@ -307,13 +308,12 @@ def _tell_errors(app: FastAPI) -> None:
     async def tell_bug(_: Request, __: Exception) -> Response:
         return _refusal(500, "The dashboard failed to answer, and its log says why.")
 
-
-def _add_page(app: FastAPI) -> None:
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         return FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})
 
     app.mount("/static", StaticFiles(directory=STATIC))
+    return app
 
 
 def _add_looks(

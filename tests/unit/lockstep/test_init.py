@@ -16,7 +16,7 @@ from cdc.postgres.settings import TableOptions
 from jobs.streams.settings import PatternSettings, StepSettings, StreamQuerySettings, StreamSettings
 from lockstep.config import Config
 from lockstep.init import config_text, write_config
-from lockstep.init_examples import NewSink, left_out_lines, secret_columns
+from lockstep.init_examples import NO_KEY, FoundTables, NewSink, secret_columns
 from sinks.registry import SinkSettings
 from sinks.view_settings import RetainSettings, TopSettings, ViewSettings
 
@@ -43,7 +43,7 @@ _SETTING = re.compile(r"# (\[+[a-z][^\]]*\]+|[a-z_]+ = .*)")
 
 def _uncommented() -> str:
     """The file with all that is commented out in it switched on."""
-    tables = [TableName("public", name) for name in ("orders", "items", "log")]
+    tables = FoundTables({(table := TableName("public", name)): _shape(table) for name in ("orders", "items", "log")})
     return _switched_on(config_text("shop", "host=127.0.0.1 dbname=shop", tables))
 
 
@@ -184,7 +184,8 @@ def test_a_table_of_any_name_is_in_the_file_as_it_is_called() -> None:
     names = [TableName("public", name) for name in ("\U0001f600", 'quo"ted', "back\\slash", "t\x7fab")]
     skipped = [(TableName("public", "two\nlines"), "unlogged")]
     partitions = {TableName("public", "more\nlines"): [names[0], names[1]]}
-    document = tomllib.loads(config_text("shop", "host=x", names, left_out_lines(skipped, partitions)))
+    tables = FoundTables({name: _shape(name) for name in names}, skipped, partitions)
+    document = tomllib.loads(config_text("shop", "host=x", tables))
     assert [TableName.parse(text) for text in document["source"]["tables"]] == names
 
 
@@ -253,10 +254,11 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_each_example_is_of_a_table_of_the_user_and_valid_when_it_is_switched_on(shape: Table) -> None:
-    keyless = [TableName("app", "audit")]
-    text = _switched_on(config_text("app", "host=x", [shape.name, *keyless], shapes=[shape], keyless=keyless))
+    keyless = TableName("app", "audit")
+    text = _switched_on(config_text("app", "host=x", FoundTables({shape.name: shape}, [(keyless, NO_KEY)])))
     assert re.findall(r"public\.(?!outbox|\*)\w+", text) == []
     document = tomllib.loads(text)
+    document["source"]["tables"].append(str(keyless))
     common = document["sinks"].pop(COMMON)
     del common["apply"]
     document["sinks"] = {name: common | section for name, section in document["sinks"].items()}
@@ -269,7 +271,7 @@ def test_a_column_that_looks_like_a_secret_gets_to_no_sink_that_is_asked_for() -
     hidden = secret_columns([shape])
     assert hidden == [f"public.account.{name}" for name in names[:4]]
     sinks = [NewSink.parse("cache=redis://h/0")]
-    text = config_text("shop", "host=x", [shape.name], hidden=hidden, sinks=sinks, shapes=[shape])
+    text = config_text("shop", "host=x", FoundTables({shape.name: shape}), sinks)
     assert tomllib.loads(text)["sinks"]["cache"]["exclude"] == hidden
 
 
@@ -278,8 +280,8 @@ def test_a_column_that_looks_like_a_secret_gets_to_no_sink_that_is_asked_for() -
 )
 def test_tables_with_the_names_of_examples_stay_as_they_are(names: Sequence[str]) -> None:
     tables = [TableName("public", name) for name in names]
-    keyless = [TableName("public", "audit")]
-    text = config_text("shop", "host=x", tables, shapes=list(map(_shape, tables)), keyless=keyless)
+    found = FoundTables({name: _shape(name) for name in tables}, [(TableName("public", "audit"), NO_KEY)])
+    text = config_text("shop", "host=x", found)
     assert tomllib.loads(text)["source"]["tables"] == list(map(str, tables))
 
 
