@@ -1,7 +1,7 @@
 """``lockstep doctor``: every check of every part, in the order in which they make sense."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Final
@@ -60,16 +60,15 @@ def examine(config: Config) -> list[Finding]:
         if chosen.silent_kafka is None
         else [_unanswered("Kafka", chosen.silent_kafka)]
     )
-    position: list[Finding] = []
-    if _was_reached("source", source) and _was_reached("Kafka", kafka):
-        position = _guarded("position", check_position, config)
+    has_source, has_kafka = _was_reached("source", source), _was_reached("Kafka", kafka)
+    position = _guarded("position", check_position, config) if has_source and has_kafka else []
     publication = publication_subject(config.publication)
     if any(finding.subject == publication for finding in position):
         # It was there once: that capture creates it holds before its first start only.
         source = [finding for finding in source if finding.subject != publication]
     findings = [*chosen.findings, *source, *kafka, *position]
     shapes: dict[TableName, Table] = {}
-    if config.sinks and _was_reached("source", source):
+    if config.sinks and has_source:
         try:
             shapes = source_shapes(config)
         except (LockstepError, psycopg.Error) as raised:
@@ -78,35 +77,55 @@ def examine(config: Config) -> list[Finding]:
     with ExitStack() as closing:
         sql = SparkSql(config.spark, closing)
         for name in config.sinks:
-            way = f"check the address in {section_of(name, config.sinks[name])}, and that its server runs"
-            found = _guarded(f"sink {name}", partial(check_sink, name=name, shapes=shapes, sql=sql), config, way=way)
-            findings += found
-            if _was_reached(f"sink {name}", found):
+            of_sink, answers = _sink(config, name, shapes, sql, has_kafka=has_kafka)
+            findings += of_sink
+            if answers:
                 answering.append(name)
-            if config.sinks[name].topic and _was_reached(f"sink {name}", found) and _was_reached("Kafka", kafka):
-                findings += _guarded(f"view {name}", partial(check_view_topics, name=name), config)
-        read: dict[str, list[str]] = {}
-        for name in config.stream_queries:
-            check = partial(check_stream_query, name=name, sql=sql, read=read)
-            way = f"check the address of the sink that [stream_queries.{name}] names, and that its server runs"
-            subject, settings = f"stream query {name}", config.stream_queries[name].webhook
-            found = _guarded(subject, check, config, way=way)
-            findings += found
-            if settings is not None:
-                findings += row_webhook_findings(name, settings)
-            if _was_reached(subject, found) and _was_reached("Kafka", kafka):
-                findings += _guarded(subject, partial(check_stream_query_topics, name=name), config)
-        findings += unread_streams(config.streams, config.stream_queries, read)
+        findings += _stream_queries(config, sql, has_kafka=has_kafka)
     findings += state_findings(config.spark, config.stream_queries)
-    if config.streams and _was_reached("Kafka", kafka):
+    if config.streams and has_kafka:
         findings += _guarded("streams", check_stream_topics, config)
-    if config.sinks and _was_reached("Kafka", kafka):
+    if config.sinks and has_kafka:
         findings += _guarded("searches", partial(check_searches, sinks=answering), config)
     findings += append_only_findings(config)
-    if _was_reached("source", source):  # else it may not be known what is captured
+    if has_source:  # else it may not be known what is captured
         findings += uncaptured_findings(config)
-    if _was_reached("Kafka", kafka):
+    if has_kafka:
         findings += _guarded("histories", check_histories, config)
+    return [*findings, *_of_this_machine(config), *_guarded("rows", _rows, config)]
+
+
+def _sink(
+    config: Config, name: str, shapes: Mapping[TableName, Table], sql: SparkSql, *, has_kafka: bool
+) -> tuple[list[Finding], bool]:
+    """What is found of a sink, and whether its store answers."""
+    way = f"check the address in {section_of(name, config.sinks[name])}, and that its server runs"
+    findings = _guarded(f"sink {name}", partial(check_sink, name=name, shapes=shapes, sql=sql), config, way=way)
+    answers = _was_reached(f"sink {name}", findings)
+    if config.sinks[name].topic and answers and has_kafka:
+        findings += _guarded(f"view {name}", partial(check_view_topics, name=name), config)
+    return findings, answers
+
+
+def _stream_queries(config: Config, sql: SparkSql, *, has_kafka: bool) -> list[Finding]:
+    findings: list[Finding] = []
+    read: dict[str, list[str]] = {}
+    for name, settings in config.stream_queries.items():
+        check = partial(check_stream_query, name=name, sql=sql, read=read)
+        way = f"check the address of the sink that [stream_queries.{name}] names, and that its server runs"
+        subject = f"stream query {name}"
+        found = _guarded(subject, check, config, way=way)
+        findings += found
+        if settings.webhook is not None:
+            findings += row_webhook_findings(name, settings.webhook)
+        if _was_reached(subject, found) and has_kafka:
+            findings += _guarded(subject, partial(check_stream_query_topics, name=name), config)
+    return [*findings, *unread_streams(config.streams, config.stream_queries, read)]
+
+
+def _of_this_machine(config: Config) -> list[Finding]:
+    """Java, directories, and what goes in and out."""
+    findings: list[Finding] = []
     if config.sinks or config.stream_queries:
         findings += java_findings(config.spark.java_home, os.environ)
     findings += directory_findings(config)
@@ -114,9 +133,7 @@ def examine(config: Config) -> list[Finding]:
     if config.alerts.webhook is not None:
         lost = "alerts aren't posted"
         findings += webhook_findings("alerts", alert_webhook(config.alerts.webhook), why=lost)
-    findings += encryption_findings(config)
-    findings += _guarded("rows", _rows, config)
-    return findings
+    return [*findings, *encryption_findings(config)]
 
 
 def is_healthy(findings: Sequence[Finding]) -> bool:
