@@ -75,36 +75,45 @@ def _problems(query: Any, depth: int) -> Iterator[str]:
         return
     ((kind, of),) = query.items()
     if kind in _OVER_QUERIES:
-        if not isinstance(of, Mapping):
-            yield f"{kind} is an object"
-            return
-        for part in sorted(map(str, of.keys() - _OVER_QUERIES[kind] - _BESIDE_QUERIES)):
-            yield f"{kind} can't have {part}"
-        for part in sorted(_OVER_QUERIES[kind] & of.keys()):
-            inner = of[part]
-            for one in inner if isinstance(inner, list) and kind != "constant_score" else [inner]:
-                yield from _problems(one, depth + 1)
+        yield from _inner_problems(kind, of, depth)
     elif kind in _OF_FIELDS:
-        if not isinstance(of, Mapping):
-            yield f"{kind} is an object"
-            return
         yield from _field_problems(kind, of)
     elif kind in _NAMES_ITS_FIELDS:
-        if not isinstance(of, Mapping) or not isinstance(of.get("fields"), list) or not of["fields"]:
-            yield f"{kind} has to name its fields"
-        elif any(not isinstance(field, str) or "*" in field for field in of["fields"]):
-            yield f"{kind} has to name each of its fields in full: a pattern would take in columns that are added later"
-        elif wrong := sorted({field.partition("^")[0] for field in of["fields"]} & _OF_THE_SERVER):
-            yield f"{kind} asks for {', '.join(wrong)}, which isn't part of a document"
-        if isinstance(of, Mapping):
-            if _BY_FREQUENCY in of:
-                yield f"{kind} has {_BY_FREQUENCY}: how frequent a word is depends on other documents"
-            yield from _word_problems(kind, kind, of)
+        yield from _named_problems(kind, of)
     elif kind not in _WITHOUT_FIELDS:
         yield f"{kind} can't stand" + (f"; {_HINTS[kind]}" if kind in _HINTS else "")
 
 
-def _field_problems(kind: str, of: Mapping[str, Any]) -> Iterator[str]:
+def _inner_problems(kind: str, of: Any, depth: int) -> Iterator[str]:
+    if not isinstance(of, Mapping):
+        yield f"{kind} is an object"
+        return
+    for part in sorted(map(str, of.keys() - _OVER_QUERIES[kind] - _BESIDE_QUERIES)):
+        yield f"{kind} can't have {part}"
+    for part in sorted(_OVER_QUERIES[kind] & of.keys()):
+        inner = of[part]
+        for one in inner if isinstance(inner, list) and kind != "constant_score" else [inner]:
+            yield from _problems(one, depth + 1)
+
+
+def _named_problems(kind: str, of: Any) -> Iterator[str]:
+    fields = of.get("fields") if isinstance(of, Mapping) else None
+    if not isinstance(fields, list) or not fields:
+        yield f"{kind} has to name its fields"
+    elif any(not isinstance(field, str) or "*" in field for field in fields):
+        yield f"{kind} has to name each of its fields in full: a pattern would take in columns that are added later"
+    elif wrong := sorted({field.partition("^")[0] for field in fields} & _OF_THE_SERVER):
+        yield f"{kind} asks for {', '.join(wrong)}, which isn't part of a document"
+    if isinstance(of, Mapping):
+        if _BY_FREQUENCY in of:
+            yield f"{kind} has {_BY_FREQUENCY}: how frequent a word is depends on other documents"
+        yield from _word_problems(kind, kind, of)
+
+
+def _field_problems(kind: str, of: Any) -> Iterator[str]:
+    if not isinstance(of, Mapping):
+        yield f"{kind} is an object"
+        return
     fields = [of.get("field")] if kind == "exists" else list(of)
     if wrong := sorted(field for field in fields if isinstance(field, str) and field in _OF_THE_SERVER):
         yield f"{kind} asks for {', '.join(wrong)}, which isn't part of a document"

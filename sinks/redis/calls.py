@@ -1,7 +1,8 @@
 """Calls of the scripts: which rows go into a call, which calls into a pipeline, and how a pipeline is sent."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -90,10 +91,7 @@ class Calls:
                 raise reply
         return replies
 
-    def _calls(
-        self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool, fence: int | None
-    ) -> Iterator[Call]:
-        """Each at most so many rows and about so many bytes; values that are too large become rejections."""
+    def _way(self, events: TableEvents, *, overwrite_equal_tags: bool, fence: int | None) -> "_Way":
         layout = self._layout.of(events.table)
         script, fixed = script_for(
             layout,
@@ -109,13 +107,21 @@ class Calls:
         begin, key_of = layout.key_maker(key_columns)
         prefix = self._keys.rows + begin
         arguments_of = None if layout.is_plain else arguments_for(layout)
-        take: Any = None  # ordinary rows, compiled
+        take: Any = None
         if arguments_of is None and key_of is key_text:
             take = getattr(chosen_sink_kernel().module, "take_arguments", None)
-        key_starts = [
-            b"%b%b:" % (b"," if place else b"{", orjson.dumps(name)) for place, name in enumerate(key_columns)
-        ]
-        prefix_bytes = prefix.encode()
+        if take is not None:
+            key_starts = [
+                b"%b%b:" % (b"," if place else b"{", orjson.dumps(name)) for place, name in enumerate(key_columns)
+            ]
+            take = partial(take, key_starts=key_starts, prefix=prefix.encode())
+        return _Way(events, script, fixed, guard, lambda values: prefix + key_of(values), arguments_of, take)
+
+    def _calls(
+        self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool, fence: int | None
+    ) -> Iterator[Call]:
+        """Each at most so many rows and about so many bytes; values that are too large become rejections."""
+        way = self._way(events, overwrite_equal_tags=overwrite_equal_tags, fence=fence)
         value_bytes_max = self._settings.max_value_bytes
         keys, tags = events.keys, events.tags
         rows = events.rows if self._keeps_rows else [None] * len(keys)
@@ -124,19 +130,10 @@ class Calls:
         indexes: list[int] = []
         size = index = 0
         while index < len(keys):
-            if take is not None and len(names) < _CALL_ROWS:
-                end, taken = take(
-                    keys,
-                    tags,
-                    rows,
-                    index,
-                    min(index + _CALL_ROWS - len(names), len(keys)),
-                    key_starts=key_starts,
-                    prefix=prefix_bytes,
-                    bytes_max=min(_CALL_BYTES - size, value_bytes_max),
-                    names=names,
-                    values=values,
-                )
+            if way.take is not None and len(names) < _CALL_ROWS:
+                until = min(index + _CALL_ROWS - len(names), len(keys))
+                bytes_max = min(_CALL_BYTES - size, value_bytes_max)
+                end, taken = way.take(keys, tags, rows, index, until, bytes_max=bytes_max, names=names, values=values)
                 indexes += range(index, end)
                 size += taken
                 index = end
@@ -148,17 +145,41 @@ class Calls:
                 reason = f"the row's JSON has {row_bytes} bytes, max_value_bytes allows {value_bytes_max}"
                 rejections.append(Rejection(events[index], reason))
             elif names and (len(names) >= _CALL_ROWS or size + row_bytes > _CALL_BYTES):
-                yield Call(events, indexes, script, (len(names), *names, *fixed, *values, *guard), size)
+                yield way.call(indexes, names, values, size)
                 names, values, indexes, size = [], [], [], 0
                 continue
             else:
-                names.append(prefix + key_of(events.key_values_at(index)))
-                if arguments_of is None:
+                names.append(way.name_of(events.key_values_at(index)))
+                if way.arguments_of is None:
                     values.append(tags[index].encode() + row if row is not None else tags[index].encode())
                 else:
-                    values += arguments_of(tags[index], row)
+                    values += way.arguments_of(tags[index], row)
                 indexes.append(index)
                 size += row_bytes
             index += 1
         if names:
-            yield Call(events, indexes, script, (len(names), *names, *fixed, *values, *guard), size)
+            yield way.call(indexes, names, values, size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How the rows of a table become arguments of a script."""
+
+    events: TableEvents
+    script: str
+    fixed: tuple[Argument, ...]
+    """Arguments between the names and the values."""
+
+    guard: tuple[Argument, ...]
+    """Arguments at the end."""
+
+    name_of: Callable[[Any], str]
+    arguments_of: Callable[[str, bytes | None], Sequence[Argument]] | None
+    """None where a row is one argument, after its tag."""
+
+    take: Any
+    """What does the same of ordinary rows, compiled. None where there is none."""
+
+    def call(self, indexes: list[int], names: list[Argument], values: list[Argument], size: int) -> Call:
+        arguments = (len(names), *names, *self.fixed, *values, *self.guard)
+        return Call(self.events, indexes, self.script, arguments, size)

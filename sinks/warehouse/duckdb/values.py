@@ -24,6 +24,7 @@ arrays are VARCHAR in a key.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
@@ -193,81 +194,108 @@ def _civil(days: int) -> tuple[int, int, int]:
     return era * 400 + year_of_era + (month <= 2), month, day
 
 
-def _moments(kind: pa.DataType, pattern: str, zone: str) -> Form:
+@dataclass(frozen=True)
+class _Moments:
     """Dates and timestamps: what arrow can read and print, and in Python what it can't, which is rare."""
-    is_date = pa.types.is_date(kind)
-    number, bits = (pa.int32(), 32) if is_date else (pa.int64(), 64)
-    infinite = (1 << bits - 1) - 1  # as DuckDB has it
-    unit = 1 if is_date else _DAY_US
 
-    def parse(text: str) -> int | None:
+    kind: pa.DataType
+    pattern: str
+    """What Arrow reads as DuckDB does."""
+
+    zone: str
+    """The end of a text, "" or "Z"."""
+
+    @cached_property
+    def is_date(self) -> bool:
+        return bool(pa.types.is_date(self.kind))
+
+    @property
+    def number(self) -> pa.DataType:
+        return pa.int32() if self.is_date else pa.int64()
+
+    @cached_property
+    def infinite(self) -> int:
+        """The number of infinity, as DuckDB has it."""
+        return int((1 << self.number.bit_width - 1) - 1)
+
+    @property
+    def unit(self) -> int:
+        """A day in the numbers of this type."""
+        return 1 if self.is_date else _DAY_US
+
+    @property
+    def form(self) -> Form:
+        return Form(self.kind, self.write, self.read)
+
+    def _parse(self, text: str) -> int | None:
         """The number of a moment; None where DuckDB has none for it. Raises ValueError."""
         if text in _INFINITE:
-            return _INFINITE[text] * infinite
+            return _INFINITE[text] * self.infinite
         moment = _MOMENT.fullmatch(text)
-        if moment is None or moment["zone"] != zone or (moment[4] is None) is not is_date:
+        if moment is None or moment["zone"] != self.zone or (moment[4] is None) is not self.is_date:
             raise ValueError
         year, month, day = map(int, moment.group(1, 2, 3))
         days = _days(1 - year if moment["before"] else year, month, day)
         if _civil(days)[1:] != (month, day):
             raise ValueError
-        if is_date:
-            return days if abs(days) < infinite else None
+        if self.is_date:
+            return days if abs(days) < self.infinite else None
         value = days * _DAY_US + _clock(f"{moment[4]}:{moment[5]}:{moment[6]}.{moment[7] or ''}")
-        return value if abs(value) < infinite else None
+        return value if abs(value) < self.infinite else None
 
-    def print_(value: int) -> str:
-        if abs(value) == infinite:
+    def _print(self, value: int) -> str:
+        if abs(value) == self.infinite:
             return "infinity" if value > 0 else "-infinity"
-        days, clock = divmod(value, unit)
+        days, clock = divmod(value, self.unit)
         year, month, day = _civil(days)
         text = f"{year if year > 0 else 1 - year:04}-{month:02}-{day:02}"
-        if not is_date:
+        if not self.is_date:
             text += f"T{_clock_text(clock)}"
-        return f"{text}{zone}{'' if year > 0 else ' BC'}"
+        return f"{text}{self.zone}{'' if year > 0 else ' BC'}"
 
-    def write(values: Sequence[JsonValue]) -> Written:
+    def write(self, values: Sequence[JsonValue]) -> Written:
         texts, _ = write_text(values)
-        matches = _compute.match_substring_regex(texts, pattern)
+        matches = _compute.match_substring_regex(texts, self.pattern)
         if _compute.all(matches, skip_nulls=True).as_py() is not False:
             try:
-                return texts.cast(kind), {}
+                return texts.cast(self.kind), {}
             except pa.ArrowInvalid:
                 matches = pa.array([value is None for value in values])  # a day that no month has: Python finds it
-        odd = [index for index, does in enumerate(matches.to_pylist()) if does is False]
+        return self._write_odd(values, [index for index, does in enumerate(matches.to_pylist()) if does is False])
+
+    def _write_odd(self, values: Sequence[JsonValue], odd: list[int]) -> Written:
+        """The values at ``odd`` one by one, which Arrow can't read."""
         others = set(odd)
         plain = pa.array([None if index in others else value for index, value in enumerate(values)], pa.string())
         try:
-            numbers = plain.cast(kind).cast(number).to_pylist()
+            numbers = plain.cast(self.kind).cast(self.number).to_pylist()
         except pa.ArrowInvalid:
             numbers, odd = [None] * len(values), [index for index, value in enumerate(values) if value is not None]
         exact: dict[int, JsonValue] = {}
         bad = []
         for index in odd:
             try:
-                numbers[index] = parse(str(values[index]))
+                numbers[index] = self._parse(str(values[index]))
             except ValueError:
                 bad.append(index)
             else:
                 if numbers[index] is None:
                     exact[index] = values[index]
         if bad:
-            raise Unfit(bad, "no date" if is_date else "no timestamp")
-        return pa.array(numbers, number).cast(kind), exact
+            raise Unfit(bad, "no date" if self.is_date else "no timestamp")
+        return pa.array(numbers, self.number).cast(self.kind), exact
 
-    def read(array: pa.Array) -> list[JsonValue]:
-        numbers = array.cast(number)
-        low, high = _FIRST_DAY * unit, (_LAST_DAY + 1) * unit
+    def read(self, array: pa.Array) -> list[JsonValue]:
+        numbers = array.cast(self.number)
+        low, high = _FIRST_DAY * self.unit, (_LAST_DAY + 1) * self.unit
         ends = _compute.min_max(numbers)
         if ends["min"].as_py() is None or low <= ends["min"].as_py() <= ends["max"].as_py() < high:
-            texts = numbers.cast(kind).cast(pa.string())  # DuckDB gives the zone of its session
-            if not is_date:
+            texts = numbers.cast(self.kind).cast(pa.string())  # DuckDB gives the zone of its session
+            if not self.is_date:
                 texts = _compute.replace_substring_regex(texts, r"\.?0*(Z?)$", r"\1")
                 texts = _compute.replace_substring_regex(texts, r"^(.{10}) ", r"\1T")
             return texts.to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
-        return [None if value is None else print_(value) for value in numbers.to_pylist()]
-
-    return Form(kind, write, read)
+        return [None if value is None else self._print(value) for value in numbers.to_pylist()]
 
 
 _TIME: Final = r"^([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{0,5}[1-9])?$|^24:00:00$"
@@ -308,10 +336,10 @@ _STORED: Final = {
     "oid": Stored("BIGINT", integer(64)),
     "float4": Stored("FLOAT", floating(pa.float32(), FLOAT_WHOLE_MAX)),
     "float8": Stored("DOUBLE", floating(pa.float64(), DOUBLE_WHOLE_MAX)),
-    "date": Stored("DATE", _moments(pa.date32(), f"{YEARS}$", "")),
+    "date": Stored("DATE", _Moments(pa.date32(), f"{YEARS}$", "").form),
     "time": Stored("TIME", Form(pa.time64("us"), _write_time, _read_time)),
-    "timestamp": Stored("TIMESTAMP", _moments(pa.timestamp("us"), f"{YEARS}{CLOCK}$", "")),
-    "timestamptz": Stored("TIMESTAMPTZ", _moments(pa.timestamp("us", "UTC"), f"{YEARS}{CLOCK}Z$", "Z")),
+    "timestamp": Stored("TIMESTAMP", _Moments(pa.timestamp("us"), f"{YEARS}{CLOCK}$", "").form),
+    "timestamptz": Stored("TIMESTAMPTZ", _Moments(pa.timestamp("us", "UTC"), f"{YEARS}{CLOCK}Z$", "Z").form),
     "uuid": Stored("UUID", Form(pa.string(), _write_uuid, read_plain)),
     "bytea": Stored("BLOB", Form(pa.binary(), write_bytes, read_bytes)),
     "jsonb": Stored("JSON", Form(pa.string(), write_text, read_plain)),
