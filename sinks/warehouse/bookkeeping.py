@@ -1,12 +1,10 @@
 """The bookkeeping tables in a SQL warehouse, schema ``lockstep``: writers, tables and progress of one generation."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
-from sinks.contract import Progress, TopicPartition
-from sinks.progress_json import dump_progress, load_progress
 from sinks.replaced_writer import replaced_writer
 from sinks.stored_format import check_stored_format
 from sinks.warehouse.bookkeeping_format import HEAD, SCHEMA, VERSION_TABLE
@@ -74,18 +72,15 @@ class WarehouseBookkeeping:
             "conflict do nothing"
         )
 
-    def hold_live(self) -> int | None:
-        """The live generation, which stays it until the transaction ends. One at a time.
+    def live(self, *, is_held: bool = False) -> int | None:
+        """The live generation; held, it stays it until the transaction ends. One at a time holds it.
 
         Who prepares or switches waits here.
         """
+        lock = self._locking("for update") if is_held else ""
         live = self._execute(
-            f"select live_generation from lockstep.sink where view_schema = :view_schema {self._locking('for update')}"
+            f"select live_generation from lockstep.sink where view_schema = :view_schema {lock}"
         ).scalar()
-        return None if live is None else int(live)
-
-    def live(self) -> int | None:
-        live = self._execute("select live_generation from lockstep.sink where view_schema = :view_schema").scalar()
         return None if live is None else int(live)
 
     def make_live(self) -> None:
@@ -111,31 +106,6 @@ class WarehouseBookkeeping:
             ":generation",
             is_bulk=is_bulk,
         )
-
-    def why_not_ours(self, schema: str) -> str | None:
-        """Why a generation that isn't there yet can't have this schema, None where it can."""
-        other = self._execute("select 1 from lockstep.sink where view_schema = :schema", schema=schema).scalar()
-        if other is not None:
-            return f"schema {schema!r}, which generation {self._generation} needs for itself, is another sink's"
-        other = self._execute(
-            "select view_schema from lockstep.writer "
-            "where view_schema || '_g' || cast(generation as varchar(20)) = :view_schema"
-        ).scalar()
-        if other is not None:
-            return (
-                f"the schema of sink {self._name!r} is that of a generation of another sink, whose schema is {other!r}"
-            )
-        relation = self._execute(
-            "select c.relname from pg_catalog.pg_class as c "
-            "join pg_catalog.pg_namespace as n on n.oid = c.relnamespace where n.nspname = :schema limit 1",
-            schema=schema,
-        ).scalar()
-        if relation is not None:
-            return (
-                f"schema {schema!r}, which generation {self._generation} needs for itself, has {relation!r}, which "
-                "Lockstep knows nothing of"
-            )
-        return None
 
     def forget_generation(self) -> None:
         for bookkeeping in ("writer", "prepared_table", "applied_offset", "progress"):
@@ -163,19 +133,6 @@ class WarehouseBookkeeping:
             query_of_one = f"{query} and source_schema = :source_schema and source_table = :source_table"
             rows += self._execute(query_of_one, source_schema=name.schema, source_table=name.name)
         return {TableName(row[0], row[1]): HeldTable.from_json(row[2]) for row in rows}
-
-    def relations(self) -> dict[str, str]:
-        """The names of the tables of all generations, with what has them. Readers know them by these."""
-        rows: Iterable[Any] = self._execute(
-            "select distinct source_schema, source_table, shape::json ->> 'warehouse_name', "
-            "coalesce(shape::json ->> 'has_history', 'false') = 'true' "
-            "from lockstep.prepared_table where view_schema = :view_schema"
-        )
-        relations: dict[str, str] = {}
-        for schema, table, chosen, has_history in rows:
-            name = TableName(schema, table)
-            relations |= relations_of(name, chosen or warehouse_name(name), has_history=has_history)
-        return relations
 
     def save_tables(self, tables: Collection[HeldTable]) -> None:
         self._connection.execute_each(
@@ -245,43 +202,40 @@ class WarehouseBookkeeping:
         ).scalar()
         return held is not None
 
-    def save_offsets(self, next_offsets: Mapping[TopicPartition, int]) -> None:
-        # In one order, so that two tasks can't wait for each other.
-        self._connection.execute_each(
-            "insert into lockstep.applied_offset as known (view_schema, generation, topic, partition, next_offset) "
-            "values (:view_schema, :generation, :topic, :partition, :next_offset) "
-            "on conflict (view_schema, generation, topic, partition) do update "
-            "set next_offset = greatest(known.next_offset, excluded.next_offset), applied_at = now()",
-            [
-                {"topic": topic, "partition": partition, "next_offset": next_offset}
-                for (topic, partition), next_offset in sorted(next_offsets.items())
-            ],
-        )
 
-    def load_offsets(self) -> dict[TopicPartition, int]:
-        """The next offsets that were stored with the rows."""
-        rows: Iterable[Any] = self._execute(
-            "select topic, partition, next_offset from lockstep.applied_offset "
-            "where view_schema = :view_schema and generation = :generation"
-        )
-        return {(row[0], int(row[1])): int(row[2]) for row in rows}
+def known_relations(connection: Connection) -> dict[str, str]:
+    """The names of the tables of all generations, with what has them. Readers know them by these."""
+    rows: Iterable[Any] = connection.execute(
+        "select distinct source_schema, source_table, shape::json ->> 'warehouse_name', "
+        "coalesce(shape::json ->> 'has_history', 'false') = 'true' "
+        "from lockstep.prepared_table where view_schema = :view_schema"
+    )
+    relations: dict[str, str] = {}
+    for schema, table, chosen, has_history in rows:
+        name = TableName(schema, table)
+        relations |= relations_of(name, chosen or warehouse_name(name), has_history=has_history)
+    return relations
 
-    def load_progress(self) -> Progress | None:
-        text = self._execute(
-            "select document from lockstep.progress where view_schema = :view_schema and generation = :generation"
-        ).scalar()
-        return None if text is None else load_progress(text)
 
-    def save_progress(self, progress: Progress) -> None:
-        self._execute(
-            "insert into lockstep.progress "
-            "(view_schema, generation, watermark_lsn, commit_time_ms, updated_at_ms, document) "
-            "values (:view_schema, :generation, :watermark_lsn, :commit_time_ms, :updated_at_ms, :document) "
-            "on conflict (view_schema, generation) do update set watermark_lsn = excluded.watermark_lsn, "
-            "commit_time_ms = excluded.commit_time_ms, updated_at_ms = excluded.updated_at_ms, "
-            "document = excluded.document",
-            watermark_lsn=progress.watermark_lsn,
-            commit_time_ms=progress.commit_time_ms,
-            updated_at_ms=progress.updated_at_ms,
-            document=dump_progress(progress).decode(),
+def why_not_ours(connection: Connection, name: str, generation: int, schema: str) -> str | None:
+    """Why a generation that isn't there yet can't have this schema, None where it can."""
+    other = connection.execute("select 1 from lockstep.sink where view_schema = :schema", schema=schema).scalar()
+    if other is not None:
+        return f"schema {schema!r}, which generation {generation} needs for itself, is another sink's"
+    other = connection.execute(
+        "select view_schema from lockstep.writer "
+        "where view_schema || '_g' || cast(generation as varchar(20)) = :view_schema"
+    ).scalar()
+    if other is not None:
+        return f"the schema of sink {name!r} is that of a generation of another sink, whose schema is {other!r}"
+    relation = connection.execute(
+        "select c.relname from pg_catalog.pg_class as c "
+        "join pg_catalog.pg_namespace as n on n.oid = c.relnamespace where n.nspname = :schema limit 1",
+        schema=schema,
+    ).scalar()
+    if relation is not None:
+        return (
+            f"schema {schema!r}, which generation {generation} needs for itself, has {relation!r}, which "
+            "Lockstep knows nothing of"
         )
+    return None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cdc.model.event import JsonValue, TableEvents
@@ -141,17 +142,8 @@ class Views(Protocol):
         ...
 
 
-class Dialect(Protocol):
-    """One generation's tables in one database.
-
-    All methods but ``make_ready``, ``scan``, ``rows`` and ``forget`` are called inside a transaction.
-    """
-
-    @property
-    def connection(self) -> Connection: ...
-
-    @property
-    def views(self) -> Views: ...
+class Definitions(Protocol):
+    """Tables, made and altered. All methods are called inside a transaction."""
 
     def create(self, tables: "Collection[HeldTable]") -> None:
         """Make these tables. Does nothing for one that is there."""
@@ -169,21 +161,6 @@ class Dialect(Protocol):
     def drop_columns(self, held: "HeldTable", names: Sequence[str], *, has_history: bool) -> None:
         """Drop columns; a history keeps them under other names."""
         ...
-
-    def has_rows(self, held: "HeldTable") -> bool: ...
-
-    def storages(self, relations: Collection[str]) -> Mapping[str, Storage]:
-        """What these relations of the generation's schema are stored in, those that are there."""
-        ...
-
-    def keeps_rows(self, relation: str) -> bool:
-        """Whether a relation of the generation's schema has a row that was there before its file was.
-
-        For one that has got another file, and to which nobody but a merge has written since.
-        """
-        ...
-
-    def bookkeeping_storage(self) -> Storage: ...
 
     def drop_key(self, held: "HeldTable") -> None:
         """From now on several rows may have one key."""
@@ -206,6 +183,27 @@ class Dialect(Protocol):
         One of a column that its table lacks isn't made. Raises LockstepError for one that the database doesn't take.
         """
         ...
+
+
+class Storages(Protocol):
+    """By what relations are told from others of their names. All methods are called inside a transaction."""
+
+    def of(self, relations: Collection[str]) -> Mapping[str, Storage]:
+        """What these relations of the generation's schema are stored in, those that are there."""
+        ...
+
+    def keeps_rows(self, relation: str) -> bool:
+        """Whether a relation of the generation's schema has a row that was there before its file was.
+
+        For one that has got another file, and to which nobody but a merge has written since.
+        """
+        ...
+
+    def of_bookkeeping(self) -> Storage: ...
+
+
+class Writer(Protocol):
+    """Writes batches. All methods but ``make_ready`` and ``forget`` are called inside a transaction."""
 
     def look_at(self, tables: "Sequence[HeldTable]") -> None:
         """Be ready to write to these tables as they are now."""
@@ -234,6 +232,21 @@ class Dialect(Protocol):
         """
         ...
 
+    def append(self, events: TableEvents, rejections: list[Rejection]) -> int:
+        """How many of the events are in the table now, which has no key. Raises UnknownColumn."""
+        ...
+
+    def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool, purged: str = "") -> None:
+        """Add versions to a table's history; with ``overwrite_equal_tags`` those that are there are replaced.
+
+        Those up to the tag ``purged`` are repetitions. Raises UnknownColumn.
+        """
+        ...
+
+
+class Upkeep(Protocol):
+    """Takes away what nobody needs any more. All methods are called inside a transaction."""
+
     def purge(self, held: "HeldTable", *, older_than_s: float | None, below: str, rows_max: int) -> tuple[int, str]:
         """Delete some of the rows that were deleted so long ago, None: whenever, of tags below this one.
 
@@ -260,17 +273,23 @@ class Dialect(Protocol):
         """
         ...
 
-    def append(self, events: TableEvents, rejections: list[Rejection]) -> int:
-        """How many of the events are in the table now, which has no key. Raises UnknownColumn."""
-        ...
 
-    def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool, purged: str = "") -> None:
-        """Add versions to a table's history; with ``overwrite_equal_tags`` those that are there are replaced.
-
-        Those up to the tag ``purged`` are repetitions. Raises UnknownColumn.
-        """
-        ...
+class Reader(Protocol):
+    """Reads tables, in transactions of its own."""
 
     def scan(self, relation: str, table: Table) -> Iterator[StoredRow]: ...
 
     def rows(self, relation: str, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One generation's tables in one database."""
+
+    connection: Connection
+    views: Views
+    definitions: Definitions
+    storages: Storages
+    writer: Writer
+    upkeep: Upkeep
+    reader: Reader

@@ -8,6 +8,7 @@ from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.table import TableName
 from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
 from sinks.stored_progress import behind_the_watermark, check_stored, check_written, watermark_tag
+from sinks.warehouse.bookkeeping import known_relations
 from sinks.warehouse.purged import BLOCKS, IDLE_S, PASS_S, PURGE_S
 from sinks.warehouse.tables import WarehouseTables
 
@@ -22,7 +23,7 @@ class WarehouseGenerations:
         self._tables = tables
         self._connection = tables.connection
         self._bookkeeping = tables.bookkeeping
-        self._dialect = tables.dialect
+        self._definitions = tables.dialect.definitions
         self._number = tables.generation
         self._known: Progress | None = None
         self._timeline: str | None = None
@@ -39,7 +40,7 @@ class WarehouseGenerations:
             if marks is not None and (marks, live) == self._checked and time.monotonic() < self._check_at:
                 return live
             # A view that is missing is shown again by the next prepare; one of something else is somebody's intention.
-            for view in self._tables.views.held(self._bookkeeping.relations()):
+            for view in self._tables.views.held(known_relations(self._connection)):
                 if live is not None and view.generations != {live}:
                     raise LockstepError(
                         f"view {view.name} reads generation {', '.join(map(str, sorted(view.generations)))}, "
@@ -58,15 +59,15 @@ class WarehouseGenerations:
         """Has no effect on a generation that has rows already, or readers: its rows stay one per key throughout."""
         with self._connection.transaction():
             self._bookkeeping.require()
-            live = self._bookkeeping.hold_live()
+            live = self._bookkeeping.live(is_held=True)
             is_bulk = self._bookkeeping.is_bulk("for update")
             if is_bulk is None:
                 raise self._bookkeeping.missing()
             tables = self._bookkeeping.tables().values()
-            if is_bulk or live == self._number or any(map(self._dialect.has_rows, tables)):
+            if is_bulk or live == self._number or not all(self._tables.is_empty(held.name) for held in tables):
                 return
             for held in tables:
-                self._dialect.drop_key(held)
+                self._definitions.drop_key(held)
             self._tables.drop_indexes(tables)
             self._bookkeeping.set_bulk(True)
 
@@ -75,14 +76,14 @@ class WarehouseGenerations:
             if not self._bookkeeping.exist() or not self._bookkeeping.is_bulk("for update"):
                 return
             tables = self._bookkeeping.tables().values()
-            self._dialect.add_keys(tables)
+            self._definitions.add_keys(tables)
             self._tables.keep_indexes(tables)
             self._bookkeeping.set_bulk(False)
 
     def switch(self) -> None:
         with self._connection.transaction():
             self._bookkeeping.require()
-            self._bookkeeping.hold_live()
+            self._bookkeeping.live(is_held=True)
             tables = self._bookkeeping.tables()
             if not tables:
                 raise self._bookkeeping.missing()
@@ -99,19 +100,19 @@ class WarehouseGenerations:
 
     def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
         with self._connection.looking():
-            return self._tables.identities(tables) if self._bookkeeping.exist() else {}
+            return self._tables.identities.of(tables) if self._bookkeeping.exist() else {}
 
     def lost(self, known: Mapping[TableName, str]) -> Mapping[TableName, str]:
         with self._connection.looking():
             if self._bookkeeping.exist():
-                return self._tables.lost(known)
+                return self._tables.identities.lost(known)
         return dict.fromkeys(known, "the bookkeeping was dropped")
 
     def drop(self) -> None:
         with self._connection.transaction():
             if not self._bookkeeping.exist():
                 return
-            if self._bookkeeping.hold_live() == self._number:
+            if self._bookkeeping.live(is_held=True) == self._number:
                 raise LockstepError(
                     f"generation {self._number} is live",
                     hint="switch to another generation before you drop this one",
@@ -125,7 +126,7 @@ class WarehouseGenerations:
 
     def load_progress(self) -> Progress | None:
         with self._connection.looking():
-            self._known = self._bookkeeping.load_progress() if self._bookkeeping.exist() else None
+            self._known = self._tables.progress.load_progress() if self._bookkeeping.exist() else None
             self._timeline = self._connection.timeline()
         return self._known
 
@@ -142,17 +143,17 @@ class WarehouseGenerations:
             if self._timeline not in (None, timeline):
                 # Tasks of this batch may have written to the server before, and it may have had time to pass that on.
                 raise DataLost("the warehouse has failed over to another server, or was restored")
-            stored = self._bookkeeping.load_progress()
+            stored = self._tables.progress.load_progress()
             check_stored(self._known, stored, following=progress, destination="the warehouse")
-            check_written(written, self._bookkeeping.load_offsets() if written else {}, destination="the warehouse")
-            self._bookkeeping.save_progress(progress)
+            check_written(written, self._tables.progress.load_offsets() if written else {}, destination="the warehouse")
+            self._tables.progress.save_progress(progress)
         self._known, self._timeline = progress, timeline
         if not progress.watermark_lsn or (whole is None and behind_the_watermark(progress)):
             return
         below, now = watermark_tag(progress), time.monotonic()
-        if self._tables.purges and now >= self._purge_at:
+        if self._tables.purging.purges and now >= self._purge_at:
             self._purge_at = now + (PURGE_S if self._purge(below, whole) else IDLE_S)
-        if self._tables.trims_histories and now >= self._trim_at:
+        if self._tables.purging.trims_histories and now >= self._trim_at:
             # By the source's clock: this one may have gone wrong, and what is trimmed is gone.
             source_ms = min(progress.commit_time_ms, time.time_ns() // 1_000_000)
             self._trim_at = now + (PURGE_S if self._trim(below, whole, now_ms=source_ms) else PASS_S)
@@ -164,7 +165,7 @@ class WarehouseGenerations:
         """
         try:
             with self._connection.transaction():
-                return not self._bookkeeping.hold_writer(self._tables.fence) or self._tables.purge(below, whole)
+                return not self._bookkeeping.hold_writer(self._tables.fence) or self._tables.purging.purge(below, whole)
         except Unavailable:
             return True
 
@@ -174,7 +175,7 @@ class WarehouseGenerations:
             with self._connection.transaction():
                 if not self._bookkeeping.hold_writer(self._tables.fence):
                     return True
-                has_more = self._tables.trim_histories(below, whole, self._trimmed_blocks, now_ms=now_ms)
+                has_more = self._tables.purging.trim_histories(below, whole, self._trimmed_blocks, now_ms=now_ms)
         except Unavailable:
             return True
         self._trimmed_blocks = self._trimmed_blocks + BLOCKS if has_more else 0

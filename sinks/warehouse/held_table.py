@@ -6,7 +6,7 @@ from typing import Any
 
 from cdc.model.table import TableName
 from sinks.columns.shape import Shape
-from sinks.warehouse.names import HISTORY_SUFFIX
+from sinks.warehouse.names import HISTORY_SUFFIX, qualified
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,22 @@ class HeldTable:
     def from_json(cls, text: str) -> "HeldTable":
         value: dict[str, Any] = json.loads(text)
         return cls(Shape.from_json(text), value["warehouse_name"], value["has_history"], value["has_synced_at"])
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSchema:
+    """The schema of a generation's tables, and their names in SQL."""
+
+    name: str
+
+    def qualified(self, relation: str) -> str:
+        return qualified(self.name, relation)
+
+    def table(self, held: HeldTable) -> str:
+        return qualified(self.name, held.name)
+
+    def history(self, held: HeldTable) -> str:
+        return qualified(self.name, held.name + HISTORY_SUFFIX)
 
 
 def relations_of(table: TableName, name: str, *, has_history: bool) -> dict[str, str]:

@@ -63,7 +63,7 @@ class WarehouseSteps:
 
     def next_offsets(self) -> Mapping[TopicPartition, int]:
         with self._connection.transaction():
-            return self._tables.bookkeeping.load_offsets() if self._tables.bookkeeping.exist() else {}
+            return self._tables.progress.load_offsets() if self._tables.bookkeeping.exist() else {}
 
 
 class WarehouseSink:
@@ -74,6 +74,8 @@ class WarehouseSink:
         self._connection = tables.connection
         self._bookkeeping = tables.bookkeeping
         self._dialect = tables.dialect
+        self._writer = tables.dialect.writer
+        self._purging = tables.purging
         self._generation = tables.generation
 
     def prepare(
@@ -103,7 +105,7 @@ class WarehouseSink:
             self._bookkeeping.create()
             self._bookkeeping.enter_sink()
             # One at a time: two jobs that start together would both create the same table.
-            live = self._bookkeeping.hold_live()
+            live = self._bookkeeping.live(is_held=True)
             is_new = self._generation not in self._bookkeeping.generations()
             self._bookkeeping.enter()
             is_bulk = self._bookkeeping.is_bulk("for update")
@@ -118,7 +120,7 @@ class WarehouseSink:
             wanted = {**known, **{name: held for name, held in wanted.items() if name not in unfit}}
             self._tables.create_schema()
             changed = [held for name, held in wanted.items() if held != known.get(name)]
-            if self._dialect.free_columns(
+            if self._dialect.definitions.free_columns(
                 [known[name] for name in wanted if name in known and wanted[name] != known[name]]
             ):
                 return None
@@ -134,18 +136,18 @@ class WarehouseSink:
                     if live == self._generation:
                         self._tables.views.rename_columns(before.relations, before.shape.steps_to(held.shape).renamed)
                 if is_bulk:
-                    self._dialect.drop_key(held)
+                    self._dialect.definitions.drop_key(held)
             if live is None and go_live and not is_bulk:
                 live = self._generation
                 self._bookkeeping.make_live()
             if live == self._generation:
                 # Without those that somebody has dropped: the others go on, and the job tells of them.
-                self._tables.expose(self._tables.still_there(wanted))
+                self._tables.expose(self._tables.identities.still_there(wanted))
             # Now that no view has them any more.
             for held in changed:
                 before = known.get(held.shape.table.name, held)
                 dropped = before.shape.steps_to(held.shape).dropped
-                self._dialect.drop_columns(held, dropped, has_history=before.has_history)
+                self._dialect.definitions.drop_columns(held, dropped, has_history=before.has_history)
         return wanted, bool(is_bulk), unfit
 
     def claim(self) -> int:
@@ -163,8 +165,8 @@ class WarehouseSink:
         tables = sorted(Events.of(batch.events).tables, key=lambda events: events.table)
         histories = sorted(batch.versions, key=lambda versions: versions.events.table)
         touched = {events.table for events in (*tables, *(versions.events for versions in histories))}
-        self._look_at([name for name in sorted(touched) if not self._dialect.is_ready_for(name)])
-        histories = [versions for versions in histories if self._dialect.keeps(versions.events.table)]
+        self._look_at([name for name in sorted(touched) if not self._writer.is_ready_for(name)])
+        histories = [versions for versions in histories if self._writer.keeps(versions.events.table)]
         self._check_versions(tables, histories, batch)
         looked_again: set[TableName] = set()
         while True:
@@ -180,25 +182,25 @@ class WarehouseSink:
         """Has no effect: each table is by itself."""
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
-        return self._dialect.scan(self._tables.names.of(table.name), table)
+        return self._dialect.reader.scan(self._tables.names.of(table.name), table)
 
     def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
         if not keys:
             self._require_prepared(table.name)
-        return self._dialect.rows(self._tables.names.of(table.name), table, keys)
+        return self._dialect.reader.rows(self._tables.names.of(table.name), table, keys)
 
     def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> Sequence[Leftover]:
         with self._connection.transaction():
             if not self._bookkeeping.exist():
                 return []
-            return self._tables.marks(table.name) if key is None else self._tables.leftovers(table.name, key)
+            return self._purging.marks(table.name) if key is None else self._purging.leftovers(table.name, key)
 
     def erased(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
         with self._connection.transaction():
             return self._erased(tables) if self._bookkeeping.exist() else {}
 
     def _erased(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
-        rows, versions = self._tables.purged.load(), self._tables.purged_versions.load()
+        rows, versions = self._purging.rows.load(), self._purging.versions.load()
         tags = {name: (rows.get(name, ""), versions.get(name, "")) for name in tables}
         return {name: "/".join(each) for name, each in tags.items() if any(each)}
 
@@ -210,7 +212,7 @@ class WarehouseSink:
                 # Locked: a batch that is under way knows an earlier mark of what was purged. In a bulk load a row's
                 # versions stand side by side, and its end needs all of them.
                 if self._bookkeeping.exist() and self._bookkeeping.is_bulk("for update") is False:
-                    self._tables.erase(table.name, key, below=below)
+                    self._purging.erase(table.name, key, below=below)
         return self.leftovers(table, key)
 
     def close(self) -> None:
@@ -223,30 +225,30 @@ class WarehouseSink:
             with self._connection.transaction():
                 if not self._bookkeeping.exist() or self._bookkeeping.is_bulk("for update") is not False:
                     break
-                has_more = self._tables.erase_marks(name, below=below or "")
+                has_more = self._purging.erase_marks(name, below=below or "")
         with self._connection.transaction():
-            return self._tables.marks(name, below=below) if self._bookkeeping.exist() else []
+            return self._purging.marks(name, below=below) if self._bookkeeping.exist() else []
 
     def _apply(self, tables: Sequence[TableEvents], histories: Sequence[TableVersions], batch: Batch) -> Outcome:
         """One transaction. Raises UnknownColumn, after which nothing of it has happened."""
         applied = 0
         rejections: list[Rejection] = []
         bookkeeping = self._tables.histories
-        self._dialect.make_ready(tables, histories)
+        touched = {events.table for events in (*tables, *(versions.events for versions in histories))}
+        self._writer.make_ready(tables, histories)
         with self._connection.transaction():
             is_bulk = self._bookkeeping.check_fence(batch.fence)
             # As long as this lasts, no more is purged.
             if batch.erased is not None:
-                touched = {events.table for events in (*tables, *(versions.events for versions in histories))}
                 check_erased(batch, self._erased(touched), touched)
-            purged = {} if batch.never_applied else self._tables.purged.load()
-            purged_versions = self._tables.purged_versions.load() if histories and not batch.never_applied else {}
+            purged = {} if batch.never_applied else self._purging.rows.load()
+            purged_versions = self._purging.versions.load() if histories and not batch.never_applied else {}
             for events in tables:
                 write = (
-                    self._dialect.append
+                    self._writer.append
                     if is_bulk
                     else partial(
-                        self._dialect.merge,
+                        self._writer.merge,
                         overwrite_equal_tags=batch.overwrite_equal_tags,
                         purged=purged.get(events.table, ""),
                     )
@@ -255,7 +257,7 @@ class WarehouseSink:
             for versions in histories:
                 if batch.overwrite_equal_tags or batch.never_applied:
                     bookkeeping.retry(versions.events)
-                self._dialect.keep(
+                self._writer.keep(
                     versions,
                     bookkeeping.refuse,
                     overwrite_equal_tags=batch.overwrite_equal_tags,
@@ -267,10 +269,11 @@ class WarehouseSink:
                     bookkeeping.raise_complete_from(versions.events.table, versions.complete_from_ms)
                 if versions.missing_until_ms is not None:
                     bookkeeping.raise_missing_until(versions.events.table, versions.missing_until_ms)
-            self._bookkeeping.save_offsets(batch.next_offsets)
+            self._tables.progress.save_offsets(batch.next_offsets)
             if batch.identities:
-                touched = {events.table for events in (*tables, *(versions.events for versions in histories))}
-                self._tables.check_same({name: batch.identities[name] for name in touched & batch.identities.keys()})
+                self._tables.identities.check_same(
+                    {name: batch.identities[name] for name in touched & batch.identities.keys()}
+                )
         return Outcome(applied, sum(map(len, tables)) - applied - len(rejections), rejections)
 
     def _check_versions(self, tables: Sequence[TableEvents], histories: Sequence[TableVersions], batch: Batch) -> None:
@@ -279,7 +282,7 @@ class WarehouseSink:
             return
         given = {versions.events.table for versions in histories}
         lacking = [
-            str(events.table) for events in tables if self._dialect.keeps(events.table) and events.table not in given
+            str(events.table) for events in tables if self._writer.keeps(events.table) and events.table not in given
         ]
         if lacking:
             raise LockstepError(
@@ -300,9 +303,9 @@ class WarehouseSink:
             with self._connection.transaction():
                 self._bookkeeping.require()
                 tables = self._bookkeeping.tables(names)
-                self._dialect.look_at([_prepared(tables, name) for name in names])
+                self._writer.look_at([_prepared(tables, name) for name in names])
         except BaseException:
-            self._dialect.forget()  # what was made is gone with the transaction
+            self._writer.forget()  # what was made is gone with the transaction
             raise
 
 

@@ -18,7 +18,7 @@ from cdc.model.event import Events, RowEvent
 from cdc.model.table import TableName
 from sinks.contract import Batch, TableVersions
 from sinks.warehouse import generations
-from sinks.warehouse.duckdb import dialect
+from sinks.warehouse.duckdb import upkeep
 from sinks.warehouse.generations import WarehouseGenerations
 from sinks.warehouse.own_indexes import NAME_PREFIX
 from sinks.warehouse.purged import PORTION
@@ -145,8 +145,8 @@ def test_of_a_trimmed_history_every_later_time_is_as_it_was(
     file: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     """Also in portions."""
-    monkeypatch.setattr(dialect, "_TRIMMED_AT_ONCE", at_once)
-    monkeypatch.setattr(dialect, "_TRIM_PORTIONS", 3)
+    monkeypatch.setattr(upkeep, "_TRIMMED_AT_ONCE", at_once)
+    monkeypatch.setattr(upkeep, "_TRIM_PORTIONS", 3)
     sink = open_sink(table(), history=True)
     begun = with_versions(
         upsert({"id": 1, "note": "a"}, tag(1)),

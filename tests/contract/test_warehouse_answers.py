@@ -305,7 +305,7 @@ def test_rows_are_not_tried_one_by_one_once_too_many_are_refused(
     settings: WarehouseSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a column's type is wrong: two attempts for each row would pass before anybody is told."""
-    monkeypatch.setattr("sinks.warehouse.postgres.dialect._REFUSED_FEW", 10)
+    monkeypatch.setattr("sinks.warehouse.postgres.writing._REFUSED_FEW", 10)
     numbered = table(column("id", "int8"), column("n", "int4"))
     sink = WarehouseSink(WarehouseTables(name, settings.model_copy(update={"max_open_rejections": 3}), 1))
     sink.prepare([numbered])

@@ -124,9 +124,9 @@ def test_who_creates_the_file_second_leaves_what_is_in_it(
 ADDING = """
 import sys, time
 from pydantic import SecretStr
-from sinks.warehouse.duckdb import connection
+from sinks.warehouse.duckdb import connection, file
 from sinks.warehouse.settings import WarehouseSettings
-connection._FIRST_WAIT_S = connection._WAIT_S_MAX = 0.0
+file._FIRST_WAIT_S = file._WAIT_S_MAX = 0.0
 settings = WarehouseSettings(url=SecretStr(f"duckdb:///{sys.argv[1]}"), lock_timeout_s=60)
 opened = connection.DuckDbConnection(settings, views="v", generation=1)
 print("ready", flush=True)
@@ -188,12 +188,12 @@ def test_writers_in_several_processes_take_turns(file: Path, open_sink: Open) ->
 DYING = """
 import sys, time
 from pydantic import SecretStr
-from sinks.warehouse.bookkeeping import WarehouseBookkeeping
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
+from sinks.warehouse.stored_progress import StoredProgress
 from sinks.warehouse.tables import WarehouseTables
 from tests.builders import batch, upsert
-WarehouseBookkeeping.save_offsets = lambda self, offsets: (print("written", flush=True), time.sleep(600))
+StoredProgress.save_offsets = lambda self, offsets: (print("written", flush=True), time.sleep(600))
 sink = WarehouseSink(WarehouseTables("shop", WarehouseSettings(url=SecretStr("duckdb:///" + sys.argv[1])), 1))
 sink.apply(batch(*(upsert({"id": key, "note": "half"}, 2) for key in range(50_000)), next_offsets={("t", 0): 9}))
 """
@@ -234,12 +234,12 @@ def test_what_was_committed_and_not_yet_in_the_file_is_there_after_a_crash(file:
 GROWING = """
 import os, sys
 from pydantic import SecretStr
-from sinks.warehouse.duckdb.connection import DuckDbConnection
+from sinks.warehouse.duckdb.file import DuckDbFile
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.tables import WarehouseTables
 from tests.builders import column, table
-DuckDbConnection._detach = lambda _: os.kill(os.getpid(), 9)
+DuckDbFile.detach = lambda *_: os.kill(os.getpid(), 9)
 sink = WarehouseSink(WarehouseTables("shop", WarehouseSettings(url=SecretStr("duckdb:///" + sys.argv[1])), 1))
 wider = table(*table().columns, column("grade", "int4"), column("quote"), column("until", "timestamptz"))
 sink.prepare([wider], added={wider.name: {"grade": 5, "quote": "it's", "until": "2026-01-01T00:00:00.5Z"}})
@@ -268,7 +268,7 @@ def test_a_batch_that_fails_writes_nothing(file: Path, open_sink: Open, monkeypa
         raise RuntimeError
 
     with monkeypatch.context() as patched:
-        patched.setattr("sinks.warehouse.bookkeeping.WarehouseBookkeeping.save_offsets", fail)
+        patched.setattr("sinks.warehouse.stored_progress.StoredProgress.save_offsets", fail)
         with pytest.raises(RuntimeError):
             sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
     assert read(file, "select * from shop_g1.orders") == []

@@ -1,36 +1,24 @@
 """Transactions on a DuckDB file, which one process holds at a time: it is attached only while a transaction lasts.
 
 DuckDB itself stays, with nothing but that file: to start it takes ten times as long as to attach one.
-
-**Attached as it is.** DuckDB 2.0 reads a file's headers before it has the file's lock, and believes them afterwards. So
-it can attach what was there before another process's last transaction, and write over that. Here the headers are read
-before and after a file is attached. Where they differ, it is attached again. ``docs/duckdb-stale-headers.md`` shows it.
 """
 
-import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 from cdc.model.errors import ConfigurationError, Unavailable
-from sinks.warehouse.duckdb.errors import is_held, translated
+from sinks.warehouse.duckdb.errors import translated
+from sinks.warehouse.duckdb.file import DuckDbFile
+from sinks.warehouse.duckdb.tables import GIVEN
 from sinks.warehouse.settings import WarehouseSettings
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from sqlalchemy import Connection, CursorResult, Engine
-
-_FILE: Final = "lockstep_file"
-"""The name of the attached file. By its own name one of its schemas could be meant."""
-
-_HEADERS_BYTES: Final = 3 * 4096
-"""With these a file begins. A checkpoint writes one of them, which says what holds from then on."""
-
-_FIRST_WAIT_S: Final = 0.01
-_WAIT_S_MAX: Final = 0.05
 
 _TURNS: Final[dict[Path, threading.Lock]] = {}
 """Whose turn it is among the threads of this process, which the file's lock doesn't keep apart."""
@@ -47,6 +35,7 @@ class DuckDbConnection:
         self._settings = settings
         self._bound = {"view_schema": views, "generation": generation}
         self._turn = _TURNS.setdefault(self._path, threading.Lock())
+        self._file = DuckDbFile(self._path)
         self._connection: Connection | None = None
 
     @contextmanager
@@ -60,11 +49,10 @@ class DuckDbConnection:
                 if self._connection is None:
                     self._connection = _engine(self._settings).connect()
                 try:
-                    # To close any descriptor of a file gives up the process's lock on it.
-                    after_detaching.callback(os.close, self._attach(deadline))
+                    self._file.attach(self._execute, deadline, after_detaching)
                     with self._connection.begin():
                         yield self._connection
-                    self._detach()
+                    self._file.detach(self._execute)
                 except BaseException:
                     self.close()  # and the file with it, whatever it was that went wrong
                     raise
@@ -147,60 +135,8 @@ class DuckDbConnection:
             connection.close()
             connection.engine.dispose()
 
-    def _attach(self, deadline: float) -> int:
-        """Attach the file, created where there is none. Returns a descriptor of it, to be closed when it is detached.
-
-        Raises LockstepError for a file that can't be opened.
-        """
-        wait_s = _FIRST_WAIT_S
-        while True:
-            descriptor = self._opened()
-            try:
-                before = _headers(descriptor)
-                if self._is_attached(self._path, deadline - wait_s):
-                    if _headers(descriptor) == before:
-                        return descriptor
-                    self._detach()
-            except BaseException as error:
-                self.close()
-                os.close(descriptor)
-                if isinstance(error, OSError):
-                    raise translated(error, self._path) from error
-                raise
-            os.close(descriptor)
-            time.sleep(wait_s)
-            wait_s = min(2 * wait_s, _WAIT_S_MAX)
-
-    def _opened(self) -> int:
-        try:
-            if not self._path.exists():
-                self._create()
-            return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise translated(error, self._path) from error
-
-    def _create(self) -> None:
-        """Create the file whole, unless another process does: DuckDB would write over what that one has done."""
-        with TemporaryDirectory(prefix=f".{self._path.name}.", dir=self._path.parent) as directory:
-            new = Path(directory, self._path.name)
-            self._is_attached(new, deadline=0.0)
-            self._detach()
-            with suppress(FileExistsError):
-                os.link(new, self._path)
-
-    def _is_attached(self, path: Path, deadline: float) -> bool:
-        """Whether the file could be attached. Others may have it until the deadline; then raises DuckDB's error."""
-        quoted = str(path).replace("'", "''")
-        try:
-            self.driver.execute(f"attach '{quoted}' as {_FILE}; use {_FILE}").fetchall()
-        except Exception as error:
-            if not is_held(error) or time.monotonic() > deadline:
-                raise
-            return False
-        return True
-
-    def _detach(self) -> None:
-        self.driver.execute(f"use memory; detach {_FILE}").fetchall()
+    def _execute(self, statement: str) -> None:
+        self.driver.execute(statement).fetchall()
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -214,8 +150,12 @@ class DuckDbConnection:
             raise translated(error, self._path) from error
 
 
-def _headers(descriptor: int) -> bytes:
-    return os.pread(descriptor, _HEADERS_BYTES, 0)
+@contextmanager
+def registered(connection: DuckDbConnection, data: "pa.Table") -> Iterator[None]:
+    """These rows, for statements to find as ``GIVEN``."""
+    connection.driver.register(GIVEN, data)
+    yield
+    connection.driver.unregister(GIVEN)  # with the connection, where something went wrong
 
 
 def _engine(settings: WarehouseSettings) -> "Engine":

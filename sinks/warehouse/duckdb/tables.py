@@ -69,7 +69,7 @@ def _create_sql(target: str, shape: Shape, ours: Sequence[str]) -> str:
     return f"create table if not exists {target} (\n  " + ",\n  ".join(lines) + "\n)"
 
 
-class _Finding:
+class Finding:
     """Queries of texts that are no JSON: how many there are, and in the order of the rows whether each is fit."""
 
     def __init__(self, name: str) -> None:
@@ -77,37 +77,35 @@ class _Finding:
         self.listed = f"select coalesce(json_valid({name}), true) from {GIVEN}"
 
 
+def find_bad(shape: Shape) -> dict[str, Finding]:
+    """By column, how to find what Arrow doesn't know of and DuckDB would refuse."""
+    return {
+        column.name: Finding(quote_identifier(column.name))
+        for column in shape.columns
+        if column_type(column, shape) == "JSON"
+    }
+
+
 class Statements:
-    """The SQL by which rows of one table are written, and by which versions are added to its history."""
+    """The SQL by which rows of one table are written and taken away."""
 
-    def __init__(self, target: str, history: str, held: HeldTable) -> None:
-        self.shape = shape = held.shape
-        columns = [column.name for column in shape.columns]
-        key = shape.table.key
-        tag = quote_identifier(TAG_COLUMN)
-        typed = ", ".join(
-            f"cast({quote_identifier(column.name)} as {column_type(column, shape)}) as {quote_identifier(column.name)}"
-            for column in shape.columns
-        )
-        self.find_bad = {
-            column.name: _Finding(quote_identifier(column.name))
-            for column in shape.columns
-            if column_type(column, shape) == "JSON"
-        }
-        """By column, how to find what Arrow doesn't know of and DuckDB would refuse."""
-
-        stored = listed([*columns, EXACT_COLUMN, TAG_COLUMN, DELETED_COLUMN])
-        given = f"(select {typed}, {listed([EXACT_COLUMN, TAG_COLUMN, DELETED_COLUMN])} from {GIVEN}) as given"
+    def __init__(self, target: str, held: HeldTable) -> None:
+        shape, key = held.shape, held.shape.table.key
+        tag, deleted = quote_identifier(TAG_COLUMN), quote_identifier(DELETED_COLUMN)
+        self._target = target
+        self._key = _Key(shape)
+        ours = [EXACT_COLUMN, TAG_COLUMN, DELETED_COLUMN]
+        stored = listed([*(column.name for column in shape.columns), *ours])
+        given = f"(select {_typed(shape.columns, shape)}, {listed(ours)} from {GIVEN}) as given"
         same_row = _equal(key)
-        self.replace = f"delete from {target} as known using {given} where {same_row} and given.{tag} > known.{tag}"
-        self.replace_again = f"{self.replace.removesuffix(f'given.{tag} > known.{tag}')}given.{tag} >= known.{tag}"
+        replace = f"delete from {target} as known using {given} where {same_row} and given.{tag}"
+        self.replace = f"{replace} > known.{tag}"
+        self.replace_again = f"{replace} >= known.{tag}"
         # The transaction's time: who writes has the file to himself from its begin to its end.
         synced, now = (f", {quote_identifier(SYNCED_COLUMN)}", ", now()") if held.has_synced_at else ("", "")
-        self.insert = (
-            f"insert into {target} ({stored}{synced}) select {stored}{now} from {given} "
-            f"where not exists (select 1 from {target} as known where {same_row})"
-        )
+        self._is_there = f"exists (select 1 from {target} as known where {same_row})"
         self.append = f"insert into {target} ({stored}{synced}) select {stored}{now} from {given}"
+        self.insert = f"{self.append} where not {self._is_there}"
         # Keys of which there are several, and of each the newest that came last.
         doubles = f"select {listed(key)} from {target} group by {listed(key)} having count(*) > 1"
         self.tidy = (
@@ -115,55 +113,11 @@ class Statements:
             f"(partition by {listed(key)} order by {tag} desc, {_ROW} desc) as rank "
             f"from {target} where ({listed(key)}) in ({doubles})) where rank > 1)"
         )
-
-        committed = quote_identifier(COMMITTED)
-        identity = [*key, TAG_COLUMN]
-        stored = listed([*columns, EXACT_COLUMN, TAG_COLUMN, COMMITTED, OPERATION])
-        given = f"(select {typed}, {listed([EXACT_COLUMN, TAG_COLUMN, COMMITTED, OPERATION])} from {GIVEN}) as given"
-        # Versions come in the order of their tags, so most of a history's blocks can't hold one of these.
-        same_version = (
-            f"{_equal(identity)} and known.{tag} between "
-            f"(select min({tag}) from {GIVEN}) and (select max({tag}) from {GIVEN})"
-        )
-        self.make_earlier = (
-            f"update {history} as known set {committed} = given.{committed} from {given} "
-            f"where {same_version} and given.{committed} < known.{committed}"
-        )
-        # What the source has dropped stays as it was: a version that comes again lacks it.
-        others = [column.name for column in shape.table.columns if column.name not in key]
-        assignments = ", ".join(
-            f"{quote_identifier(name)} = given.{quote_identifier(name)}" for name in [*others, EXACT_COLUMN, OPERATION]
-        )
-        self.make_again = (
-            f"update {history} as known set {assignments}, {committed} = least(known.{committed}, given.{committed}) "
-            f"from {given} where {same_version}"
-        )
-        self.keep = (
-            f"insert into {history} ({stored}) select {stored} from {given} "
-            f"where not exists (select 1 from {history} as known where {same_version})"
-        )
-
-        self._target, self._history = target, history
-        key_types = ", ".join(
-            f"cast({quote_identifier(column.name)} as {column_type(column, shape)}) as {quote_identifier(column.name)}"
-            for column in shape.table.key_columns
-        )
-        self._numbered = (
-            f"(select {key_types}, {tag}, {quote_identifier(INDEX)} from {GIVEN}) as given where given.{tag} <= "
-        )
-        self._is_there = f"exists (select 1 from {target} as known where {same_row})"
-        self._of_key = f"(select {key_types} from {GIVEN}) as given where {same_row}"
-        deleted = quote_identifier(DELETED_COLUMN)
-        self.deleted_of_key = f"select bool_and(known.{deleted}) from {target} as known, {self._of_key}"
-        self.versions_of_key = f"select count(*) from {history} as known, {self._of_key}"
+        self.deleted_of_key = f"select bool_and(known.{deleted}) from {target} as known, {self._key.given}"
 
     def repeated_after(self, purged: str) -> str:
         """The numbers of given rows of tags up to this one where no row of their key is there."""
-        return f"select given.{quote_identifier(INDEX)} from {self._numbered}'{purged}' and not {self._is_there}"
-
-    def repeated_version(self, purged: str) -> str:
-        """The numbers of given versions of tags up to this one."""
-        return f"select given.{quote_identifier(INDEX)} from {self._numbered}'{purged}'"
+        return f"{self._key.numbers_up_to(purged)} and not {self._is_there}"
 
     def purge(self, older_than_s: float | None, below: str, rows_max: int) -> str:
         """Deletes some of the rows that were deleted so long ago, None: whenever, and answers with their tags."""
@@ -173,6 +127,51 @@ class Statements:
         old = f"select {_ROW} from {self._target} where {deleted}{is_old} and {tag} < '{below}'{order} limit {rows_max}"
         return f"delete from {self._target} where {_ROW} in ({old}) returning {tag}"
 
+    def erase(self, below: str) -> str:
+        """Deletes the given key's row if it is marked as deleted, and answers with its tag."""
+        return self._key.erase(self._target, below, f" and known.{quote_identifier(DELETED_COLUMN)}")
+
+
+class HistoryStatements:
+    """The SQL by which versions are added to a table's history and taken away."""
+
+    def __init__(self, target: str, shape: Shape) -> None:
+        key = shape.table.key
+        tag, committed = quote_identifier(TAG_COLUMN), quote_identifier(COMMITTED)
+        self._target = target
+        self._shape = shape
+        self._key = _Key(shape)
+        ours = [EXACT_COLUMN, TAG_COLUMN, COMMITTED, OPERATION]
+        stored = listed([*(column.name for column in shape.columns), *ours])
+        given = f"(select {_typed(shape.columns, shape)}, {listed(ours)} from {GIVEN}) as given"
+        # Versions come in the order of their tags, so most of a history's blocks can't hold one of these.
+        same_version = (
+            f"{_equal([*key, TAG_COLUMN])} and known.{tag} between "
+            f"(select min({tag}) from {GIVEN}) and (select max({tag}) from {GIVEN})"
+        )
+        self.make_earlier = (
+            f"update {target} as known set {committed} = given.{committed} from {given} "
+            f"where {same_version} and given.{committed} < known.{committed}"
+        )
+        # What the source has dropped stays as it was: a version that comes again lacks it.
+        others = [column.name for column in shape.table.columns if column.name not in key]
+        assignments = ", ".join(
+            f"{quote_identifier(name)} = given.{quote_identifier(name)}" for name in [*others, EXACT_COLUMN, OPERATION]
+        )
+        self.make_again = (
+            f"update {target} as known set {assignments}, {committed} = least(known.{committed}, given.{committed}) "
+            f"from {given} where {same_version}"
+        )
+        self.keep = (
+            f"insert into {target} ({stored}) select {stored} from {given} "
+            f"where not exists (select 1 from {target} as known where {same_version})"
+        )
+        self.versions_of_key = f"select count(*) from {target} as known, {self._key.given}"
+
+    def repeated(self, purged: str) -> str:
+        """The numbers of given versions of tags up to this one."""
+        return self._key.numbers_up_to(purged)
+
     def trim(self, complete_from_ms: int, below: str, *, portion: int, portions: int) -> str:
         """Deletes the versions of a portion of the keys that nobody finds at a time from then on.
 
@@ -181,12 +180,12 @@ class Statements:
         """
         tag, committed, operation = map(quote_identifier, (TAG_COLUMN, COMMITTED, OPERATION))
         until = f"TIMESTAMPTZ '{(EPOCH + timedelta(milliseconds=complete_from_ms)).isoformat()}'"
-        key = listed(self.shape.table.key)
+        key = listed(self._shape.table.key)
         versions = f"partition by {key} order by {tag}"
         # A version begins no earlier than the one before it, wherever the clock was.
         own = (
             f"select {_ROW} as _lockstep_row, {key}, {tag}, {committed}, {operation}, "
-            f"max({committed}) over ({versions}) as _lockstep_begins from {self._history} "
+            f"max({committed}) over ({versions}) as _lockstep_begins from {self._target} "
             f"where hash({key}) % {portions} = {portion}"
         )
         placed = (
@@ -198,27 +197,33 @@ class Statements:
             f"select _lockstep_row from ({placed}) where {tag} < '{below}' and "
             f"(_lockstep_ends <= {until} or ({operation} = 'd' and {committed} <= {until} and _lockstep_number = 1))"
         )
-        return f"delete from {self._history} where {_ROW} in ({gone}) returning {tag}"
+        return f"delete from {self._target} where {_ROW} in ({gone}) returning {tag}"
 
-    def erase_row(self, below: str) -> str:
-        """Deletes the given key's row if it is marked as deleted, and answers with its tag."""
-        return self._erase(self._target, below, f" and known.{quote_identifier(DELETED_COLUMN)}")
-
-    def erase_versions(self, below: str) -> str:
+    def erase(self, below: str) -> str:
         """Deletes the given key's versions, and answers with their tags."""
-        return self._erase(self._history, below, "")
+        return self._key.erase(self._target, below, "")
 
-    def _erase(self, target: str, below: str, condition: str) -> str:
+
+class _Key:
+    """Parts of statements about keys that are given."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._typed = _typed(shape.table.key_columns, shape)
+        self.given = f"(select {self._typed} from {GIVEN}) as given where {_equal(shape.table.key)}"
+
+    def numbers_up_to(self, purged: str) -> str:
+        tag, index = quote_identifier(TAG_COLUMN), quote_identifier(INDEX)
+        numbered = f"(select {self._typed}, {tag}, {index} from {GIVEN}) as given"
+        return f"select given.{index} from {numbered} where given.{tag} <= '{purged}'"
+
+    def erase(self, target: str, below: str, condition: str) -> str:
         tag = f"known.{quote_identifier(TAG_COLUMN)}"
-        return f"delete from {target} as known using {self._of_key}{condition} and {tag} < '{below}' returning {tag}"
+        return f"delete from {target} as known using {self.given}{condition} and {tag} < '{below}' returning {tag}"
 
 
 def rows_by_key_sql(target: str, shape: Shape, columns: Sequence[str]) -> str:
     """Live rows of the keys that are given."""
-    key = ", ".join(
-        f"cast({quote_identifier(column.name)} as {column_type(column, shape)}) as {quote_identifier(column.name)}"
-        for column in shape.table.key_columns
-    )
+    key = _typed(shape.table.key_columns, shape)
     selection = ", ".join(f"known.{quote_identifier(name)}" for name in columns)
     return (
         f"select {selection} from {target} as known join (select distinct {key} from {GIVEN}) as given "
@@ -228,3 +233,11 @@ def rows_by_key_sql(target: str, shape: Shape, columns: Sequence[str]) -> str:
 
 def _equal(names: Sequence[str]) -> str:
     return " and ".join(f"known.{quote_identifier(name)} = given.{quote_identifier(name)}" for name in names)
+
+
+def _typed(columns: Sequence[Column], shape: Shape) -> str:
+    """The columns of what is given, as their types."""
+    return ", ".join(
+        f"cast({quote_identifier(column.name)} as {column_type(column, shape)}) as {quote_identifier(column.name)}"
+        for column in columns
+    )

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from cdc.model.errors import ConfigurationError, Unavailable
 from cdc.model.table import quote_identifier
 from cdc.printed_secret import while_passwords_change
 from cdc.protocol.pgvalues import SESSION_SETTINGS
 from sinks.warehouse.names import qualified
-from sinks.warehouse.postgres.errors import RowChanged, is_of_a_row, reason_of, translated
+from sinks.warehouse.postgres.errors import translated
 from sinks.warehouse.settings import WarehouseSettings
 
 if TYPE_CHECKING:
@@ -31,16 +31,6 @@ _SESSION: Final = (
     # What was acknowledged must survive a crash. A stricter level than 'on' stays.
     "select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off'",
 )
-
-
-class _Portion(Protocol):
-    """Something of rows that can be halved."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: slice, /) -> Self: ...
-
-
-P = TypeVar("P", bound=_Portion)
 
 
 class WarehouseConnection:
@@ -170,30 +160,6 @@ class WarehouseConnection:
                 copy.write(block)
                 size += len(block)
         return size
-
-    def in_halves(self, write: Callable[[P], int], rows: P, refuse: Callable[[P, str], object]) -> int:
-        """The sum of what ``write`` returns. One bad row fails the whole statement, so halves are tried until it stands
-        alone: then ``refuse`` gets it, with the reason.
-
-        k bad rows among n cost about 2 k log n further attempts. ``refuse`` may raise when there are too many.
-        """
-        savepoint = self.connected.begin_nested()
-        errors: tuple[type[Exception], ...] = (*self.driver_errors(), RowChanged)
-        try:
-            written = write(rows)
-        except errors as error:
-            if not is_of_a_row(error):
-                raise
-            savepoint.rollback()
-            if len(rows) == 1:
-                refuse(rows, reason_of(error))
-                return 0
-        else:
-            savepoint.commit()
-            return written
-        middle = len(rows) // 2
-        first = self.in_halves(write, rows[:middle], refuse)
-        return first + self.in_halves(write, rows[middle:], refuse)
 
     def disconnect(self) -> None:
         self._forget()

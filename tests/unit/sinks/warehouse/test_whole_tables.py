@@ -1,34 +1,49 @@
-"""sinks.warehouse.tables: of which tables what was deleted long ago is removed for good."""
+"""sinks.warehouse.purging: of which tables what was deleted long ago is removed for good."""
 
 from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from pydantic import SecretStr
 
 from cdc.model.table import TableName
-from sinks.warehouse.tables import WarehouseTables
+from sinks.warehouse.held_table import GenerationSchema
+from sinks.warehouse.names import WarehouseNames
+from sinks.warehouse.purging import Purging
+from sinks.warehouse.settings import WarehouseSettings
+from sinks.warehouse.unfit import new_table
 from tests.builders import table
 
 ORDERS, ITEMS = TableName("public", "orders"), TableName("public", "items")
 
 
-class _Tables(WarehouseTables):
-    """Two tables with rows and histories. ``asked`` are those of which something is removed."""
+class _Upkeep:
+    """``asked`` are the tables of which something is to be removed."""
 
     def __init__(self) -> None:
         self.asked: list[TableName] = []
-        held = {
-            name: SimpleNamespace(shape=SimpleNamespace(table=table(name=name)), has_history=True)
-            for name in (ORDERS, ITEMS)
-        }
-        self.bookkeeping = cast("Any", SimpleNamespace(tables=lambda: held))
-        self.dialect = cast("Any", SimpleNamespace(purge=self._removed, trim_history=self._removed))
-        self._settings = cast("Any", SimpleNamespace(purge_deleted_after_days=1.0, keep_history_days=1.0))
 
-    def _removed(self, held: Any, **_: object) -> tuple[int, str]:
+    def purge(self, held: Any, **_: object) -> tuple[int, str]:
         self.asked.append(held.shape.table.name)
         return 0, ""
+
+    def trim_history(self, held: Any, **_: object) -> tuple[bool, str]:
+        self.asked.append(held.shape.table.name)
+        return False, ""
+
+
+def _purging(upkeep: _Upkeep) -> Purging:
+    """Two tables with rows and histories."""
+    held = {
+        name: new_table(table(name=name), WarehouseNames(history=True), has_synced_at=True) for name in (ORDERS, ITEMS)
+    }
+    bookkeeping = cast("Any", SimpleNamespace(tables=lambda: held))
+    dialect = cast("Any", SimpleNamespace(connection=SimpleNamespace(execute=None), upkeep=upkeep))
+    settings = WarehouseSettings(
+        url=SecretStr("postgresql://h/d"), history=True, purge_deleted_after_days=1.0, keep_history_days=1.0
+    )
+    return Purging(dialect, settings, GenerationSchema("shop_g1"), 1, bookkeeping)
 
 
 @pytest.mark.parametrize(("whole", "expected"), [(None, [ITEMS, ORDERS]), ({ORDERS}, [ORDERS]), (set(), [])])
@@ -36,7 +51,7 @@ def test_nothing_goes_of_a_table_of_which_events_are_still_to_come_and_others_go
     whole: Collection[TableName] | None, expected: list[TableName]
 ) -> None:
     """Else a table that has left capture for good would keep what was deleted of all others."""
-    purged, trimmed = _Tables(), _Tables()
-    purged.purge("f", whole)
-    trimmed.trim_histories("f", whole, 0, now_ms=0)
+    purged, trimmed = _Upkeep(), _Upkeep()
+    _purging(purged).purge("f", whole)
+    _purging(trimmed).trim_histories("f", whole, 0, now_ms=0)
     assert (purged.asked, trimmed.asked) == (expected, expected)

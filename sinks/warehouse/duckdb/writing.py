@@ -1,0 +1,172 @@
+"""Batches written to a DuckDB file, from Arrow.
+
+**A batch** is one transaction, as everywhere: rows whose key is there with an older tag are deleted, then those are
+inserted whose key isn't there. What can't be a row of the table is known before, so no statement fails for the sake of
+a row. Rows are made ready before the file is opened.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from cdc.model.event import TableEvents
+from cdc.model.table import TableName
+from sinks.columns.exact_columns import DELETED_COLUMN, Rows
+from sinks.contract import Rejection, TableVersions
+from sinks.warehouse.dialect import Refuse, UnknownColumn
+from sinks.warehouse.duckdb.connection import DuckDbConnection, registered
+from sinks.warehouse.duckdb.tables import INDEX, Finding, HistoryStatements, Statements, find_bad
+from sinks.warehouse.duckdb.values import rows_of
+from sinks.warehouse.held_table import GenerationSchema, HeldTable
+from sinks.warehouse.history import COMMITTED, OPERATION
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A table that is written to."""
+
+    rows: Rows
+    statements: Statements
+    of_history: HistoryStatements | None
+    find_bad: Mapping[str, Finding]
+    """By column, how to find what Arrow doesn't know of and DuckDB would refuse."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """Events as rows, with the place of each row's event, and by their places why others have no row."""
+
+    data: pa.Table
+    indexes: Sequence[int]
+    refused: Mapping[int, str]
+
+    def without(self, unfit: Mapping[int, str]) -> "_Given":
+        """Without these rows too."""
+        if not unfit:
+            return self
+        fit = [number for number in range(self.data.num_rows) if number not in unfit]
+        return replace(
+            self._only(fit), refused={**self.refused, **{self.indexes[number]: why for number, why in unfit.items()}}
+        )
+
+    def rejections(self, events: TableEvents) -> list[Rejection]:
+        return [Rejection(events[index], reason) for index, reason in sorted(self.refused.items())]
+
+    def of_history(self, versions: TableVersions) -> "_Given":
+        """With what a history says of each version, each version once.
+
+        One may be there twice, and of a tombstone whose event is gone only the record's time is known, which is later.
+        (DuckDB's own ``distinct on`` makes 0.0 of -0.0 in columns that it has nothing to do with.)
+        """
+        keys, tags, times_ms = versions.events.keys, versions.events.tags, versions.commit_times_ms
+        earliest: dict[tuple[bytes, str], int] = {}
+        for number, index in enumerate(self.indexes):
+            known = earliest.setdefault((keys[index], tags[index]), number)
+            if times_ms[index] < times_ms[self.indexes[known]]:
+                earliest[keys[index], tags[index]] = number
+        once = self if len(earliest) == len(self.indexes) else self._only(sorted(earliest.values()))
+        times_us = pa.array([times_ms[index] * 1000 for index in once.indexes], pa.int64())
+        operations = pa.array([versions.operations[index] for index in once.indexes], pa.string())
+        data = once.data.drop_columns([DELETED_COLUMN])
+        data = data.append_column(COMMITTED, times_us.cast(pa.timestamp("us", "UTC")))
+        return replace(once, data=data.append_column(OPERATION, operations))
+
+    def _only(self, numbers: Sequence[int]) -> "_Given":
+        data = self.data.take(pa.array(numbers, pa.int64()))
+        return replace(self, data=data, indexes=[self.indexes[number] for number in numbers])
+
+
+class DuckDbWriter:
+    """Writes rows that were made ready before."""
+
+    def __init__(self, connection: DuckDbConnection, schema: GenerationSchema) -> None:
+        self._connection = connection
+        self._schema = schema
+        self._written: dict[TableName, _Written] = {}
+        self._given: dict[TableName, _Given] = {}
+        self._given_versions: dict[TableName, _Given] = {}
+
+    def look_at(self, tables: Sequence[HeldTable]) -> None:
+        for held in tables:
+            of_history = HistoryStatements(self._schema.history(held), held.shape) if held.has_history else None
+            statements = Statements(self._schema.table(held), held)
+            written = _Written(rows_of(held.shape), statements, of_history, find_bad(held.shape))
+            self._written[held.shape.table.name] = written
+
+    def forget(self) -> None:
+        self._written.clear()
+
+    def is_ready_for(self, name: TableName) -> bool:
+        return name in self._written
+
+    def keeps(self, name: TableName) -> bool:
+        return name in self._written and self._written[name].of_history is not None
+
+    def make_ready(self, tables: Sequence[TableEvents], versions: Sequence[TableVersions]) -> None:
+        """Rows become columns before the file is opened: that takes longer than writing them."""
+        self._given = {events.table: self._encoded(events) for events in tables}
+        self._given_versions = {history.events.table: self._encoded(history.events) for history in versions}
+
+    def merge(
+        self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool, purged: str = ""
+    ) -> int:
+        written = self._written[events.table]
+        statements = written.statements
+        repeated = statements.repeated_after(purged) if purged else ""
+        with self._checked(written, self._given[events.table], repeated) as given:
+            rejections += given.rejections(events)
+            self._connection.run(statements.replace_again if overwrite_equal_tags else statements.replace)
+            return int(self._connection.run(statements.insert).rowcount)
+
+    def append(self, events: TableEvents, rejections: list[Rejection]) -> int:
+        written = self._written[events.table]
+        statements = written.statements
+        with self._checked(written, self._given[events.table]) as given:
+            rejections += given.rejections(events)
+            return int(self._connection.run(statements.append).rowcount)
+
+    def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool, purged: str = "") -> None:
+        written = self._written[versions.events.table]
+        statements = written.of_history
+        assert statements is not None
+        given = self._given_versions[versions.events.table].of_history(versions)
+        repeated = statements.repeated(purged) if purged else ""
+        with self._checked(written, given, repeated) as given:
+            for index, reason in given.refused.items():
+                refuse(versions.events.select([index]), reason)
+            self._connection.run(statements.make_again if overwrite_equal_tags else statements.make_earlier)
+            self._connection.run(statements.keep)
+
+    def _encoded(self, events: TableEvents) -> _Given:
+        rows = self._written[events.table].rows
+        parsed = list(events)
+        if (name := rows.unknown(parsed)) is not None:
+            raise UnknownColumn(events.table, name)
+        data, refused = rows.encode_those_that_fit(parsed)
+        return _Given(data, [index for index in range(len(parsed)) if index not in refused], refused)
+
+    @contextmanager
+    def _checked(self, written: _Written, given: _Given, repeated: str = "") -> Iterator[_Given]:
+        """Rows for statements to find, without those that DuckDB would refuse.
+
+        ``repeated`` is the query for the numbers of rows that are repetitions: these are left out too.
+        """
+        unfit: dict[int, str] = {}
+        with registered(self._connection, given.data):
+            for name, query in written.find_bad.items():
+                if self._connection.run(query.counted).scalar():
+                    valid = [bool(row[0]) for row in self._connection.run(query.listed)]
+                    unfit |= {
+                        index: f"column {name!r}: no JSON" for index, is_valid in enumerate(valid) if not is_valid
+                    }
+        fit = given.without(unfit)
+        with registered(self._connection, fit.data if not repeated else self._without_repeated(fit.data, repeated)):
+            yield fit
+
+    def _without_repeated(self, data: pa.Table, repeated: str) -> pa.Table:
+        numbered = data.append_column(INDEX, pa.array(range(data.num_rows), pa.int64()))
+        with registered(self._connection, numbered):
+            again = {int(row[0]) for row in self._connection.run(repeated)}
+        return data.take(pa.array([number for number in range(data.num_rows) if number not in again], pa.int64()))

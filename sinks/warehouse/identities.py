@@ -1,0 +1,93 @@
+"""Whether the tables of a generation are those that were known."""
+
+from collections.abc import Callable, Collection, Mapping
+
+from cdc.model.errors import DataLost
+from cdc.model.table import TableName
+from sinks.warehouse.bookkeeping import WarehouseBookkeeping
+from sinks.warehouse.dialect import Storage, Storages
+from sinks.warehouse.held_table import HeldTable
+from sinks.warehouse.identity import Identity, Noted, Now, what_became
+from sinks.warehouse.names import HISTORY_SUFFIX
+from sinks.warehouse.purging import Purging
+
+
+class Identities:
+    """Of the tables of one generation. Every method is called inside a transaction.
+
+    ``is_empty`` says whether a relation has no row.
+    """
+
+    def __init__(
+        self,
+        stored: Storages,
+        bookkeeping: WarehouseBookkeeping,
+        purging: Purging,
+        is_empty: Callable[[str], bool],
+    ) -> None:
+        self._stored = stored
+        self._bookkeeping = bookkeeping
+        self._purging = purging
+        self._is_empty = is_empty
+
+    def of(self, names: Collection[TableName]) -> dict[TableName, str]:
+        """What tells each of these tables, with its history, from others that take their places."""
+        tables = self._bookkeeping.tables(names)
+        storages = self._storages(tables)
+        bookkeeping = self._stored.of_bookkeeping().relation
+
+        def noted(relation: str) -> Noted:
+            return Noted(storages[relation], has_rows=not self._is_empty(relation))
+
+        found = {
+            name: Identity(bookkeeping, {relation: noted(relation) for relation in held.relations})
+            for name, held in tables.items()
+            if storages.keys() >= held.relations.keys()
+        }
+        return {name: identity.to_json() for name, identity in found.items()}
+
+    def lost(self, known: Mapping[TableName, str]) -> dict[TableName, str]:
+        """Which tables aren't those any more that were known like this, each with what has become of it."""
+        tables = self._bookkeeping.tables(known)
+        now = Now(
+            self._stored.of_bookkeeping().relation,
+            self._storages(tables),
+            self._purged_relations(tables),
+            self._is_empty,
+            self._stored.keeps_rows,
+        )
+        found = {
+            name: what_became(
+                Identity.from_json(text) if text else None, tables[name].relations if name in tables else (), now
+            )
+            for name, text in known.items()
+        }
+        return {name: what for name, what in found.items() if what is not None}
+
+    def still_there(self, tables: Mapping[TableName, HeldTable]) -> dict[TableName, HeldTable]:
+        """Those of these tables that nobody has dropped, with their histories."""
+        storages = self._storages(tables)
+        return {name: held for name, held in tables.items() if storages.keys() >= held.relations.keys()}
+
+    def check_same(self, known: Mapping[TableName, str]) -> None:
+        """Raise DataLost where one of these tables is stored in something else than was known, whatever the reason is.
+
+        For a transaction that has written to them: nobody empties or drops them until it ends.
+        """
+        identities = {name: Identity.from_json(text) for name, text in known.items() if text}
+        storages = self._stored.of([relation for each in identities.values() for relation in each.relations])
+        for name, identity in identities.items():
+            for relation, noted in identity.relations.items():
+                if storages.get(relation) != noted.storage:
+                    raise DataLost(
+                        f"{relation}, which has rows of {name}, was emptied, replaced or written anew as a whole by"
+                        " somebody else"
+                    )
+
+    def _storages(self, tables: Mapping[TableName, HeldTable]) -> Mapping[str, Storage]:
+        return self._stored.of([relation for held in tables.values() for relation in held.relations])
+
+    def _purged_relations(self, tables: Mapping[TableName, HeldTable]) -> set[str]:
+        """Those from which rows were purged or erased, so that they may have none any more."""
+        purged = {tables[name].name for name in self._purging.rows.load() if name in tables}
+        return purged | {tables[name].name + HISTORY_SUFFIX for name in self._purging.versions.load() if name in tables}

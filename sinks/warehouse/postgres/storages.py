@@ -1,0 +1,40 @@
+"""What a generation's relations are stored in, by the numbers of a PostgreSQL server."""
+
+from collections.abc import Collection
+from typing import Any
+
+from sinks.warehouse.bookkeeping_format import SCHEMA, VERSION_TABLE
+from sinks.warehouse.dialect import Storage
+from sinks.warehouse.held_table import GenerationSchema
+from sinks.warehouse.postgres.connection import WarehouseConnection
+
+
+class PostgresStorages:
+    """By relation and file."""
+
+    def __init__(self, connection: WarehouseConnection, schema: GenerationSchema) -> None:
+        self._connection = connection
+        self._schema = schema
+
+    def of(self, relations: Collection[str]) -> dict[str, Storage]:
+        return self._storages(self._schema.name, relations)
+
+    def keeps_rows(self, relation: str) -> bool:
+        # The transaction that gave it the file has written its entry of the catalogue.
+        target = self._schema.qualified(relation)
+        began = self._connection.execute("select xmin::text from pg_class where oid = to_regclass(:name)", name=target)
+        older = f"select exists (select from {target} as held where age(held.xmin) > age('{began.scalar_one()}'::xid))"
+        return bool(self._connection.run(older).scalar())
+
+    def of_bookkeeping(self) -> Storage:
+        return self._storages(SCHEMA, [VERSION_TABLE]).get(VERSION_TABLE, Storage())
+
+    def _storages(self, schema: str, relations: Collection[str]) -> dict[str, Storage]:
+        found: Any = self._connection.execute(
+            "select c.relname, c.oid::bigint, coalesce(pg_relation_filenode(c.oid), 0)::bigint"
+            " from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+            " where n.nspname = :schema and c.relname = any (:relations) and c.relkind in ('r', 'p')",
+            schema=schema,
+            relations=list(relations),
+        )
+        return {str(name): Storage(*map(int, numbers)) for name, *numbers in found}
