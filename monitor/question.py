@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import LockstepError, Unavailable
+from cdc.processor import machine_slowdown
 
 T = TypeVar("T")
 
@@ -45,3 +46,50 @@ class Question(Generic[T]):
             self._answer = error
         except BaseException as error:
             self._bug = error
+
+
+class Asking(Generic[T]):
+    """The same question again and again, one at a time: one that hangs isn't asked a second time."""
+
+    def __init__(self) -> None:
+        self._open: Question[T] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a question still waits for its answer."""
+        return self._open is not None
+
+    def begin(self, ask: Callable[[], T]) -> Question[T]:
+        """The question that is open, or a new one."""
+        self._open = self._open or Question(ask)
+        return self._open
+
+    def wait(self, seconds: float) -> T | LockstepError | None:
+        """As ``Question.wait``. One that is answered, or met a bug, isn't open any more."""
+        assert self._open is not None
+        try:
+            answer = self._open.wait(max(0.0, seconds))
+        except Exception:
+            self._open = None  # or it would say the same for ever
+            raise
+        if answer is not None:
+            self._open = None
+        return answer
+
+
+_ANSWER_TIMEOUT_S = 4.0
+"""How long a report waits for each server. One that hangs is so named in time, and the others are shown."""
+
+_SLOWDOWN_MAX = 3.0
+"""So many times as long on a machine that is busy: the answer may wait for this process. The page's looks stay fresh.
+"""
+
+
+def answer_s() -> float:
+    """How long a server has to answer, as busy as this machine is now."""
+    return _ANSWER_TIMEOUT_S * min(machine_slowdown(), _SLOWDOWN_MAX)
+
+
+def named(error: Unavailable, server: str) -> Unavailable:
+    """The error with the server that it is about."""
+    return error if error.message.startswith(server) else Unavailable(f"{server}: {error.message}", hint=error.hint)

@@ -95,14 +95,14 @@ def test_what_was_committed_before_the_file_was_locked_stays(
         headers.append(file.read_bytes()[: 3 * 4096])
     descriptor = os.open(file, os.O_RDWR)
     os.pwrite(descriptor, headers[0], 0)
-    attached = DuckDbConnection._is_attached
+    execute = DuckDbConnection._execute
 
-    def attached_late(self: DuckDbConnection, path: Path, deadline: float) -> bool:
-        is_attached = attached(self, path, deadline)
-        os.pwrite(descriptor, headers[1], 0)
-        return is_attached
+    def execute_late(self: DuckDbConnection, statement: str) -> None:
+        execute(self, statement)
+        if statement.startswith("attach"):
+            os.pwrite(descriptor, headers[1], 0)
 
-    monkeypatch.setattr(DuckDbConnection, "_is_attached", attached_late)
+    monkeypatch.setattr(DuckDbConnection, "_execute", execute_late)
     sink.apply(batch(upsert({"id": 3, "note": "a"}, 3)))
     os.close(descriptor)
     assert read(file, "select id from shop.orders order by id") == [(1,), (2,), (3,)]

@@ -5,17 +5,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from pydantic import SecretStr
 
 from cdc.kafka.newest_records import newest_records
 from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
-from jobs.generations.record import Generation
 from lockstep.config import Config
 from lockstep.generations import log_ends
 from lockstep.rebuild.build_inputs import trimmed_partitions
-from monitor.collector import LagCollector
-from sinks.redis.settings import RedisSettings
 from tests.builders import ORDERS
 
 ITEMS = TableName("public", "items")
@@ -62,23 +58,3 @@ def test_who_asks_about_its_records_is_told(
 def test_other_tables_are_not_concerned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockstep.generations.TopicAdmin", _Cluster)
     assert log_ends(_CONFIG, [ITEMS]) == {(TOPICS[ITEMS], 0): 7}
-
-
-def test_the_lag_does_not_count_what_it_can_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monitor.collector.TopicAdmin", _Cluster)
-    monkeypatch.setattr("monitor.collector.OpenRejections", lambda *_: None)
-    pipeline: Any = SimpleNamespace(
-        topics=lambda: TOPICS,
-        kafka=SimpleNamespace(client=dict),
-        source=SimpleNamespace(keyed_names=[ITEMS, ORDERS]),
-    )
-    url = SecretStr("redis://127.0.0.1")
-    sinks = {
-        "listed": RedisSettings(type="redis", url=url, tables=(str(ITEMS),)),
-        "all": RedisSettings(type="redis", url=url),
-    }
-    with LagCollector(pipeline, sinks) as collector:
-        answers: Any = {name: [(Generation(1, True, None), None, None, None, None, None, None)] for name in sinks}
-        ends = collector._topic_ends(answers)
-        behind = {name: next(collector._facts(name, answers[name], 0, ends)).records_behind for name in sinks}
-    assert behind == {"listed": 7, "all": None}

@@ -1,0 +1,160 @@
+"""What Kafka says of the pipeline."""
+
+import math
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from cdc.kafka.control_topics import ProgressReader, read_state
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of
+from cdc.kafka.topic_names import STATE, control_topic
+from cdc.model.errors import LockstepError, Unavailable
+from cdc.pipeline import Pipeline
+from cdc.protocol.control_records import CaptureState, ProgressRecord, SnapshotPhase
+from monitor.open_rejections import OpenRejections
+from monitor.question import Asking, answer_s, named
+
+_STATE_EVERY_S = 3.0
+"""How often the state is read while a table lacks its copy: its topic holds a record for each range of a first copy."""
+
+_TABLES_EVERY_S = 10.0
+"""How often it is asked which tables are captured, where nobody says so: capture's state has to be read for that."""
+
+Topics = Callable[[Pipeline], Collection[str]]
+"""The topics that are read, by the pipeline with its tables of now."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfKafka:
+    """What Kafka says in a look."""
+
+    published: ProgressRecord | None
+    ends: Mapping[tuple[str, int], int]
+    open_rejections: Mapping[tuple[str, int], int]
+    copying: CaptureState | None
+    """As of a few seconds ago at most, None where no table lacks its copy."""
+
+
+class KafkaLook:
+    """Looks at Kafka again and again, until it is closed.
+
+    ``pipeline`` has the tables of the last look. Before one has found them, its patterns are unresolved.
+    """
+
+    def __init__(self, pipeline: Pipeline, resolve: Callable[[Pipeline], Pipeline]) -> None:
+        self._configured = pipeline
+        self._resolve = resolve
+        self._resolved_at = -math.inf
+        self._resolved_for = ""
+        self.pipeline = pipeline
+        self._cluster = TopicAdmin(pipeline.kafka.client())
+        self._progress: ProgressReader | None = None
+        # The newest record, also where nobody answers now.
+        self.published: ProgressRecord | None = None
+        self.rejections = OpenRejections(pipeline, self._cluster)
+        # Capture's state, and the epoch in which it needn't be read again.
+        self._state_of: int | None = None
+        self.state: CaptureState | None = None
+        self._copying: tuple[float, CaptureState | None] = -math.inf, None
+        # Where partitions were last seen to end.
+        self.ends: dict[tuple[str, int], int] = {}
+        self._asking = Asking[OfKafka]()
+
+    def ask(self, topics: Topics, *, is_slot_lost: bool) -> OfKafka | Unavailable:
+        """What Kafka says, or why it can't be asked. Raises LockstepError where it refuses.
+
+        A question of an earlier look that still waits isn't waited for again, and its answer is too old to be taken:
+        Kafka is asked after the sinks.
+        """
+        began, within_s = time.monotonic(), answer_s()
+        server = f"Kafka at {self.pipeline.kafka.bootstrap_servers}"
+        while True:
+            question = self._asking.begin(partial(self._look, topics, is_slot_lost=is_slot_lost))
+            answer = self._asking.wait(min(began, question.asked_at) + within_s - time.monotonic())
+            if answer is None:
+                return Unavailable(f"{server} hasn't answered for {question.age_s:.0f} s")
+            if question.asked_at < began:
+                continue
+            if isinstance(answer, Unavailable):
+                return named(answer, server)
+            if isinstance(answer, LockstepError):
+                raise answer
+            return answer
+
+    def _look(self, topics: Topics, *, is_slot_lost: bool) -> OfKafka:
+        """Raises Unavailable and LockstepError."""
+        self._look_for_tables()
+        published = self._newest_progress()
+        ends = self._topic_ends(topics(self.pipeline))
+        counts = self.rejections.counts()
+        self._look_at_state(published, is_slot_lost=is_slot_lost)
+        return OfKafka(published, ends, counts, self._while_copying(published))
+
+    def _look_at_state(self, newest: ProgressRecord | None, *, is_slot_lost: bool) -> None:
+        """Read capture's state once in each epoch, and while the slot is lost.
+
+        Else no gap comes up, and the source doesn't become another server.
+        """
+        if newest is not None and (is_slot_lost or self._state_of != newest.epoch):
+            pipeline = self.pipeline
+            state = read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot)
+            is_settled = state is not None and state.epoch == newest.epoch and state.phase is SnapshotPhase.DONE
+            self._state_of, self.state = (newest.epoch if is_settled else None), state
+
+    def _while_copying(self, newest: ProgressRecord | None) -> CaptureState | None:
+        """The state of a few seconds ago at most, while a configured table lacks its copy; else None."""
+        pipeline = self.pipeline
+        if newest is not None and not set(newest.uncopied) & set(pipeline.topics().values()):
+            return None
+        read_s, state = self._copying
+        if time.monotonic() - read_s > _STATE_EVERY_S:
+            state = None
+            if newest is not None or self._cluster.exists(control_topic(pipeline.name, STATE)):
+                state = read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot)
+            self._copying = time.monotonic(), state
+        return state
+
+    def _look_for_tables(self) -> None:
+        """See which tables are captured, now and then. Raises as ``resolve``.
+
+        Where all are named, they are others only after a progress record has said so.
+        """
+        selection = "" if self.published is None else self.published.selection
+        is_known = self.published is not None and self._configured.source.is_resolved
+        is_other = selection not in ("", self._resolved_for)
+        if not is_other and (time.monotonic() - self._resolved_at < (math.inf if is_known else _TABLES_EVERY_S)):
+            return
+        found = self._resolve(self._configured)
+        self._resolved_at, self._resolved_for = time.monotonic(), selection
+        if self.pipeline.source.is_resolved and found.source.table_names == self.pipeline.source.table_names:
+            return
+        self.pipeline = found
+        if self._progress is not None:  # it follows the progress of the tables that there were
+            self._progress.close()
+            self._progress = None
+
+    def _newest_progress(self) -> ProgressRecord | None:
+        if self._progress is None:
+            name = self.pipeline.name
+            topics = tuple(self.pipeline.topics().values())
+            if not set(topics) <= self._cluster.partition_counts(topics, must_see=True).keys():
+                return None  # Capture has never run.
+            self._progress = ProgressReader(self.pipeline.kafka.client(), name, topics)
+        for record in self._progress.new_records():
+            self.published = record
+        return self.published
+
+    def _topic_ends(self, topics: Collection[str]) -> Mapping[tuple[str, int], int]:
+        """Where the partitions of these topics end; those that the brokers don't list are left out."""
+        read = list(dict.fromkeys(topics))
+        if not read:
+            return {}
+        counts = self._cluster.partition_counts(read)
+        ends = self._cluster.end_offsets(partitions_of([topic for topic in read if topic in counts], counts))
+        self.ends |= ends
+        return ends
+
+    def close(self) -> None:
+        if not self._asking.is_open and self._progress is not None:  # else it ends with the process
+            self._progress.close()

@@ -1,0 +1,198 @@
+"""What the source says of the pipeline, over a connection that stays open."""
+
+import collections
+import contextlib
+import math
+import time
+from typing import Any
+
+import psycopg
+
+from cdc.model.errors import LockstepError
+from cdc.model.lsn import Lsn, parse_lsn
+from cdc.postgres.connection import connect, connection_error
+from cdc.postgres.dsn import parse_dsn
+from cdc.postgres.settings import SourceSettings
+from cdc.postgres.slot import (
+    CAPTURE_SESSIONS,
+    SLOT_SESSIONS,
+    CaptureSession,
+    emit_heartbeat,
+    find_capture,
+    system_identifier,
+)
+from cdc.protocol.control_records import CaptureState, Gap, ProgressRecord, SnapshotPhase
+from cdc.stream.slot_guard import wal_rate
+from monitor.lag import SourceFacts, elsewhere
+
+APPLICATION = "lockstep lag"
+
+_HEARTBEAT_S = 4.0
+"""Where nothing newer was committed, the source gets a heartbeat: who then hangs is seen to."""
+
+_RATE_LOOKS = 60
+"""Over how many reports the WAL's rate is measured: about a minute of ``lag --watch``."""
+
+_SILENT_S = 25.0
+"""After so long without a status update, what capture said last counts for nothing: it sends one every two seconds."""
+
+
+class SourceLook:
+    """Looks at a source again and again, until it is closed. Every method but ``close`` raises Unavailable."""
+
+    def __init__(self, settings: SourceSettings, slot: str) -> None:
+        self._settings = settings
+        self._slot = slot
+        self._connection: psycopg.Connection[Any] | None = None
+        self._identity: tuple[str | None, str] = None, ""
+        self._looks: collections.deque[tuple[float, Lsn]] = collections.deque(maxlen=_RATE_LOOKS)
+        self._heartbeat_at = -math.inf
+
+    @property
+    def server(self) -> str:
+        dsn = parse_dsn(self._settings.dsn)
+        return f"the source at {dsn.get('host', 'its socket')}:{dsn.get('port', 5432)}"
+
+    def begin(self) -> None:
+        """Look for the first time, so that the first report has a rate too."""
+        if not self._looks:
+            self._look(self._wal_end())
+
+    def heartbeat(self, last_commit_ms: int) -> None:
+        """Have something committed where a stage could hang without anybody's noticing: nobody lacks anything.
+
+        Only while a capture reads the slot: nobody would see it, and the WAL would grow for nothing.
+        """
+        now = time.monotonic()
+        is_fresh = time.time_ns() // 1_000_000 - last_commit_ms < _HEARTBEAT_S * 1000
+        if now - self._heartbeat_at < _HEARTBEAT_S or is_fresh or self._connection is None:
+            return
+        (is_read,) = self._query(
+            "select exists (select from pg_replication_slots where slot_name = %s and active)", self._slot
+        )
+        if is_read:
+            self._heartbeat_at = now
+            with contextlib.suppress(psycopg.Error, LockstepError):  # a server that only reads, for instance
+                emit_heartbeat(self._connection)
+
+    def complete_lsn(self) -> tuple[Lsn | None, bool]:
+        """Up to where everything is in Kafka, as capture says, and whether the slot is gone or lost.
+
+        None where capture doesn't run, or gives no sign of life. The time of its last sign is by the clock of its
+        machine: PostgreSQL doesn't keep when one came.
+        """
+        complete, is_slot_lost = self._query(
+            "select (select r.replay_lsn::text from pg_replication_slots s"
+            " join pg_stat_replication r on r.pid = s.active_pid"
+            " where s.slot_name = %s and r.reply_time > clock_timestamp() - %s::float8 * interval '1 s'),"
+            " not exists (select from pg_replication_slots"
+            " where slot_name = %s and coalesce(wal_status, '') <> 'lost')",
+            self._slot,
+            str(_SILENT_S),
+            self._slot,
+        )
+        return (parse_lsn(complete) if complete else None), is_slot_lost
+
+    def facts(
+        self,
+        newest: ProgressRecord | None,
+        complete_lsn: Lsn | None,
+        copying: CaptureState | None,
+        state: CaptureState | None,
+    ) -> SourceFacts:
+        """``copying`` and ``state`` were read before: what they say of the slot is so by now."""
+        row = self._query(
+            "select pg_current_wal_insert_lsn()::text, s.active, r.write_lsn::text,"
+            " pg_wal_lsn_diff(pg_current_wal_insert_lsn(), s.restart_lsn)::bigint,"
+            " case when s.slot_name is not null then coalesce(s.wal_status, 'reserved') end, s.safe_wal_size,"
+            " case when a.state = 'active' then coalesce(a.wait_event, '') else 'idle' end, r.reply_time::text,"
+            f" {_blocker_of(CAPTURE_SESSIONS)}, {_blocker_of(SLOT_SESSIONS)}"
+            " from (select 1) one left join pg_replication_slots s on s.slot_name = %s"
+            " left join pg_stat_replication r on r.pid = s.active_pid"
+            " left join pg_stat_activity a on a.pid = s.active_pid",
+            *(3 * [self._slot]),
+        )
+        wal_end, active, received, retained, wal_status, safe_wal_size, walsender, told_at, *blockers = row
+        blocked_by, slot_waits_for = (blocker and f"pid {blocker}" for blocker in blockers)
+        capture = self._capture()
+        (first_s, first_end), (last_s, last_end) = self._looks[0], self._look(parse_lsn(wal_end))
+        return SourceFacts(
+            last_end,
+            parse_lsn(received) if received else None,
+            newest.lsn if newest is not None and newest.lsn else None,
+            newest.commit_time_ms if newest is not None and newest.lsn else None,
+            bool(active),
+            retained,
+            wal_status,
+            safe_wal_size,
+            wal_rate(bytes_written=last_end - first_end, seconds=last_s - first_s),
+            *self._of_state(state, is_slot_lost=wal_status in (None, "lost")),
+            complete_lsn=complete_lsn,
+            complete_ms=self._complete_as_of_ms(complete_lsn),
+            copied_from_lsn=(
+                copying.end_lsn if copying is not None and copying.phase is SnapshotPhase.COPYING else None
+            ),
+            walsender=walsender,
+            blocked_by=blocked_by,
+            slot_waits_for=slot_waits_for,
+            is_captured=capture is not None,
+            captured_silent_s=None if capture is None else capture.silent_s,
+            told_at=told_at,
+            commit_interval_ms=(newest.commit_interval_ms or None) if newest is not None else None,
+        )
+
+    def _complete_as_of_ms(self, complete_lsn: Lsn | None) -> int:
+        """When the WAL was last seen to end no later than there, in milliseconds since 1970; 0 where it never was."""
+        seen = [at for at, wal_end in self._looks if complete_lsn is not None and wal_end <= complete_lsn]
+        if not seen:
+            return 0
+        return time.time_ns() // 1_000_000 - math.ceil((time.monotonic() - seen[-1]) * 1000)
+
+    def _wal_end(self) -> Lsn:
+        (wal_end,) = self._query("select pg_current_wal_insert_lsn()::text")
+        return parse_lsn(wal_end)
+
+    def _look(self, wal_end: Lsn) -> tuple[float, Lsn]:
+        """Remember where the WAL ended, and when."""
+        look = time.monotonic(), wal_end
+        self._looks.append(look)
+        return look
+
+    def _capture(self) -> CaptureSession | None:
+        assert self._connection is not None  # it has answered
+        try:
+            return find_capture(self._connection, self._slot)
+        except psycopg.OperationalError as error:
+            raise connection_error(error) from error
+
+    def _query(self, sql: str, *parameters: str) -> tuple[Any, ...]:
+        try:
+            if self._connection is None or self._connection.closed:
+                self._connection = connect(self._settings, application=APPLICATION)
+                self._identity = system_identifier(self._connection), self._connection.info.dbname
+            row = self._connection.execute(sql.encode(), parameters).fetchone()
+        except psycopg.OperationalError as error:
+            raise connection_error(error) from error
+        assert row is not None
+        return tuple(row)
+
+    def _of_state(self, state: CaptureState | None, *, is_slot_lost: bool) -> tuple[Gap | None, tuple[str, ...]]:
+        """The newest gap, and how the source isn't the one that was published from."""
+        if state is None:
+            return None, ()
+        gaps = state.gaps_now(is_slot_lost=is_slot_lost)
+        system_id, database = self._identity
+        return gaps[-1] if gaps else None, elsewhere(state, system_id=system_id, database=database)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+
+def _blocker_of(sessions: str) -> str:
+    """SQL: who holds what one of these sessions waits for. They are given as the SQL of their processes."""
+    return (
+        "(select b.pid || ' (' || coalesce(b.application_name, '') || ')' from pg_stat_activity c"
+        " cross join lateral unnest(pg_blocking_pids(c.pid)) as by (pid) join pg_stat_activity b on b.pid = by.pid"
+        f" where c.pid in ({sessions}) and c.wait_event_type = 'Lock' limit 1)"
+    )
