@@ -27,6 +27,22 @@ The writer doesn't wait for it for ever: what it writes meanwhile has to be caug
 _RATE_EVERY_S: Final = 5.0
 
 
+class _Rate:
+    """How much a count grows a second, measured every few seconds."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self._before = 0
+        self._rate = 0.0
+
+    def of(self, count: int) -> float:
+        elapsed_s = time.monotonic() - self._since
+        if elapsed_s >= _RATE_EVERY_S:
+            self._rate = (count - self._before) / elapsed_s
+            self._since, self._before = self._since + elapsed_s, count
+        return self._rate
+
+
 class Traffic:
     """What is seen while the writer writes, and when it has written long enough. Moments are of the monotonic clock."""
 
@@ -51,16 +67,14 @@ class Traffic:
         self._source = source
         self._collector = collector
         self._endpoints = endpoints
-        self._began = time.monotonic()
         self._snapshot_done: float | None = None
         # How many records the topics have for each stage, and since when.
-        self._published: tuple[Any, float] = (), self._began
+        self._published: tuple[Any, float] = (), time.monotonic()
         self._sinks_began: float | None = None
         self._lag: LagReport | None = None
         self._unanswered = ""
         self._has_shown_examples = False
-        self._rate_at = (self._began, 0)
-        self._rate = 0.0
+        self._rate = _Rate()
 
     def look(self) -> None:
         """Ask the servers. Raises LockstepError when the snapshot gets no further for a long time."""
@@ -126,18 +140,13 @@ class Traffic:
     def facts(self, seconds: float | None) -> Facts:
         """For the screen."""
         counts = self._counts()
-        now = time.monotonic()
-        rate_since, transactions_before = self._rate_at
-        if now - rate_since >= _RATE_EVERY_S:
-            self._rate = (counts.transactions - transactions_before) / (now - rate_since)
-            self._rate_at = (now, counts.transactions)
         return Facts(
             elapsed_s=time.monotonic() - self._demo_began,
             lag=self._lag,
             next=self._next(seconds),
             trouble=self._unanswered,
             counts=counts,
-            transactions_per_s=self._rate,
+            transactions_per_s=self._rate.of(counts.transactions),
         )
 
     def _next(self, seconds: float | None) -> str:

@@ -68,6 +68,44 @@ class _RollBack(Exception):
     """Ends a transaction that the application decides against."""
 
 
+class SomeRow:
+    """Some row that is there: the next one after a random place, else the first."""
+
+    def __init__(self, connection: psycopg.Connection[Any], rng: random.Random) -> None:
+        self._connection = connection
+        self.rng = rng
+
+    def customer(self) -> Any:
+        return self._pick("customers", "id", samples.new_uuid(self.rng))
+
+    def product(self) -> Any:
+        return self._pick("products", "sku", samples.new_sku(self.rng))
+
+    def order(self) -> Any:
+        return self.numbered("orders")
+
+    def user(self) -> int:
+        """Not the visitor of the page, of whom nobody else decides."""
+        return self.rng.randint(timeline.VISITOR + 1, timeline.USERS)
+
+    def numbered(self, table: str) -> Any:
+        rows = self.rows(
+            f"select id from {table} where id >="
+            f" (select min(id) + ((max(id) - min(id)) * %s::float8)::bigint from {table}) order by id limit 1",
+            self.rng.random(),
+        )
+        return rows[0][0] if rows else None
+
+    def rows(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
+        return self._connection.execute(statement.encode(), parameters).fetchall()
+
+    def _pick(self, table: str, column: str, position: object) -> Any:
+        first = f"select {column} from {table} order by {column} limit 1"
+        next_row = f"select {column} from {table} where {column} >= %s order by {column} limit 1"
+        rows = self.rows(next_row, position) or self.rows(first)
+        return rows[0][0] if rows else None
+
+
 class Client:
     """One connection's worth of traffic. ``transact`` runs one random transaction; ``counts`` says what came of all."""
 
@@ -75,22 +113,28 @@ class Client:
         self, connection: psycopg.Connection[Any], rng: random.Random, *, pause: Callable[[float], object]
     ) -> None:
         self._connection = connection
-        self._rng = rng
+        self._some = SomeRow(connection, rng)
         self._pause = pause
         self._at_hand = Counts()
         self.counts = Counts()
 
     def transact(self) -> None:
         """Run one transaction, chosen by weight. Raises psycopg.OperationalError when the server is gone."""
-        (work,) = self._rng.choices(list(_WEIGHTS), weights=list(_WEIGHTS.values()))
+        (work,) = self._some.rng.choices(list(_WEIGHTS), weights=list(_WEIGHTS.values()))
         self.run(work)
 
-    def run(self, work: "Callable[[Client], None]") -> None:
+    def run(self, work: "Callable[[Client], object] | Statement | NewRow") -> None:
         """Run this transaction."""
         self._at_hand = Counts(transactions=1)
         try:
             with self._connection.transaction():
-                work(self)
+                match work:
+                    case Statement():
+                        self._change(work.counts_as, work.sql, *work.parameters(self._some))
+                    case NewRow():
+                        self._insert(work.table, [work.row(self._some)])
+                    case _:
+                        work(self)
         except (_RollBack, *_CONFLICTS):
             self.counts.rolled_back += 1
         else:
@@ -101,110 +145,43 @@ class Client:
     def place_order(self) -> None:
         number = self._new_order()
         if number is not None:
-            self._new_items(number, self._rng.randint(1, 5))
-
-    def advance_order(self) -> None:
-        self._update(
-            "update orders set status = case status when 'cart' then 'paid' when 'paid' then 'packed'"
-            " when 'packed' then 'shipped' else 'delivered' end::order_status,"
-            " delivered_on = case when status = 'shipped' then current_date else delivered_on end where id = %s",
-            self._order(),
-        )
+            self._new_items(number, self._some.rng.randint(1, 5))
 
     def change_quantity(self) -> None:
-        number = self._order()
-        self._update(
+        number = self._some.order()
+        self._change(
+            "updated",
             "update order_items set quantity = %s, gift = not gift where order_id = %s and line = 1",
-            self._rng.randint(1, 20),
+            self._some.rng.randint(1, 20),
             number,
         )
         self._sum_up(number)
 
     def remove_line(self) -> None:
         """The lines after it move up, one primary key after the other."""
-        number = self._order()
-        lines = [row[0] for row in self._rows("select line from order_items where order_id = %s order by line", number)]
+        number = self._some.order()
+        lines = [
+            row[0] for row in self._some.rows("select line from order_items where order_id = %s order by line", number)
+        ]
         if len(lines) > 1:
-            removed_line = self._rng.choice(lines)
-            self._delete("delete from order_items where order_id = %s and line = %s", number, removed_line)
+            removed_line = self._some.rng.choice(lines)
+            self._change("deleted", "delete from order_items where order_id = %s and line = %s", number, removed_line)
             for line in lines:
                 if line > removed_line:
-                    self._change_key(
-                        "update order_items set line = line - 1 where order_id = %s and line = %s", number, line
+                    self._change(
+                        "keys_changed",
+                        "update order_items set line = line - 1 where order_id = %s and line = %s",
+                        number,
+                        line,
                     )
             self._sum_up(number)
 
     def replace_line(self) -> None:
         """The same key, deleted and made again in one transaction."""
-        number = self._order()
-        if self._delete("delete from order_items where order_id = %s and line = 1", number):
+        number = self._some.order()
+        if self._change("deleted", "delete from order_items where order_id = %s and line = 1", number):
             self._new_item(number, 1)
             self._sum_up(number)
-
-    def cancel_order(self) -> None:
-        self._delete("delete from orders where id = %s", self._order())
-
-    def annotate_order(self) -> None:
-        self._update(
-            "update orders set note = %s, ship_to = %s where id = %s",
-            samples.note(self._rng),
-            samples.address(self._rng),
-            self._order(),
-        )
-
-    def touch_order(self) -> None:
-        """An update that changes nothing."""
-        self._update("update orders set note = note where id = %s", self._order())
-
-    def sign_up(self) -> None:
-        self._insert("customers", [samples.customer(self._rng)])
-
-    def edit_customer(self) -> None:
-        self._update(
-            "update customers set profile = %s, newsletter = not newsletter, credit = credit + %s where id = %s",
-            samples.profile(self._rng),
-            samples.money(self._rng, 50),
-            self._customer(),
-        )
-
-    def forget_customer(self) -> None:
-        self._delete(
-            "delete from customers c where id = %s and not exists (select from orders o where o.customer_id = c.id)",
-            self._customer(),
-        )
-
-    def move_customer(self) -> None:
-        """Another primary key, with all orders of the customer following."""
-        self._change_key("update customers set id = %s where id = %s", samples.new_uuid(self._rng), self._customer())
-
-    def add_product(self) -> None:
-        self._insert("products", [samples.product(self._rng)])
-
-    def reprice(self) -> None:
-        """Leaves a long description untouched."""
-        self._update(
-            "update products set price = %s, updated_at = clock_timestamp() where sku = %s",
-            samples.price(self._rng),
-            self._product(),
-        )
-
-    def describe(self) -> None:
-        self._update(
-            "update products set description = %s, attributes = %s where sku = %s",
-            samples.long_text(self._rng),
-            samples.attributes(self._rng),
-            self._product(),
-        )
-
-    def renumber_product(self) -> None:
-        """Another primary key, with all order lines of the product following."""
-        self._change_key("update products set sku = %s where sku = %s", samples.new_sku(self._rng), self._product())
-
-    def discontinue(self) -> None:
-        self._delete(
-            "delete from products p where sku = %s and not exists (select from order_items i where i.sku = p.sku)",
-            self._product(),
-        )
 
     def think_better_of_it(self) -> None:
         self.place_order()
@@ -217,7 +194,7 @@ class Client:
             counts_before = Counts(**asdict(self._at_hand))
             with self._connection.transaction() as savepoint:
                 self._new_items(number, 3)
-                self.edit_customer()
+                self._change(EDIT_CUSTOMER.counts_as, EDIT_CUSTOMER.sql, *EDIT_CUSTOMER.parameters(self._some))
                 raise psycopg.Rollback(savepoint)
             self._at_hand = counts_before
             self._new_items(number, 1)
@@ -226,56 +203,37 @@ class Client:
         """Stays open while others commit."""
         number = self._new_order()
         if number is not None:
-            self._pause(self._rng.uniform(0.3, 1.2))
+            self._pause(self._some.rng.uniform(0.3, 1.2))
             self._new_items(number, 2)
 
-    def send_tweet(self) -> None:
-        self._insert("tweets", [{"user_id": self._user(), "body": samples.tweet(self._rng)}])
-
-    def delete_tweet(self) -> None:
-        self._delete("delete from tweets where id = %s and user_id > %s", self._random("tweets"), timeline.VISITOR)
-
-    def follow_somebody(self) -> None:
-        self._at_hand.inserted += self._execute(
-            "insert into follows values (%s, %s) on conflict do nothing", (self._user(), self._user())
-        )
-
-    def unfollow_somebody(self) -> None:
-        self._delete(
-            "delete from follows where follower_id = %s and followee_id = %s and follower_id <> followee_id",
-            self._user(),
-            self._user(),
-        )
-
     def bulk(self) -> None:
-        kind = self._rng.randrange(3)
+        kind = self._some.rng.randrange(3)
         if kind == 0:
-            self._insert("customers", [samples.customer(self._rng) for _ in range(_BULK_ROWS)])
+            self._insert("customers", [samples.customer(self._some.rng) for _ in range(_BULK_ROWS)])
         elif kind == 1:
-            self._update(
+            self._change(
+                "updated",
                 "update products set price = round(price * 1.01, 2) where sku in"
                 " (select sku from products where sku >= %s order by sku limit %s)",
-                samples.new_sku(self._rng),
+                samples.new_sku(self._some.rng),
                 _BULK_ROWS,
             )
         else:
-            self._archive()
-
-    def _archive(self) -> None:
-        self._delete(
-            "delete from orders where id in (select id from orders order by id"
-            " limit least(%s, greatest(0, (select count(*) from orders) - %s)))",
-            _BULK_ROWS,
-            _ORDERS_MIN,
-        )
+            self._change(
+                "deleted",
+                "delete from orders where id in (select id from orders order by id"
+                " limit least(%s, greatest(0, (select count(*) from orders) - %s)))",
+                _BULK_ROWS,
+                _ORDERS_MIN,
+            )
 
     # What transactions are made of.
 
     def _new_order(self) -> int | None:
-        customer = self._customer()
+        customer = self._some.customer()
         if customer is None:
             return None
-        numbers = insert(self._connection, "orders", [samples.order(self._rng, customer)], returning="id")
+        numbers = insert(self._connection, "orders", [samples.order(self._some.rng, customer)], returning="id")
         self._at_hand.inserted += 1
         return int(numbers[0])
 
@@ -285,12 +243,13 @@ class Client:
         self._sum_up(number)
 
     def _new_item(self, number: int | None, line: int) -> None:
-        sku = self._product()
+        sku = self._some.product()
         if sku is not None and number is not None:
-            self._insert("order_items", [samples.item(self._rng, number, line, sku)])
+            self._insert("order_items", [samples.item(self._some.rng, number, line, sku)])
 
     def _sum_up(self, number: int | None) -> None:
-        self._update(
+        self._change(
+            "updated",
             "update orders set total = coalesce("
             "(select sum(quantity * unit_price) from order_items where order_id = orders.id), 0) where id = %s",
             number,
@@ -300,78 +259,111 @@ class Client:
         insert(self._connection, table, rows)
         self._at_hand.inserted += len(rows)
 
-    def _update(self, statement: str, *parameters: object) -> None:
-        self._at_hand.updated += self._execute(statement, parameters)
-
-    def _change_key(self, statement: str, *parameters: object) -> None:
-        self._at_hand.keys_changed += self._execute(statement, parameters)
-
-    def _delete(self, statement: str, *parameters: object) -> int:
-        deleted = self._execute(statement, parameters)
-        self._at_hand.deleted += deleted
-        return deleted
-
-    def _execute(self, statement: str, parameters: Sequence[object]) -> int:
-        return self._connection.execute(statement.encode(), parameters).rowcount
-
-    def _rows(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
-        return self._connection.execute(statement.encode(), parameters).fetchall()
-
-    # Some row that is there: the next one after a random place, else the first.
-
-    def _customer(self) -> Any:
-        return self._pick("customers", "id", samples.new_uuid(self._rng))
-
-    def _product(self) -> Any:
-        return self._pick("products", "sku", samples.new_sku(self._rng))
-
-    def _order(self) -> Any:
-        return self._random("orders")
-
-    def _user(self) -> int:
-        """Not the visitor of the page, of whom nobody else decides."""
-        return self._rng.randint(timeline.VISITOR + 1, timeline.USERS)
-
-    def _random(self, table: str) -> Any:
-        rows = self._rows(
-            f"select id from {table} where id >="
-            f" (select min(id) + ((max(id) - min(id)) * %s::float8)::bigint from {table}) order by id limit 1",
-            self._rng.random(),
-        )
-        return rows[0][0] if rows else None
-
-    def _pick(self, table: str, column: str, position: object) -> Any:
-        first = f"select {column} from {table} order by {column} limit 1"
-        next_row = f"select {column} from {table} where {column} >= %s order by {column} limit 1"
-        rows = self._rows(next_row, position) or self._rows(first)
-        return rows[0][0] if rows else None
+    def _change(self, counts_as: str, statement: str, *parameters: object) -> int:
+        """``counts_as`` is the field of the counts."""
+        rows = self._connection.execute(statement.encode(), parameters).rowcount
+        setattr(self._at_hand, counts_as, getattr(self._at_hand, counts_as) + rows)
+        return rows
 
 
-_WEIGHTS: dict[Callable[[Client], None], float] = {
+@dataclass(frozen=True, eq=False)
+class Statement:
+    """A transaction of one statement. ``counts_as`` is the field of the counts."""
+
+    counts_as: str
+    sql: str
+    parameters: Callable[[SomeRow], tuple[object, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class NewRow:
+    """A transaction that inserts one row."""
+
+    table: str
+    row: Callable[[SomeRow], samples.Row]
+
+
+SIGN_UP = NewRow("customers", lambda some: samples.customer(some.rng))
+EDIT_CUSTOMER = Statement(
+    "updated",
+    "update customers set profile = %s, newsletter = not newsletter, credit = credit + %s where id = %s",
+    lambda some: (samples.profile(some.rng), samples.money(some.rng, 50), some.customer()),
+)
+FORGET_CUSTOMER = Statement(
+    "deleted",
+    "delete from customers c where id = %s and not exists (select from orders o where o.customer_id = c.id)",
+    lambda some: (some.customer(),),
+)
+_WEIGHTS: dict[Callable[[Client], object] | Statement | NewRow, float] = {
     Client.place_order: 28,
-    Client.advance_order: 20,
+    Statement(
+        "updated",
+        "update orders set status = case status when 'cart' then 'paid' when 'paid' then 'packed'"
+        " when 'packed' then 'shipped' else 'delivered' end::order_status,"
+        " delivered_on = case when status = 'shipped' then current_date else delivered_on end where id = %s",
+        lambda some: (some.order(),),
+    ): 20,
     Client.change_quantity: 8,
     Client.remove_line: 4,
     Client.replace_line: 1,
-    Client.cancel_order: 6,
-    Client.annotate_order: 4,
-    Client.touch_order: 1,
-    Client.sign_up: 5,
-    Client.edit_customer: 6,
-    Client.forget_customer: 2,
-    Client.move_customer: 1,
-    Client.add_product: 2,
-    Client.reprice: 4,
-    Client.describe: 1.5,
-    Client.renumber_product: 1.5,
-    Client.discontinue: 1,
+    Statement("deleted", "delete from orders where id = %s", lambda some: (some.order(),)): 6,
+    Statement(
+        "updated",
+        "update orders set note = %s, ship_to = %s where id = %s",
+        lambda some: (samples.note(some.rng), samples.address(some.rng), some.order()),
+    ): 4,
+    # An update that changes nothing.
+    Statement("updated", "update orders set note = note where id = %s", lambda some: (some.order(),)): 1,
+    SIGN_UP: 5,
+    EDIT_CUSTOMER: 6,
+    FORGET_CUSTOMER: 2,
+    # Another primary key, with all orders of the customer following; likewise of a product.
+    Statement(
+        "keys_changed",
+        "update customers set id = %s where id = %s",
+        lambda some: (samples.new_uuid(some.rng), some.customer()),
+    ): 1,
+    Statement(
+        "keys_changed",
+        "update products set sku = %s where sku = %s",
+        lambda some: (samples.new_sku(some.rng), some.product()),
+    ): 1.5,
+    NewRow("products", lambda some: samples.product(some.rng)): 2,
+    # Leaves a long description untouched.
+    Statement(
+        "updated",
+        "update products set price = %s, updated_at = clock_timestamp() where sku = %s",
+        lambda some: (samples.price(some.rng), some.product()),
+    ): 4,
+    Statement(
+        "updated",
+        "update products set description = %s, attributes = %s where sku = %s",
+        lambda some: (samples.long_text(some.rng), samples.attributes(some.rng), some.product()),
+    ): 1.5,
+    Statement(
+        "deleted",
+        "delete from products p where sku = %s and not exists (select from order_items i where i.sku = p.sku)",
+        lambda some: (some.product(),),
+    ): 1,
     Client.think_better_of_it: 2,
     Client.try_twice: 2,
     Client.take_time: 0.5,
-    Client.send_tweet: 1.5,
-    Client.delete_tweet: 0.5,
-    Client.follow_somebody: 0.5,
-    Client.unfollow_somebody: 0.3,
+    NewRow("tweets", lambda some: {"user_id": some.user(), "body": samples.tweet(some.rng)}): 1.5,
+    Statement(
+        "deleted",
+        "delete from tweets where id = %s and user_id > %s",
+        lambda some: (some.numbered("tweets"), timeline.VISITOR),
+    ): 0.5,
+    Statement(
+        "inserted",
+        "insert into follows values (%s, %s) on conflict do nothing",
+        lambda some: (some.user(), some.user()),
+    ): 0.5,
+    Statement(
+        "deleted",
+        "delete from follows where follower_id = %s and followee_id = %s and follower_id <> followee_id",
+        lambda some: (some.user(), some.user()),
+    ): 0.3,
     Client.bulk: 0.3,
 }
 

@@ -7,7 +7,7 @@ import pytest
 from cdc.postgres.preflight import check_source
 from cdc.postgres.preflight.finding import Severity
 from lockstep.demo.shop import TABLES, create_shop
-from lockstep.demo.writer import Client
+from lockstep.demo.writer import FORGET_CUSTOMER, SIGN_UP, Client
 from migrations.source import publication_sql
 
 pytestmark = pytest.mark.live
@@ -46,8 +46,8 @@ def test_preflight_finds_nothing_that_would_stop_capture(shop):
 def test_counts_are_what_was_committed(shop, client):
     before = shop.value("select count(*) from customers")
     for _ in range(30):
-        client.run(Client.sign_up)
-        client.run(Client.forget_customer)
+        client.run(SIGN_UP)
+        client.run(FORGET_CUSTOMER)
     after = shop.value("select count(*) from customers")
 
     assert after - before == client.counts.inserted - client.counts.deleted
