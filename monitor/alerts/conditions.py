@@ -46,67 +46,6 @@ _DAY_MS: Final = 24 * 3600 * 1000
 CAPTURE: Final = "capture"
 SERVERS: Final = "source-or-kafka"
 
-OF_CAPTURE: Final = (
-    "slot-filling",
-    "slot-growing",
-    "slot-lost",
-    "capture-broken",
-    "gap",
-    "capture-stopped",
-    "no-standby",
-    "dead-letters-unreadable",
-)
-OF_LIVE: Final = (
-    "lag",
-    "sink-unreachable",
-    "search-set-aside",
-    "searches-silent",
-    "verify-differs",
-    "verify-failed",
-    "verify-overdue",
-)
-"""Their subject is a sink: only the generation that readers see has them."""
-OF_GENERATIONS: Final = (
-    "job-stopped",
-    "table-failed",
-    "rejections-open",
-    "rebuild-needed",
-    "view-building",
-)
-"""Their subject is a generation of a sink."""
-OF_STREAM_BUILDS: Final = ("stream-query-stopped", "stream-query-undelivered")
-"""Their subject is a build of a stream query's result."""
-OF_STREAM_QUERIES: Final = (*OF_STREAM_BUILDS, "stream-query-unreachable")
-"""Their subject is a stream query, or a build of its result."""
-
-NAMES: Final = (
-    *OF_CAPTURE,
-    "unreachable",
-    "stalled",
-    *OF_LIVE,
-    *OF_GENERATIONS,
-    *OF_STREAM_QUERIES,
-    "certificate-expires",
-    "disk-filling",
-)
-"""Every condition that there is."""
-
-_KNOWN_WITHOUT_SERVERS: Final = frozenset({"unreachable", "certificate-expires", "disk-filling", *OF_STREAM_QUERIES})
-_KNOWN_WITHOUT_KAFKA: Final = frozenset(
-    {
-        "slot-filling",
-        "slot-growing",
-        "capture-stopped",
-        "no-standby",
-        "job-stopped",
-        "table-failed",
-        "sink-unreachable",
-        "rebuild-needed",
-        "view-building",
-    }
-)
-"""Those that are known where neither source nor Kafka answers, and those that are in addition where the source does."""
-
 
 class Severity(IntEnum):
     """``WARNING``: within days. ``CRITICAL``: now, since readers see old rows or changes are about to be lost."""
@@ -145,6 +84,104 @@ class Condition:
             "step": self.step,
             "since_ms": self.since_ms,
         }
+
+
+class _Known(IntEnum):
+    """Who has to answer for somebody to know whether a condition holds."""
+
+    WITH_ALL = 0
+    WITHOUT_KAFKA = 1
+    WITHOUT_SERVERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What is the same of all conditions of a name, unless they say something else."""
+
+    severity: Severity
+    step: str
+    passes: bool = False
+    known: _Known = _Known.WITH_ALL
+
+
+_LOOK_AT_SERVERS: Final = "`lockstep doctor` looks at every server"
+_LOOK_AT_STAGES: Final = "`lockstep lag` shows which stage holds it up"
+_WARNING, _CRITICAL = Severity.WARNING, Severity.CRITICAL
+_NO_KAFKA, _NO_SERVERS = _Known.WITHOUT_KAFKA, _Known.WITHOUT_SERVERS
+
+_KINDS: Final = {
+    # Their subject is capture, or the servers.
+    "slot-filling": _Kind(
+        _WARNING,
+        f"let capture run, or raise max_slot_wal_keep_size; {_LOOK_AT_STAGES}",
+        passes=True,
+        known=_NO_KAFKA,
+    ),
+    "slot-growing": _Kind(_WARNING, f"let capture run; {_LOOK_AT_STAGES}", passes=True, known=_NO_KAFKA),
+    "slot-lost": _Kind(_CRITICAL, "`lockstep doctor` says what to do, and `lockstep recover` goes on from there"),
+    "capture-broken": _Kind(_CRITICAL, "`lockstep doctor` says what to do, and `lockstep recover` goes on from there"),
+    "gap": _Kind(_CRITICAL, "`lockstep recover` closes it"),
+    "capture-stopped": _Kind(_CRITICAL, "`lockstep run` or `lockstep capture` starts it", passes=True, known=_NO_KAFKA),
+    "no-standby": _Kind(
+        _WARNING, "start `lockstep capture --standby` on another machine", passes=True, known=_NO_KAFKA
+    ),
+    "dead-letters-unreadable": _Kind(_WARNING, "`lockstep rejections list` says why"),
+    "unreachable": _Kind(_CRITICAL, _LOOK_AT_SERVERS, passes=True, known=_NO_SERVERS),
+    # A stage.
+    "stalled": _Kind(_CRITICAL, "`lockstep lag` shows its state"),
+    # A sink: only the generation that readers see has them.
+    "lag": _Kind(_WARNING, _LOOK_AT_STAGES, passes=True),
+    "sink-unreachable": _Kind(_CRITICAL, _LOOK_AT_SERVERS, passes=True, known=_NO_KAFKA),
+    "search-set-aside": _Kind(_WARNING, "", passes=True),
+    "searches-silent": _Kind(_CRITICAL, "", passes=True),
+    "verify-differs": _Kind(_CRITICAL, ""),
+    "verify-failed": _Kind(_WARNING, ""),
+    "verify-overdue": _Kind(_WARNING, ""),
+    # A generation of a sink. After a restart the reason of a job's last end stays until it is at work again.
+    "job-stopped": _Kind(_CRITICAL, "", passes=True, known=_NO_KAFKA),
+    "table-failed": _Kind(_CRITICAL, "`lockstep lag` shows it", known=_NO_KAFKA),
+    "rejections-open": _Kind(
+        _WARNING, "`lockstep rejections list` says why, and `lockstep rejections retry` tries again"
+    ),
+    "rebuild-needed": _Kind(_WARNING, "", known=_NO_KAFKA),
+    "view-building": _Kind(
+        _WARNING,
+        "`lockstep views list` shows how far it is; readers see what the sink has from before",
+        known=_NO_KAFKA,
+    ),
+    # A build of a stream query's result, or the query.
+    "stream-query-stopped": _Kind(_CRITICAL, "", passes=True, known=_NO_SERVERS),
+    "stream-query-undelivered": _Kind(_CRITICAL, RECEIVER_STEP, passes=True, known=_NO_SERVERS),
+    "stream-query-unreachable": _Kind(_CRITICAL, "", passes=True, known=_NO_SERVERS),
+    # A file or a server; a directory.
+    "certificate-expires": _Kind(
+        _WARNING,
+        "renew it; processes that run need a restart where they have read it from a file",
+        known=_NO_SERVERS,
+    ),
+    "disk-filling": _Kind(
+        _WARNING, "make room there, or move the directory to a larger disk", passes=True, known=_NO_SERVERS
+    ),
+}
+NAMES: Final = tuple(_KINDS)
+"""Every condition that there is."""
+
+
+def _open(
+    name: str,
+    subject: str,
+    sentence: str,
+    step: str | None = None,
+    since_ms: int | None = None,
+    *,
+    is_critical: bool = False,
+    stays: bool = False,
+    hold_s: float = 0.0,
+) -> Condition:
+    kind = _KINDS[name]
+    severity = _CRITICAL if is_critical else kind.severity
+    passes = kind.passes and not stays
+    return Condition(name, subject, severity, sentence, step or kind.step, since_ms, passes, hold_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +247,13 @@ def find_conditions(
     ]
     silent = [report] if isinstance(report, LockstepError) else list(report.silent_servers.values())
     if isinstance(report, LockstepError) or silent:
-        found = [_unreachable("; ".join(error.message for error in silent)), *of_facts]
-        known, subjects = _KNOWN_WITHOUT_SERVERS, frozenset[str]()
+        reason = "; ".join(error.message for error in silent)
+        found = [_open("unreachable", SERVERS, f"the pipeline can't be looked at: {reason}"), *of_facts]
+        known, subjects = _names_known(_NO_SERVERS), frozenset[str]()
         if not isinstance(report, LockstepError) and "source" not in report.silent_servers:
-            known, subjects = known | _KNOWN_WITHOUT_KAFKA, frozenset(_unanswered(report))
+            known, subjects = _names_known(_NO_KAFKA), frozenset(_unanswered(report))
             told = (*_capture(report, facts, settings), *_sinks(report), *_views(report, now_ms))
-            found += [*_slot(report, retained_max_bytes), *(each for each in told if each.name in _KNOWN_WITHOUT_KAFKA)]
+            found += [*_slot(report, retained_max_bytes), *(each for each in told if each.name in known)]
         return Findings(tuple(found), subjects, known, frozenset(_unasked(facts, settings)))
     found = [
         *_slot(report, retained_max_bytes),
@@ -251,10 +289,10 @@ def _unasked(facts: Facts, settings: AlertSettings) -> Iterator[tuple[str, str |
     if settings.standby and facts.has_standby is None:
         yield "no-standby", CAPTURE
     if facts.stream_queries is None:
-        yield from ((name, None) for name in OF_STREAM_QUERIES)
+        yield from ((name, None) for name in NAMES if name.startswith("stream-query-"))
     for status in facts.stream_queries or ():
         if status.problem is not None:
-            yield from ((name, status.label) for name in OF_STREAM_BUILDS)
+            yield from ((name, status.label) for name in ("stream-query-stopped", "stream-query-undelivered"))
 
 
 def _begun(report: LagReport) -> Iterator[tuple[str, str]]:
@@ -275,30 +313,17 @@ def _unmeasured(report: LagReport) -> set[str]:
     }
 
 
-def _unreachable(reason: str) -> Condition:
-    return Condition(
-        "unreachable",
-        SERVERS,
-        Severity.CRITICAL,
-        f"the pipeline can't be looked at: {reason}",
-        "`lockstep doctor` looks at every server",
-        passes=True,
-    )
+def _names_known(known: _Known) -> frozenset[str]:
+    return frozenset(name for name, kind in _KINDS.items() if kind.known >= known)
 
 
 def _slot(report: LagReport, retained_max_bytes: int) -> Iterator[Condition]:
     is_lost = report.wal_status in (None, "lost")
     for sentence in report.broken:
-        yield Condition(
-            "slot-lost" if is_lost else "capture-broken",
-            CAPTURE,
-            Severity.CRITICAL,
-            sentence,
-            "`lockstep doctor` says what to do, and `lockstep recover` goes on from there",
-        )
+        yield _open("slot-lost" if is_lost else "capture-broken", CAPTURE, sentence)
         break
     if report.gap is not None and report.gap.is_open:
-        yield Condition("gap", CAPTURE, Severity.CRITICAL, f"gap: {report.gap}", "`lockstep recover` closes it")
+        yield _open("gap", CAPTURE, f"gap: {report.gap}")
     if is_lost:
         return
     minutes = report.minutes_until_full
@@ -306,22 +331,16 @@ def _slot(report: LagReport, retained_max_bytes: int) -> Iterator[Condition]:
     if report.safe_wal_bytes is not None and (is_unreserved or (minutes is not None and minutes < _SLOT_MINUTES)):
         is_critical = is_unreserved or (minutes is not None and minutes < _CRITICAL_SLOT_MINUTES)
         in_minutes = "" if minutes is None else f", in about {minutes:.0f} minutes at the rate of now"
-        yield Condition(
+        yield _open(
             "slot-filling",
             CAPTURE,
-            Severity.CRITICAL if is_critical else Severity.WARNING,
             f"the slot is lost after {max(0, report.safe_wal_bytes):,} more bytes of WAL{in_minutes}",
-            "let capture run, or raise max_slot_wal_keep_size; `lockstep lag` shows which stage holds it up",
-            passes=not is_unreserved,
+            is_critical=is_critical,
+            stays=is_unreserved,
         )
     if report.retained_bytes is not None and report.retained_bytes > retained_max_bytes:
-        yield Condition(
-            "slot-growing",
-            CAPTURE,
-            Severity.WARNING,
-            f"the slot holds back {report.retained_bytes:,} bytes of WAL on the source's disk",
-            "let capture run; `lockstep lag` shows which stage holds it up",
-            passes=True,
+        yield _open(
+            "slot-growing", CAPTURE, f"the slot holds back {report.retained_bytes:,} bytes of WAL on the source's disk"
         )
 
 
@@ -335,30 +354,19 @@ def _capture(report: LagReport, facts: Facts, settings: AlertSettings) -> Iterat
     is_copied = all(stage.state not in expected for stage in received)
     is_expected = report.wal_status is not None and is_copied and not report.first_copy_paused
     if report.slot_active is False and is_expected and not report.broken:
-        yield Condition(
+        yield _open(
             "capture-stopped",
             CAPTURE,
-            Severity.CRITICAL,
             "nobody reads the slot: changes wait in the source's WAL",
-            next((stage.hint for stage in received if stage.hint), "`lockstep run` or `lockstep capture` starts it"),
-            passes=True,
+            next((stage.hint for stage in received if stage.hint), None),
         )
     if settings.standby and facts.has_standby is False:
-        yield Condition(
-            "no-standby",
-            CAPTURE,
-            Severity.WARNING,
-            "no capture stands by: nobody takes over where the one that runs ends",
-            "start `lockstep capture --standby` on another machine",
-            passes=True,
-        )
+        yield _open("no-standby", CAPTURE, "no capture stands by: nobody takes over where the one that runs ends")
     if report.unreadable_dead_letters:
-        yield Condition(
+        yield _open(
             "dead-letters-unreadable",
             CAPTURE,
-            Severity.WARNING,
             f"{report.unreadable_dead_letters:,} records of the dead-letter topic can't be read",
-            "`lockstep rejections list` says why",
         )
 
 
@@ -379,38 +387,25 @@ def _seconds_behind(report: LagReport) -> dict[str, float]:
 
 
 def _lag(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
-    def lag(label: str, sentence: str, hold_s: float = 0.0) -> Condition:
-        step = "`lockstep lag` shows which stage holds it up"
-        return Condition("lag", label, Severity.WARNING, sentence, step, passes=True, hold_s=hold_s)
-
     for label, behind_s in _seconds_behind(report).items():
         if behind_s > settings.lag_s:
-            yield lag(label, f"readers of {label} may lack what was committed in the last {behind_s:.0f} s")
+            yield _open("lag", label, f"readers of {label} may lack what was committed in the last {behind_s:.0f} s")
     if not _is_before_the_stream(report):
         for label in sorted(_unmeasured(report)):
-            yield lag(label, f"nobody knows how far readers of {label} are behind", settings.lag_s)
+            yield _open("lag", label, f"nobody knows how far readers of {label} are behind", hold_s=settings.lag_s)
 
 
 def _sinks(report: LagReport) -> Iterator[Condition]:
     for name, error in report.unanswered.items():
-        yield Condition(
-            "sink-unreachable",
-            name,
-            Severity.CRITICAL,
-            f"{name} can't be asked: {error.message}",
-            "`lockstep doctor` looks at every server",
-            passes=True,
-        )
+        yield _open("sink-unreachable", name, f"{name} can't be asked: {error.message}")
     for label, job in report.idle.items():
         if job.needs_somebody:
-            yield Condition(
+            yield _open(
                 "job-stopped",
                 label,
-                Severity.CRITICAL,
                 (job.sentence(label) or "").partition("\n")[0],
                 job.hint or job.start_again,
                 job.since_ms,
-                passes=True,  # after a restart the reason of the last end stays until the job is at work again
             )
     for sink in (stage.sink for stage in report.stages if stage.sink is not None):
         asides = [] if sink.job is None else sink.job.by_need
@@ -418,39 +413,25 @@ def _sinks(report: LagReport) -> Iterator[Condition]:
         if failed:
             table, aside = failed[0]
             others = f", and {len(failed) - 1} more" if failed[1:] else ""
-            yield Condition(
+            yield _open(
                 "table-failed",
                 sink.label,
-                Severity.CRITICAL,
                 f"{sink.label} goes on without a table: {aside.why(str(table))}{others}",
-                aside.next_step(sink.name, str(table)) or "`lockstep lag` shows it",
+                aside.next_step(sink.name, str(table)),
                 aside.since_ms,
             )
     for label, count in report.open_rejections.items():
         if count:
-            yield Condition(
-                "rejections-open",
-                label,
-                Severity.WARNING,
-                f"{label} refused {count:,} rows, which it lacks",
-                "`lockstep rejections list` says why, and `lockstep rejections retry` tries again",
-            )
+            yield _open("rejections-open", label, f"{label} refused {count:,} rows, which it lacks")
     for query, count in report.refused_rows.items():
-        yield Condition(
+        yield _open(
             "rejections-open",
             query,
-            Severity.WARNING,
             f"the webhook of stream query {query} refused {count:,} rows, which it lacks",
             f"`lockstep rejections list {query}` says why, and `lockstep rejections retry {query}` posts them again",
         )
     for label, names in report.rebuild_needed.items():
-        yield Condition(
-            "rebuild-needed",
-            label,
-            Severity.WARNING,
-            f"{label} was built with other {', '.join(names)}",
-            rebuild_step(label),
-        )
+        yield _open("rebuild-needed", label, f"{label} was built with other {', '.join(names)}", rebuild_step(label))
 
 
 def _views(report: LagReport, now_ms: int) -> Iterator[Condition]:
@@ -463,40 +444,34 @@ def _views(report: LagReport, now_ms: int) -> Iterator[Condition]:
         if figures.building is not None and is_at_work:
             began_ms = figures.building.began_ms
             if now_ms - began_ms > _VIEW_BUILDING_S * 1000:
-                yield Condition(
+                yield _open(
                     "view-building",
                     sink.label,
-                    Severity.WARNING,
                     f"{sink.label} is being built since {time_text(began_ms)}: {figures.building.sentence}",
-                    "`lockstep views list` shows how far it is; readers see what the sink has from before",
-                    began_ms,
+                    since_ms=began_ms,
                 )
 
 
 def _searches(report: LagReport) -> Iterator[Condition]:
     for name, searches in report.searches.items():
         if searches.is_silent:
-            yield Condition(
+            yield _open(
                 "searches-silent",
                 name,
-                Severity.CRITICAL,
                 f"nobody tells of the {searches.count:,} standing searches of {name}"
                 + (f": {searches.waiting}" if searches.waiting else ""),
                 f"`lockstep run` does with searches = true in [sinks.{name}], or `lockstep searches watch {name}`",
-                passes=True,
             )
         if searches.set_aside:
             first = min(searches.set_aside)
             others = len(searches.set_aside) - 1
-            yield Condition(
+            yield _open(
                 "search-set-aside",
                 name,
-                Severity.WARNING,
                 f"nobody is told of the search {first} of {name}"
                 + (f", nor of {others:,} others" if others else "")
                 + f": {searches.set_aside[first]}",
                 f"`lockstep searches list {name}` shows all; remove it, and add it with another query",
-                passes=True,
             )
 
 
@@ -504,19 +479,17 @@ def _verified(report: LagReport, facts: Facts, verify: VerifySettings, now_ms: i
     views = {stage.sink.label for stage in report.stages if stage.sink is not None and stage.sink.is_view}
     for label, verification in report.verified.items():
         if verification.outcome is VerifyOutcome.DIFFERENT:
-            yield Condition(
+            yield _open(
                 "verify-differs",
                 label,
-                Severity.CRITICAL,
                 f"{label} differs from the source in {verification.differing:,} keys",
                 f"`lockstep verify {label}` shows them, and {differing_step(label, is_view=label in views)}",
                 verification.ended_ms,
             )
         elif verification.outcome is VerifyOutcome.FAILED:
-            yield Condition(
+            yield _open(
                 "verify-failed",
                 label,
-                Severity.WARNING,
                 f"{label} couldn't be compared with the source: {verification.error}",
                 f"`lockstep verify {label}` tries again",
                 verification.ended_ms,
@@ -531,10 +504,9 @@ def _verified(report: LagReport, facts: Facts, verify: VerifySettings, now_ms: i
         began_ms = max(facts.since_ms, 0 if last is None else last.began_ms)
         due_ms = verify.overdue_since(began_ms, now_ms)
         if due_ms is not None:
-            yield Condition(
+            yield _open(
                 "verify-overdue",
                 sink.label,
-                Severity.WARNING,
                 f"{sink.label} was to be compared with the source at {time_text(due_ms)}, and no comparison has begun",
                 f"`lockstep verify {sink.label}` does it now; the log says why none was begun",
             )
@@ -544,12 +516,11 @@ def _stalled(report: LagReport) -> Iterator[Condition]:
     """Stages that say of themselves that their input moves and they don't."""
     for stage in report.stages:
         if stage.state is StageState.STALLED:
-            yield Condition(
+            yield _open(
                 "stalled",
                 stage.name,
-                Severity.CRITICAL,
                 f"{stage.name} is stalled" + ("" if stage.reason is None else f": {stage.reason}"),
-                stage.hint or "`lockstep lag` shows its state",
+                stage.hint,
                 stage.since_ms,
             )
 
@@ -557,34 +528,27 @@ def _stalled(report: LagReport) -> Iterator[Condition]:
 def _stream_queries(facts: Facts) -> Iterator[Condition]:
     unreachable = {status.name: status for status in facts.stream_queries or () if status.problem is not None}
     for name, status in unreachable.items():
-        yield Condition(
+        yield _open(
             "stream-query-unreachable",
             name,
-            Severity.CRITICAL,
             f"the result of stream query {name} can't be looked at: {status.reason}",
             status.hint,
-            passes=True,
         )
     for status in facts.stream_queries or ():
         if status.problem is None and status.why_undelivered:
-            yield Condition(
+            yield _open(
                 "stream-query-undelivered",
                 status.label,
-                Severity.CRITICAL,
                 f"rows of stream query {status.label} don't get to its webhook: {status.why_undelivered}",
-                RECEIVER_STEP,
-                status.posted.since_ms,
-                passes=True,
+                since_ms=status.posted.since_ms,
             )
         if status.problem is None and status.needs_somebody:
-            yield Condition(
+            yield _open(
                 "stream-query-stopped",
                 status.label,
-                Severity.CRITICAL,
                 f"stream query {status.label} isn't run any more: {status.reason}",
                 status.hint,
                 status.since_ms,
-                passes=True,  # after a restart the reason of the last end stays until the job is at work again
             )
 
 
@@ -595,12 +559,11 @@ def _certificates(facts: Facts, now_ms: int) -> Iterator[Condition]:
         days, life_days = (validity.until_ms - now_ms) / _DAY_MS, (validity.until_ms - validity.from_ms) / _DAY_MS
         critical_days = min(_CRITICAL_CERTIFICATE_DAYS, life_days * _CRITICAL_CERTIFICATE_SHARE)
         if days < min(_CERTIFICATE_DAYS, life_days * _CERTIFICATE_SHARE):
-            yield Condition(
+            yield _open(
                 "certificate-expires",
                 whose,
-                Severity.CRITICAL if days < critical_days else Severity.WARNING,
                 f"{whose}: the certificate " + ("has expired" if days < 0 else f"expires in {_duration(days)}"),
-                "renew it; processes that run need a restart where they have read it from a file",
+                is_critical=days < critical_days,
             )
 
 
@@ -615,11 +578,9 @@ def _disks(facts: Facts) -> Iterator[Condition]:
         free, size = disk
         percent = 100 * free / size if size else 100.0
         if percent < _FREE_PERCENT:
-            yield Condition(
+            yield _open(
                 "disk-filling",
                 directory,
-                Severity.CRITICAL if percent < _CRITICAL_FREE_PERCENT else Severity.WARNING,
                 f"the disk of {directory} has {free:,} bytes left, {percent:.0f} %",
-                "make room there, or move the directory to a larger disk",
-                passes=True,
+                is_critical=percent < _CRITICAL_FREE_PERCENT,
             )
