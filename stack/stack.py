@@ -126,8 +126,8 @@ class Stack:
         A living server is kept and a frozen one goes on, so calling it twice is harmless. When one of them fails, the
         others stay up, and the StackError that is raised has the end of that server's log.
         """
-        names = [self._known(name) for name in (NAMES if only is None else dict.fromkeys(only))]
-        with self._locked(report or _silent):
+        names = [_known(name) for name in (NAMES if only is None else dict.fromkeys(only))]
+        with _alone(self.directory, report or _silent):
             ports = {name: self._choose_ports(name) for name in NAMES}
             self._start_all(names, ports, report or _silent)
         return self.endpoints()
@@ -143,7 +143,7 @@ class Stack:
         Raises StackError, and leaves no trace, where the stack was never up.
         """
         self._check_exists()
-        with self._locked(report or _silent), ThreadPoolExecutor(len(NAMES)) as pool:
+        with _alone(self.directory, report or _silent), ThreadPoolExecutor(len(NAMES)) as pool:
             ran = list(pool.map(self._stop, NAMES))
         return [name for name, did_run in zip(NAMES, ran, strict=True) if did_run]
 
@@ -177,9 +177,9 @@ class Stack:
 
     def stop(self, name: str) -> None:
         """Stop one server in its orderly way. Raises StackError for an unknown name, and where no stack is."""
-        self._known(name)
+        _known(name)
         self._check_exists()
-        with self._locked(_silent):
+        with _alone(self.directory, _silent):
             self._stop(name)
 
     def kill(self, name: str) -> None:
@@ -203,7 +203,7 @@ class Stack:
         """Return the addresses. Raises StackError where the stack was never up."""
         state = self._state.read()
         if any(name not in state for name in NAMES):
-            raise self._missing()
+            raise _missing(self.directory)
         return Endpoints(
             source_dsn=self._source.address(state["postgres"].ports),
             warehouse_dsn=self._warehouse.address(state["warehouse"].ports),
@@ -217,42 +217,13 @@ class Stack:
         """Look at every server once. Raises StackError where the stack was never up."""
         self._check_exists()
         state = self._state.read()
-        return [self._status(server, state.get(name, Remembered())) for name, server in self._servers.items()]
-
-    @contextlib.contextmanager
-    def _locked(self, report: Report) -> Iterator[None]:
-        """Alone among the commands that start and stop servers here."""
-
-        def waits() -> None:
-            report(
-                "stack", f"another command starts or stops the servers of {self.directory}; waiting until it is done"
-            )
-
-        with locked(self.directory / "stack.lock", waits=waits):
-            yield
+        return [
+            _status(server, state.get(name, Remembered()), self.directory) for name, server in self._servers.items()
+        ]
 
     def _check_exists(self) -> None:
         if not self.exists:
-            raise self._missing()
-
-    def _missing(self) -> StackError:
-        below = self.directory / "stack"
-        hint = f"the servers are in {below}" if (below / STATE_FILE).is_file() else "start it with `up`"
-        return StackError(f"there is no stack in {self.directory}", hint=hint)
-
-    def _status(self, server: Server, remembered: Remembered) -> ServerStatus:
-        state = _state_of(remembered)
-        runs = remembered.process is not None and state in {"running", "frozen"}
-        return ServerStatus(
-            name=server.name,
-            version=remembered.version or server.version,
-            state=state,
-            pid=remembered.process.pid if runs and remembered.process else None,
-            address=server.address(remembered.ports) if remembered.ports else "",
-            started_at=datetime.fromtimestamp(remembered.started_at, UTC) if runs and remembered.started_at else None,
-            rss_bytes=processes.rss_bytes(remembered.process) if runs and remembered.process else 0,
-            log=Path(remembered.log) if remembered.log else self.directory / "logs" / f"{server.name}.log",
-        )
+            raise _missing(self.directory)
 
     def _choose_ports(self, name: str) -> Ports:
         """Settle the ports of every server, also of one that isn't wanted now: addresses must not change later."""
@@ -360,18 +331,50 @@ class Stack:
         return did_run
 
     def _living(self, name: str) -> processes.ProcessId:
-        remembered = self._state.get(self._known(name))
+        remembered = self._state.get(_known(name))
         if remembered.process is None or not processes.is_alive(remembered.process):
             raise StackError(
                 f"{name} doesn't run in {self.directory}", hint=f"start it with `up`; log: {remembered.log}"
             )
         return remembered.process
 
-    @staticmethod
-    def _known(name: str) -> str:
-        if name not in NAMES:
-            raise StackError(f"there is no server {name!r}", hint=f"the servers are {', '.join(NAMES)}")
-        return name
+
+def _known(name: str) -> str:
+    if name not in NAMES:
+        raise StackError(f"there is no server {name!r}", hint=f"the servers are {', '.join(NAMES)}")
+    return name
+
+
+@contextlib.contextmanager
+def _alone(directory: Path, report: Report) -> Iterator[None]:
+    """Alone among the commands that start and stop servers here."""
+
+    def waits() -> None:
+        report("stack", f"another command starts or stops the servers of {directory}; waiting until it is done")
+
+    with locked(directory / "stack.lock", waits=waits):
+        yield
+
+
+def _missing(directory: Path) -> StackError:
+    below = directory / "stack"
+    hint = f"the servers are in {below}" if (below / STATE_FILE).is_file() else "start it with `up`"
+    return StackError(f"there is no stack in {directory}", hint=hint)
+
+
+def _status(server: Server, remembered: Remembered, directory: Path) -> ServerStatus:
+    state = _state_of(remembered)
+    runs = remembered.process is not None and state in {"running", "frozen"}
+    return ServerStatus(
+        name=server.name,
+        version=remembered.version or server.version,
+        state=state,
+        pid=remembered.process.pid if runs and remembered.process else None,
+        address=server.address(remembered.ports) if remembered.ports else "",
+        started_at=datetime.fromtimestamp(remembered.started_at, UTC) if runs and remembered.started_at else None,
+        rss_bytes=processes.rss_bytes(remembered.process) if runs and remembered.process else 0,
+        log=Path(remembered.log) if remembered.log else directory / "logs" / f"{server.name}.log",
+    )
 
 
 def _state_of(remembered: Remembered) -> ServerState:

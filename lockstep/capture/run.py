@@ -9,7 +9,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
@@ -95,35 +95,25 @@ def capture(
     """
     observer.say(f"rows are encoded by {chosen_row_encoding()}")
     wait_s = 0.5
-    ownership = Ownership(uuid.uuid4().hex)
-    repairs = RepairRequests(pipeline.slot, observer.say)
-    guard = SlotGuard(pipeline.slot, pipeline.source.slot_guard, observer.say, observer.held)
-    pause = FirstCopyPause(pipeline.slot, observer.say)
-    was_published: set[TableName] = set()
+    lasting = _Lasting(
+        Ownership(uuid.uuid4().hex),
+        RepairRequests(pipeline.slot, observer.say),
+        SlotGuard(pipeline.slot, pipeline.source.slot_guard, observer.say, observer.held),
+        FirstCopyPause(pipeline.slot, observer.say),
+    )
     while not stopping():
         started = time.monotonic()
         try:
             try:
                 with contextlib.closing(
-                    _Session(
-                        pipeline,
-                        stopping,
-                        observer,
-                        wrap_publisher,
-                        wrap_stream,
-                        ownership=ownership,
-                        repairs=repairs,
-                        guard=guard,
-                        pause=pause,
-                        was_published=was_published,
-                    )
+                    _Session(pipeline, stopping, observer, wrap_publisher, wrap_stream, lasting)
                 ) as session:
                     try:
                         session.run()
                     finally:
                         pipeline = session.pipeline
             except SlotHoldsTooMuch as full:
-                drop_announced(pipeline, ownership, full, observer.say)
+                drop_announced(pipeline, lasting.ownership, full, observer.say)
         except Stopped:
             return
         except SelectionChanged as changed:  # no server was away, so it is no restart
@@ -144,6 +134,17 @@ def _sleep(seconds: float, stopping: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
+@dataclass(frozen=True, slots=True)
+class _Lasting:
+    """What outlives a session."""
+
+    ownership: Ownership
+    repairs: RepairRequests
+    guard: SlotGuard
+    pause: FirstCopyPause
+    was_published: set[TableName] = field(default_factory=set)
+
+
 class _Session:
     """One try: connections that are opened together and given up together."""
 
@@ -154,18 +155,9 @@ class _Session:
         observer: Observer,
         wrap_publisher: PublisherWrapper,
         wrap_stream: StreamWrapper,
-        *,
-        ownership: Ownership,
-        repairs: RepairRequests,
-        guard: SlotGuard,
-        pause: FirstCopyPause,
-        was_published: set[TableName],
+        lasting: _Lasting,
     ) -> None:
-        self._was_published = was_published
-        self._repairs = repairs
-        self._guard = guard
-        self._pause = pause
-        self._ownership = ownership
+        self._lasting = lasting
         self._pipeline = self.pipeline = pipeline
         self._stopping = stopping
         self._observer = observer
@@ -189,9 +181,9 @@ class _Session:
         )
         sql.execute(LOCK_TIMEOUT)
         self._await_promotion(sql)
-        self._pause.listen(sql)  # whoever sees that capture is at work may give it orders
+        self._lasting.pause.listen(sql)  # whoever sees that capture is at work may give it orders
         announce_capture(sql, pipeline.slot)
-        self._keep_alive.add(lambda: self._guard.look_if_due(sql))
+        self._keep_alive.add(lambda: self._lasting.guard.look_if_due(sql))
         self._keep_alive()  # also where Kafka is down, and no session comes further than that
         identity = self._identify()
         if pipeline.source.has_patterns:
@@ -199,7 +191,7 @@ class _Session:
         # What is wrong is told before anybody is fenced.
         self._limits = create_missing_topics(self._pipeline, self._observer.say)
         self._order_secret = order_secret(pipeline)
-        self._pause.trust(self._order_secret)
+        self._lasting.pause.trust(self._order_secret)
         publisher = self._publisher()
         state = self._take_over(sql, publisher)
         pipeline = self._pipeline
@@ -215,7 +207,7 @@ class _Session:
             state = self._initial_snapshot(sql, wrapped, state, identity)
             if state.phase is not SnapshotPhase.DONE:
                 return  # the next session goes on with what is missing, or waits until it may
-        self._pause.over()
+        self._lasting.pause.over()
         self._stream(sql, wrapped, state)
 
     def _await_promotion(self, sql: psycopg.Connection[Any]) -> None:
@@ -294,8 +286,8 @@ class _Session:
         """
         pipeline, client = self._pipeline, self._pipeline.kafka.client()
         state_before = read_state(client, pipeline.name, pipeline.slot)
-        if self._ownership.is_taken:
-            self._ownership.check(state_before)
+        if self._lasting.ownership.is_taken:
+            self._lasting.ownership.check(state_before)
         if state_before is not None:
             # The server is asked after the state was read: its WAL only grows, and whoever publishes goes on.
             check_system(state_before, self._identify(), pipeline)
@@ -305,7 +297,7 @@ class _Session:
             fence_workers(pipeline, while_waiting=self._keep_alive)
             # Whatever was committed behind a record that one of them had open couldn't be seen before.
             state = read_state(client, pipeline.name, pipeline.slot)
-        self._ownership.take(state)
+        self._lasting.ownership.take(state)
         if state is None:
             return None
         if pipeline.source.has_patterns:
@@ -322,7 +314,7 @@ class _Session:
         # Also when we are the owner already: what an earlier session owed of progress is made good for all topics.
         source = pipeline.source
         state = replace(
-            state, owner=self._ownership.name, captured=source.table_names, append_only=source.append_only_names
+            state, owner=self._lasting.ownership.name, captured=source.table_names, append_only=source.append_only_names
         )
         # Nobody follows a table that isn't configured: if it comes back, it has to be copied.
         state = state.never_copied((state.memberships.keys() | state.copying.keys()) - pipeline.topics().keys())
@@ -340,7 +332,7 @@ class _Session:
         snapshot = InitialSnapshot(
             pipeline,
             sql,
-            owner=self._ownership.name,
+            owner=self._lasting.ownership.name,
             publish=PublishedTables(pipeline, sql, sql.info.dbname).of,
             say=self._observer.say,
             copied=self._observer.copied,
@@ -377,14 +369,14 @@ class _Session:
         said_s = -math.inf
         required_s = -math.inf
         while not self._stopping_after_look():
-            self._pause.look_if_due(sql)
+            self._lasting.pause.look_if_due(sql)
             if time.monotonic() - required_s >= _REQUIRE_SLOT_EVERY_S:
                 required_s = time.monotonic()
                 require_slot(sql, state)
-            before, state = state, self._pause.obeyed(state)
+            before, state = state, self._lasting.pause.obeyed(state)
             if state is not before:
                 publisher.commit(state)
-            self._pause.committed(state)
+            self._lasting.pause.committed(state)
             if not state.first_copy_paused:
                 break
             if time.monotonic() - said_s >= _SAY_PAUSED_EVERY_S:
@@ -396,8 +388,8 @@ class _Session:
         return state
 
     def _is_to_pause(self, sql: psycopg.Connection[Any]) -> bool:
-        self._pause.look_if_due(sql)
-        return self._pause.is_ordered
+        self._lasting.pause.look_if_due(sql)
+        return self._lasting.pause.is_ordered
 
     def _stopping_after_look(self) -> bool:
         self._keep_alive()
@@ -412,7 +404,7 @@ class _Session:
             pipeline=self._pipeline,
             sql=sql,
             publisher=publisher,
-            repairs=self._repairs,
+            repairs=self._lasting.repairs,
             keep_alive=self._keep_alive,
             say=self._observer.say,
             committed=self._observer.committed,
@@ -420,20 +412,20 @@ class _Session:
             closing=self._closing,
             wrap_stream=self._wrap_stream,
             order_secret=self._order_secret,
-            was_published=self._was_published,
+            was_published=self._lasting.was_published,
         ).open(state)
-        self._guard.slot_is_ours()
+        self._lasting.guard.slot_is_ours()
         copies = StreamCopies(
             self._pipeline,
             sql,
             stream,
             publisher=publisher,
-            repairs=self._repairs,
+            repairs=self._lasting.repairs,
             say=self._observer.say,
             copied=self._observer.copied,
             stopping=self._stopping,
             while_waiting=self._keep_alive,
-            copies_allowed=self._guard.copies_allowed,
+            copies_allowed=self._lasting.guard.copies_allowed,
         )
         self._closing.callback(copies.close)
         self._observer.say(f"streaming from {format_lsn(state.end_lsn)}")

@@ -113,13 +113,9 @@ class Percolator:
         except LockstepError as error:
             if (reason := refusal_of_query(error)) is None:
                 raise
-            raise self._refused(reason) from error
+            raise _refused(self._table, reason) from error
         finally:
             self.remove()
-
-    @property
-    def _properties(self) -> dict[str, Any]:
-        return {**(self._target.properties or {}), _QUERY_FIELD: {"type": "percolator"}}
 
     def _create(self) -> None:
         answer = self._client.call("GET", f"/{self._index}/_settings", parameters={"flat_settings": "true"})
@@ -132,7 +128,8 @@ class Percolator:
         settings |= {"number_of_shards": 1, "number_of_replicas": self._indexes.settings.replicas}
         # Every store of a query refreshes it, and nothing else changes it.
         settings["refresh_interval"] = _FOREVER
-        self._client.create_index(self._queries_index, {"dynamic": "strict", "properties": self._properties}, settings)
+        properties = {**(self._target.properties or {}), _QUERY_FIELD: {"type": "percolator"}}
+        self._client.create_index(self._queries_index, {"dynamic": "strict", "properties": properties}, settings)
 
     def remove(self) -> None:
         """Remove the queries and their index."""
@@ -152,10 +149,10 @@ class Percolator:
         try:
             self._client.call("PUT", path, {_QUERY_FIELD: query}, parameters)
         except LockstepError as error:
-            self._check_there(error)
+            _check_there(self._queries_index, error)
             if (reason := refusal_of_query(error)) is None:
                 raise
-            raise self._refused(reason) from error
+            raise _refused(self._table, reason) from error
         self._queries[name] = query
 
     def discard(self, name: str) -> None:
@@ -173,7 +170,7 @@ class Percolator:
         try:
             return self._matches(documents)
         except LockstepError as error:
-            self._check_there(error)
+            _check_there(self._queries_index, error)
             if refusal_of_query(error) is None:
                 raise
             if self.is_outdated():
@@ -244,19 +241,8 @@ class Percolator:
                 return reason
         return f"{getattr(error.__cause__, 'error', 'error')} when documents are asked about"
 
-    def _check_there(self, error: LockstepError) -> None:
-        if getattr(error.__cause__, "status_code", None) == _MISSING:
-            raise Unavailable(
-                f"the index of queries {self._queries_index} was removed: another process has begun to tell of"
-                " searches, or somebody has removed it by hand",
-                hint="try again",
-            ) from error
-
     def _ask_alone(self, index: str, query: Mapping[str, Any]) -> None:
         self._client.call("POST", f"/{index}/_search", {"size": 0, "query": query}, WHOLE)
-
-    def _refused(self, reason: str) -> LockstepError:
-        return LockstepError(f"opensearch refuses the query over table {self._table}: {reason}", hint=_MEND)
 
     def identity(self, key: Mapping[str, JsonValue]) -> bytes:
         """Where a row's document is found again: JSON. ``key`` has the columns as they are called here."""
@@ -290,6 +276,19 @@ class Percolator:
             if (reason := refusal_of_query(error)) is None:
                 raise
             raise QueriesRefused({name: reason}) from error
+
+
+def _check_there(queries_index: str, error: LockstepError) -> None:
+    if getattr(error.__cause__, "status_code", None) == _MISSING:
+        raise Unavailable(
+            f"the index of queries {queries_index} was removed: another process has begun to tell of"
+            " searches, or somebody has removed it by hand",
+            hint="try again",
+        ) from error
+
+
+def _refused(table: TableName, reason: str) -> LockstepError:
+    return LockstepError(f"opensearch refuses the query over table {table}: {reason}", hint=_MEND)
 
 
 def in_portions(documents: Iterable[tuple[bytes, Document]]) -> Iterator[list[tuple[bytes, Document]]]:
