@@ -10,7 +10,7 @@ import contextlib
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -345,20 +345,15 @@ def _known(name: str) -> str:
     return name
 
 
-@contextlib.contextmanager
-def _alone(directory: Path, report: Report) -> Iterator[None]:
+def _alone(directory: Path, report: Report) -> contextlib.AbstractContextManager[None]:
     """Alone among the commands that start and stop servers here."""
-
-    def waits() -> None:
-        report("stack", f"another command starts or stops the servers of {directory}; waiting until it is done")
-
-    with locked(directory / "stack.lock", waits=waits):
-        yield
+    told = f"another command starts or stops the servers of {directory}; waiting until it is done"
+    return locked(directory / "stack.lock", waits=lambda: report("stack", told))
 
 
 def _missing(directory: Path) -> StackError:
-    below = directory / "stack"
-    hint = f"the servers are in {below}" if (below / STATE_FILE).is_file() else "start it with `up`"
+    is_below = (directory / "stack" / STATE_FILE).is_file()
+    hint = f"the servers are in {directory / 'stack'}" if is_below else "start it with `up`"
     return StackError(f"there is no stack in {directory}", hint=hint)
 
 

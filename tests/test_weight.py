@@ -5,7 +5,12 @@ One that makes it lighter lowers the number, so that what was won stays. ``pytho
 
 import ast
 import importlib
+import json
+import subprocess
+import sysconfig
+from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -22,18 +27,62 @@ LINES_MAX: Final = 60
 PARAMETERS_MAX: Final = 8
 ATTRIBUTES_MAX: Final = 15
 METHODS_MAX: Final = 20
+COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 103_285,
+    "lines of the core": 103_805,
     "lines of stack and bench": 10_000,
-    "lines of tests": 99_585,
+    "lines of tests": 99_310,
     "words of docs": 43_900,
     "settings": 216,
-    "functions of more than 60 lines": 34,
-    "functions of more than 8 parameters": 18,
-    "classes of more than 15 attributes": 24,
-    "classes of more than 20 methods": 36,
 }
+
+A_MODEL: Final = "a section of the configuration: most methods are the check of one setting, which pydantic calls"
+EXCEPTIONS: Final[dict[str, dict[str, str]]] = {
+    "functions of more than 60 lines": {
+        "migrations/warehouse/versions/0005_bookkeeping.py: upgrade": "the definition of tables, one after the other",
+    },
+    "functions of more than 8 parameters": {},
+    "functions more complex than 15": {},
+    "classes of more than 15 attributes": {
+        "lockstep/dashboard/sampler.py: Sampler": "what one look needs of the last, and who is told of it",
+        "lockstep/searches/follower.py: Follower": "one loop over claim, queries, log and deliveries",
+        "views/view.py: View": "steps, building and output change one state, in one transaction of it",
+    },
+    "classes of more than 20 methods": {
+        "lockstep/config.py: Config": A_MODEL,
+        "lockstep/searches/follower.py: Follower": "one loop over claim, queries, log and deliveries",
+        "sinks/opensearch/indexes.py: OpenSearchIndexes": "most are one request to the same cluster",
+        "sinks/opensearch/settings.py: OpenSearchSettings": A_MODEL,
+        "sinks/table_settings.py: TableSettings": A_MODEL,
+        "sinks/warehouse/settings.py: WarehouseSettings": A_MODEL,
+        "views/view.py: View": "steps, building and output change one state, in one transaction of it",
+    },
+}
+"""What is over a limit, and why that is its best shape. Nothing is listed that is within it."""
+
+COUNTED: Final = ("cdc", "jobs", "snapshot", "lockstep/rejections/retry.py", "lockstep/verify/sides/opening.py")
+"""Where what is over a limit is being reshaped: only counted so far, by limit and place."""
+
+COUNTS: Final[dict[str, dict[str, int]]] = {
+    "functions of more than 60 lines": {
+        "cdc": 6,
+        "jobs": 7,
+        "lockstep/rejections/retry.py": 2,
+        "lockstep/verify/sides/opening.py": 1,
+        "snapshot": 4,
+    },
+    "functions of more than 8 parameters": {"cdc": 4, "jobs": 4, "lockstep/rejections/retry.py": 1, "snapshot": 5},
+    "functions more complex than 15": {
+        "cdc": 1,
+        "jobs": 3,
+        "lockstep/rejections/retry.py": 1,
+        "lockstep/verify/sides/opening.py": 1,
+    },
+    "classes of more than 15 attributes": {"cdc": 4, "jobs": 11, "snapshot": 2},
+    "classes of more than 20 methods": {"cdc": 7, "jobs": 8, "snapshot": 1},
+}
+"""The most that there may be: they only fall. At none a place leaves ``COUNTED``."""
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -65,11 +114,19 @@ def _settings() -> list[str]:
     return [f"{each.__name__}.{name}" for each in known for name in each.__annotations__ if name in each.model_fields]
 
 
+@cache
+def _all_nodes() -> list[tuple[str, ast.AST]]:
+    """Functions and classes."""
+    return [
+        (f"{path.relative_to(ROOT)}: {node.name}", node)
+        for path in _files(*CORE, *BESIDE)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    ]
+
+
 def _nodes(*kinds: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
-    for path in _files(*CORE, *BESIDE):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, kinds):
-                yield f"{path.relative_to(ROOT)}: {getattr(node, 'name', '')}", node
+    return ((name, node) for name, node in _all_nodes() if isinstance(node, kinds))
 
 
 def _functions() -> Iterator[tuple[str, _Function]]:
@@ -103,18 +160,39 @@ def _attributes(of: ast.AST) -> set[str]:
     }
 
 
+def _complex() -> list[str]:
+    """As ruff counts the branches of a function."""
+    ruff = Path(sysconfig.get_path("scripts")) / "ruff"
+    limit = f"lint.mccabe.max-complexity={COMPLEXITY_MAX}"
+    command = [ruff, "check", "--select", "C901", "--config", limit, "--output-format", "json", *CORE, *BESIDE]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    assert answer.returncode in (0, 1), answer.stderr.decode()
+    return [
+        f"{Path(found['filename']).relative_to(ROOT)}: {found['message'].split('`')[1]}"
+        for found in json.loads(answer.stdout)
+    ]
+
+
+def _place(name: str) -> str | None:
+    """The place where it is only counted."""
+    return next((place for place in COUNTED if name.startswith((f"{place}/", f"{place}:"))), None)
+
+
 WEIGHED: Final[dict[str, Callable[[], list[str]]]] = {
     "lines of the core": lambda: _lines(*CORE),
     "lines of stack and bench": lambda: _lines(*BESIDE),
     "lines of tests": lambda: _lines("tests"),
     "words of docs": _words,
     "settings": _settings,
+}
+OVER: Final[dict[str, Callable[[], list[str]]]] = {
     "functions of more than 60 lines": lambda: [
         name for name, function in _functions() if _lines_of(function) > LINES_MAX
     ],
     "functions of more than 8 parameters": lambda: [
         name for name, function in _functions() if _parameters(function) > PARAMETERS_MAX
     ],
+    "functions more complex than 15": _complex,
     "classes of more than 15 attributes": lambda: [
         name for name, node in _nodes(ast.ClassDef) if len(_attributes(node)) > ATTRIBUTES_MAX
     ],
@@ -131,10 +209,32 @@ def test_it_weighs_no_more_than_it_may(what: str) -> None:
     assert len(found) <= BUDGETS[what], "\n".join([f"{what}: take something away, or raise the budget", *listed])
 
 
-def test_every_budget_is_weighed() -> None:
+@cache
+def _over(limit: str) -> list[str]:
+    return OVER[limit]()
+
+
+@pytest.mark.parametrize("limit", OVER)
+def test_what_is_over_a_limit_is_listed_with_a_reason_and_nothing_else_is(limit: str) -> None:
+    found = {name for name in _over(limit) if _place(name) is None}
+    assert sorted(found - EXCEPTIONS[limit].keys()) == [], "find a plainer shape, or list it with a reason"
+    assert sorted(EXCEPTIONS[limit].keys() - found) == [], "it is within the limit: take it off the list"
+
+
+@pytest.mark.parametrize("limit", OVER)
+def test_where_it_is_counted_what_is_over_a_limit_only_gets_less(limit: str) -> None:
+    found = Counter(filter(None, map(_place, _over(limit))))
+    assert found <= Counter(COUNTS[limit]), "find a plainer shape"
+
+
+def test_everything_weighed_has_its_limit() -> None:
     assert WEIGHED.keys() == BUDGETS.keys()
+    assert OVER.keys() == EXCEPTIONS.keys() == COUNTS.keys()
 
 
 if __name__ == "__main__":
     for what, weigh in WEIGHED.items():
         print(f"{what}: {len(weigh()):,} of {BUDGETS[what]:,}")
+    for limit, find in OVER.items():
+        over = find()
+        print(f"{limit}: {len(over)}", *over, sep="\n  ")

@@ -67,9 +67,6 @@ def check(
     key: Annotated[
         str | None, typer.Option(help="Columns that tell the result's rows apart, as a,b; default the fewest.")
     ] = None,
-    top_per: Annotated[str | None, typer.Option(help="Only the first rows per these columns, as a,b.")] = None,
-    top_order: Annotated[str | None, typer.Option(help="Which come first, as after `order by`.")] = None,
-    top_n: Annotated[int | None, typer.Option(min=1, help="How many.")] = None,
     retain: Annotated[
         list[str] | None,
         typer.Option(
@@ -100,16 +97,11 @@ def check(
     from lockstep.views.check import Question, named_queries
     from lockstep.views.check import check as check_query
     from lockstep.views.output import checked_json, checked_text
-    from views.sql.reader import TopRows
 
     if (sql is None) == (file is None):
         raise typer.BadParameter("name the query with one of --sql and --file")
-    given = (top_per, top_order, top_n)
-    if any(part is not None for part in given) and None in given:
-        raise typer.BadParameter("--top-per, --top-order and --top-n belong together")
     text = sql if sql is not None else text_of(file or Path("-"))
-    top = None if top_order is None or top_n is None else TopRows(_names(top_per), top_order, top_n)
-    question = Question(text, _names(key), top, tuple(retained_rows([_retain(each) for each in retain or ()])))
+    question = Question(text, _names(key), tuple(retained_rows([_retain(each) for each in retain or ()])))
     chosen = choose_tables(read(config)).config if dsn is None else None
     ours, source = (connect, chosen.source) if chosen is not None else (connect_to, source_of(dsn or ""))
     with closing(ours(source, application="lockstep views check")) as connection:

@@ -15,7 +15,7 @@ from views.failures import Refusal, Refused
 from views.plan import ViewPlan
 from views.sql.keys import shortest_key
 from views.sql.over_views import NamedQuery, over_tables
-from views.sql.reader import RetainedRows, TopRows, read_view
+from views.sql.reader import RetainedRows, read_view
 from views.sql.statement import reads_events, statement
 
 
@@ -25,7 +25,6 @@ class Question:
 
     sql: str
     key: tuple[str, ...] = ()
-    top: TopRows | None = None
     retain: tuple[RetainedRows, ...] = ()
     views: Mapping[TableName, NamedQuery] = field(default_factory=dict)
 
@@ -62,7 +61,7 @@ def check(connection: psycopg.Connection[Any], question: Question, tables: Mappi
         return Checked(question.key, refused.refusals)
     key = question.key or shortest_key(sql, tables) or ()
     try:
-        plan = read_view(sql, tables, key=key, top=question.top, retain=question.retain)
+        plan = read_view(sql, tables, key=key, retain=question.retain)
     except Refused as refused:
         return Checked(key, refused.refusals if key else tuple(map(_without_key, refused.refusals)))
     is_known_there = not reads_events(sql)
