@@ -30,7 +30,7 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 103_805,
+    "lines of the core": 103_830,
     "lines of stack and bench": 10_000,
     "lines of tests": 99_310,
     "words of docs": 43_900,
@@ -47,7 +47,6 @@ EXCEPTIONS: Final[dict[str, dict[str, str]]] = {
     "classes of more than 15 attributes": {
         "lockstep/dashboard/sampler.py: Sampler": "what one look needs of the last, and who is told of it",
         "lockstep/searches/follower.py: Follower": "one loop over claim, queries, log and deliveries",
-        "views/view.py: View": "steps, building and output change one state, in one transaction of it",
     },
     "classes of more than 20 methods": {
         "lockstep/config.py: Config": A_MODEL,

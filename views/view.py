@@ -18,7 +18,6 @@ of one position, and what the operators keep is computed from all of them togeth
 
 import gc
 import hashlib
-import struct
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -38,20 +37,18 @@ from cdc.model.lsn import format_lsn
 from cdc.model.table import Table, TableName
 from cdc.model.tag import SNAPSHOT_SEQ, TEXT_LENGTH, Tag
 from views.counters import Counters, added
-from views.evaluation import compiled, compiled_all
 from views.failures import EvaluationError, FanOutExceeded
 from views.operators.arrivals import Arrivals, Arrived
 from views.operators.building import Building, Item
 from views.operators.changes import Changes, Work
 from views.operators.dataflow import Dataflow
 from views.operators.order import part_of
-from views.ordering import Direction, row_encoder
 from views.plan import Scan, ViewPlan, nodes
-from views.portions import Code
+from views.result_rows import ResultRows, entry_of, joined, key_of, parts_of, row_of
 from views.retention import whole_minutes
 from views.shard import Shard
 from views.state.contract import Entry, Reading, State, Step
-from views.values import Row, from_event, to_event
+from views.values import Row
 
 FORMAT: Final = 4
 """Of what the operators keep. Another number means another state, which is built anew."""
@@ -93,9 +90,6 @@ _SENT, _SENT_AS_OF = b"\x00output", b"\x00sent"
 _FORGOTTEN, _RUN, _LOG = b"\x00forgotten", b"\x00run", b"\x00log"
 _IS_BUILDING, _IS_WHOLE = b"\x00building", b"\x00whole"
 _NOT_ARRANGED, _ARRANGED = b"", b"1"
-_KEY_LENGTH: Final = struct.Struct("<I")
-"""Before a pending row there is its key: both are JSON objects, as in events. A row that is gone has no bytes."""
-
 _NUMBER_BYTES: Final = 8
 
 
@@ -211,21 +205,8 @@ class View:
         self._state = state
         self._changes_max = changes_max
         self._dataflow = Dataflow(plan, stored_tables(tables), shard)
-        self._names = [name for name, _ in plan.outputs]
+        self.result = ResultRows(plan, shard)
         expressions = dict(plan.outputs)
-        self._outputs = compiled_all([made for _, made in plan.outputs], plan.root.columns)
-        self._converted = [
-            (place, to_event(made.type))
-            for place, (_, made) in enumerate(plan.outputs)
-            if not made.type.is_same_in_events
-        ]
-        self._key_places = [self._names.index(name) for name in plan.key]
-        self._named_key = list(zip(plan.key, self._key_places, strict=True))
-        self._encode_key = row_encoder([expressions[name].type for name in plan.key])
-        self._key_from_event = [(name, from_event(expressions[name].type)) for name in plan.key]
-        self._own_place = 0 if shard is None else self._names.index(shard.sharding.key)
-        self._own_value = None if shard is None else compiled(expressions[shard.sharding.key], plan.root.columns)
-        self._items = self._written()
         self._part = part_of(plan.root, [expressions[name] for name in plan.key])
         self._arrivals: dict[TableName, Arrivals] | None = None
         """What has come while the state is built, until it is computed."""
@@ -417,9 +398,9 @@ class View:
         building = Building(self._state, scratch=self._scratch, changes_max=self._changes_max, meanwhile=meanwhile)
         rows = self._dataflow.built(arrived, building)
         if self._shard is not None:
-            rows = map(self._checked_own, rows)
+            rows = map(self.result.checked_own, rows)
         count, stays, last = 0, 0, None
-        for portion in building.sorted(rows, self._items, self._part):
+        for portion in building.sorted(rows, self.result.items, self._part):
             assert len({last, *[key for key, _, _ in portion]}) == 1 + len(portion), "two rows have one key"
             count, last = count + len(portion), portion[-1][0]
             building.changed += len(portion)
@@ -489,23 +470,6 @@ class View:
         """Whether what is pending was made from what the sink had of an earlier state, and isn't delivered yet."""
         return self._state.read(lambda state: state.get(_IS_WHOLE) == _ARRANGED)
 
-    def is_own(self, key: Mapping[str, JsonValue]) -> bool:
-        """Whether the row of the result with this key is this shard's to write. A view without shards has them all."""
-        if self._shard is None:
-            return True
-        name = self._shard.sharding.key
-        return self._shard.has(dict(self._key_from_event)[name](key[name]))
-
-    def _checked_own(self, rows: list[Row]) -> list[Row]:
-        assert all(map(self._is_own_row, rows)), "a row of the result is another shard's"
-        return rows
-
-    def _is_own_row(self, row: Row) -> bool:
-        """The same by a row of the plan's root, of a view with shards."""
-        assert self._shard is not None
-        assert self._own_value is not None
-        return self._shard.has(self._own_value(row))
-
     def arrange(self, stored: Sequence[tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]]) -> None:
         """Take in what the sink has of an earlier state, keys and rows: any number of them, again and again.
 
@@ -520,15 +484,15 @@ class View:
                     "the view's state no longer has all of its result's keys", hint="build the view's state anew"
                 )
             for key, row in stored:
-                if not self.is_own(key):
+                if not self.result.is_own(key):
                     continue
-                own = self._stored_key(key)
+                own = self.result.stored_key(key)
                 pending = state.get(_PENDING + own)
                 if pending is None:
                     if state.get(_AS_STORED + own) is None:
-                        state.put(_PENDING + own, _stored({name: key[name] for name in self.plan.key}, None))
-                elif (is_to_be := _row_of(pending)) is not None and orjson.loads(is_to_be) == {
-                    name: row.get(name) for name in self._names
+                        state.put(_PENDING + own, entry_of({name: key[name] for name in self.plan.key}, None))
+                elif (is_to_be := row_of(pending)) is not None and orjson.loads(is_to_be) == {
+                    name: row.get(name) for name in self.result.names
                 }:
                     state.delete(_PENDING + own)
                     state.put(_AS_STORED + own, pending)
@@ -616,63 +580,32 @@ class View:
         """The result's changes by the view's key. A key that went and came is one change."""
         rows: dict[bytes, Row] = {}
         vanished: dict[bytes, Row] = {}
-        outputs, encode_key, key_places = self._outputs, self._encode_key, self._key_places
-        shard, own_place = self._shard, self._own_place
+        result = self.result
         for row, weight in changes.items():
-            values = outputs(row)
-            key = encode_key([values[place] for place in key_places])
+            values = result.outputs(row)
+            key = result.key(values)
             into = rows if weight > 0 else vanished
             assert key not in into, "two rows of the result have one key"
-            assert shard is None or shard.has(values[own_place]), "a row of the result is another shard's"
+            assert result.has(values), "a row of the result is another shard's"
             into[key] = values
         stored: dict[bytes, bytes] = {}
         grown = len(rows) - len(vanished)  # a key that went and came is in both
         gone = sum(key not in rows for key in vanished)
         for key, old in vanished.items():
             if key not in rows:
-                stored[_PENDING + key] = self._pending_row(old, is_gone=True)
+                stored[_PENDING + key] = result.pending(old, is_gone=True)
                 state.delete(_REFUSED + key)
             elif rows[key] == old:
                 del rows[key]
             else:
                 state.delete(_REFUSED + key)
         for key, values in rows.items():
-            stored[_PENDING + key] = self._pending_row(values)
+            stored[_PENDING + key] = result.pending(values)
         if state.get(_IS_WHOLE) is not None:
             for key in stored:
                 state.delete(_AS_STORED + key[len(_PENDING) :])
         state.put_all(stored)
         return _Kept(len(rows) + gone, grown)
-
-    def _written(self) -> Callable[[list[Row]], list[Item]]:
-        """The function that makes pending rows of a portion of the result, each with its key."""
-        code = Code(self.plan.root.columns)
-        expressions = dict(self.plan.outputs)
-
-        def as_event(name: str) -> str:
-            made = expressions[name]
-            value = code.value(made)
-            return f"{name!r}: " + (
-                value if made.type.is_same_in_events else f"{code.name(to_event(made.type))}({value})"
-            )
-
-        dumps, pack = code.name(orjson.dumps), code.name(_KEY_LENGTH.pack)
-        encoded = code.key([(expressions[name], Direction(expressions[name].type)) for name in self.plan.key])
-        key = ", ".join(map(as_event, self.plan.key))
-        row = ", ".join(map(as_event, self._names))
-        pending = f"{pack}(len(key := {dumps}({{{key}}}))) + key + {dumps}({{{row}}})"
-        return code.of_rows(f'({encoded}, b"", {pending})', self._item)
-
-    def _item(self, row: Row) -> Item:
-        values = self._outputs(row)
-        return self._encode_key([values[place] for place in self._key_places]), b"", self._pending_row(values)
-
-    def _pending_row(self, values: Row, *, is_gone: bool = False) -> bytes:
-        own: list[JsonValue] = [*values]
-        for place, convert in self._converted:
-            own[place] = convert(values[place])
-        key = {name: own[place] for name, place in self._named_key}
-        return _stored(key, None if is_gone else dict(zip(self._names, own, strict=True)))
 
     def pending(self, limit: int | None = None) -> Output | None:
         """Rows that the sink may not have yet, at most ``limit``, in the order of their keys; None when it has all.
@@ -689,7 +622,7 @@ class View:
             rows: list[bytes | None] = []
             places: list[bytes] = []
             for place, stored in islice(entries, limit):
-                key, row = _parts_of(stored)
+                key, row = parts_of(stored)
                 places.append(place)
                 keys.append(key)
                 rows.append(row or None)
@@ -715,8 +648,8 @@ class View:
         ``void`` are keys whose earlier refusal says nothing any more. ``reached`` is as in ``confirm``. Raises
         LockstepError after a further step: then the rows are pending again.
         """
-        stays = set(map(self._stored_key, held))
-        aside = set(map(self._stored_key, refused))
+        stays = set(map(self.result.stored_key, held))
+        aside = set(map(self.result.stored_key, refused))
         tag = str(output.tag).encode()
 
         def work(state: Step) -> None:
@@ -728,12 +661,12 @@ class View:
             own: dict[bytes, bytes] = {}
             if aside or not is_whole:
                 given = zip(output.places, output.keys, output.rows, strict=True)
-                own = {place[len(_PENDING) :]: _joined(key, row or b"") for place, key, row in given}
+                own = {place[len(_PENDING) :]: joined(key, row or b"") for place, key, row in given}
                 own = {key: stored for key, stored in own.items() if key not in stays}
             state.put_all({_REFUSED + key: tag + own.pop(key) for key in aside if key in own})
             for values in void:
                 own_key = {name: values[name] for name in self.plan.key}
-                state.put(_VOID + self._stored_key(values), tag + _stored(own_key, None))
+                state.put(_VOID + self.result.stored_key(values), tag + entry_of(own_key, None))
             offsets = orjson.dumps(_triples(position.offsets))
             if is_whole:
                 # Kept once more, the whole result would be half of the state. Built again, it is there again.
@@ -784,10 +717,7 @@ class View:
     def _aside(self, state: Step, prefix: bytes) -> list[tuple[bytes, bytes, str, Mapping[str, JsonValue]]]:
         """What is set aside under a prefix: its key in the state, as it was pending, its tag, and the row's key."""
         found = [(key, stored[TEXT_LENGTH:], stored[:TEXT_LENGTH].decode()) for key, stored in state.scan(prefix)]
-        return [(key, pending, tag, _key_of(pending)) for key, pending, tag in found]
-
-    def _stored_key(self, key: Mapping[str, JsonValue]) -> bytes:
-        return self._encode_key([read(key[name]) for name, read in self._key_from_event])
+        return [(key, pending, tag, key_of(pending)) for key, pending, tag in found]
 
 
 @contextmanager
@@ -817,41 +747,6 @@ def _note_built(state: Step, counters: Counters) -> None:
     if state.get(_IS_BUILDING) is None:
         raise _not_building()
     state.put(_IS_BUILDING, orjson.dumps(asdict(counters)))
-
-
-def _stored(key: Mapping[str, JsonValue], row: Mapping[str, JsonValue] | None) -> bytes:
-    """A pending entry."""
-    return _joined(orjson.dumps(key), b"" if row is None else orjson.dumps(row))
-
-
-def _joined(key: bytes, row: bytes) -> bytes:
-    """The same of what is JSON already."""
-    return _KEY_LENGTH.pack(len(key)) + key + row
-
-
-def _parts_of(pending: bytes) -> tuple[bytes, bytes]:
-    """Key and row of a pending entry."""
-    end = _KEY_LENGTH.size + _KEY_LENGTH.unpack_from(pending)[0]
-    return pending[_KEY_LENGTH.size : end], pending[end:]
-
-
-def rows_of(items: Sequence[Item]) -> tuple[list[bytes], list[bytes]]:
-    """Keys and rows, as JSON, of items that ``Ahead`` gets."""
-    parts = [_parts_of(pending) for _, _, pending in items]
-    return [key for key, _ in parts], [row for _, row in parts]
-
-
-def _key_of(pending: bytes) -> Mapping[str, JsonValue]:
-    """The row's key of a pending entry."""
-    key: Mapping[str, JsonValue] = orjson.loads(
-        pending[_KEY_LENGTH.size : _KEY_LENGTH.size + _KEY_LENGTH.unpack_from(pending)[0]]
-    )
-    return key
-
-
-def _row_of(pending: bytes) -> bytes | None:
-    """The row of a pending entry; None where it is gone."""
-    return pending[_KEY_LENGTH.size + _KEY_LENGTH.unpack_from(pending)[0] :] or None
 
 
 def _pending(state: Reading) -> Iterator[Entry]:

@@ -38,10 +38,11 @@ from sinks.contract import Batch, CoordinationRecords, Outcome
 from views.failures import FanOutExceeded
 from views.figures import Doing, ViewFigures
 from views.operators.building import Item
+from views.result_rows import rows_of
 from views.retention import NotedTime, noted_name, whole_minutes
 from views.state.contract import Size, UnusableState
 from views.state.file import FileState
-from views.view import View, ViewPosition, identity, rows_of
+from views.view import View, ViewPosition, identity
 
 _PORTION: Final = 20_000
 """How many rows of the result are written at once: what one step changes appears at once, if it is no more."""
@@ -604,7 +605,7 @@ class _Run:
         writer that this one has replaced is refused."""
         if self._topic is not None or any(topic == self._input.topic for topic, _ in self._progress.rejected):
             return False
-        return not any(self._view.is_own(row.key) for row in sink_for(self._task).scan(self._input.table))
+        return not any(self._view.result.is_own(row.key) for row in sink_for(self._task).scan(self._input.table))
 
     def _compute_and_write(self, position: ViewPosition, time_ms: int) -> None:
         """Compute, and give the sink the rows at the same time. Another job finds them there, and builds anew."""

@@ -14,7 +14,7 @@ import orjson
 from cdc.model.errors import DataLost, Fenced, LockstepError
 from sinks.contract import Outcome
 from views.operators.building import PORTION_BYTES, Item
-from views.view import rows_of
+from views.result_rows import rows_of
 
 _AT_WORK_MAX: Final = 2
 """So many portions are with the sink at most: one that it writes, and one that it goes on with."""

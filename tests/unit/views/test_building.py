@@ -20,11 +20,12 @@ from tests.view_queries import TABLES, Question, RowWrite, events
 from views.failures import FanOutExceeded
 from views.operators import building, join
 from views.operators.building import Building, Item, Sorter, merged
+from views.result_rows import rows_of
 from views.shard import Shard, Sharding
 from views.state.contract import State
 from views.state.file import FileState
 from views.state.memory import MemoryState
-from views.view import View, rows_of
+from views.view import View
 
 PAIRS = Question("select a.id, c.k, c.l from a join c on c.k = a.g", ("id", "k", "l"))
 LONG = Question("select a.id, b.id as b_id, a.t, b.t as u from a join b on b.c_k = a.g", ("id", "b_id"))

@@ -285,7 +285,7 @@ def test_shards_are_as_of_one_time_though_only_one_of_them_has_rows_that_are_too
     """Else verify waits until something comes: nobody can tell as of when a view between two times is."""
     plan = kept(BY_ID).plan
     kept_by = [KeptView(BY_ID, MemoryState(), retain=BY_D, shard=shard) for shard in shards(sharding_of(plan, 2), 2)]
-    old = next(number for number in range(9) if kept_by[0].view.is_own({"id": number}))
+    old = next(number for number in range(9) if kept_by[0].view.result.is_own({"id": number}))
     for shard in kept_by:
         shard.step([a(old, g=1, d="2026-03-01T12:00:00")], time_ms=NOON_MS - HOUR_MS)
     for time_ms in (NOON_MS + 59_999, NOON_MS + MINUTE_MS):

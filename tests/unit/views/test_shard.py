@@ -117,7 +117,7 @@ def test_what_the_sink_has_of_other_shards_is_left_alone(sharded: Sharded) -> No
     view = sharded.views[0]
     view.begin_building()
     view.end_building(epoch=1, lsn=8, offsets={})
-    assert (view.is_own({"id": first}), view.is_own({"id": second})) == (True, False)
+    assert (view.result.is_own({"id": first}), view.result.is_own({"id": second})) == (True, False)
     view.arrange([({"id": first}, {"id": first, "likes": 1}), ({"id": second}, {"id": second, "likes": 1})])
     view.end_arranging()
     output = view.pending()

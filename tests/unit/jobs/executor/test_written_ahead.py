@@ -15,14 +15,14 @@ from jobs.executor.written_ahead import WrittenAhead
 from sinks.contract import Outcome, Rejection
 from views.operators import building
 from views.operators.building import Item
-from views.view import _joined
+from views.result_rows import joined
 
 MIB = 1 << 20
 
 
 def rows(*numbers: int, size: int = 0) -> list[Item]:
     return [
-        (number.to_bytes(4, "big"), b"", _joined(orjson.dumps({"id": number}), orjson.dumps({"n": "x" * size})))
+        (number.to_bytes(4, "big"), b"", joined(orjson.dumps({"id": number}), orjson.dumps({"n": "x" * size})))
         for number in numbers
     ]
 
