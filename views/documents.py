@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import orjson
 
+from views.failures import EvaluationError
 from views.numerics import text_of
 from views.values import FLOATS, JSONB, JsonForm, Kind, SqlType, Value, days_text, micros_text
 
@@ -106,18 +107,45 @@ def _jsonb_order(entry: tuple[str, Any]) -> tuple[int, bytes]:
 
 def jsonb_text(text: str) -> str:
     """A document's text in the form that jsonb has for it. Raises ValueError for what isn't JSON, or is too odd."""
+    try:
+        return _written(_parsed(text), 0)
+    except (InvalidOperation, RecursionError) as error:
+        raise ValueError("not JSON that is supported") from error
 
+
+def json_member(value: str, member: str | int) -> str | None:
+    """``->``: a part of a jsonb document, a member by its name or an element by its place. Raises EvaluationError."""
+    return _member(value, member, lambda found: document(_written(found, 0)))
+
+
+def json_member_text(value: str, member: str | int) -> str | None:
+    """``->>``: the same as text, null for a JSON null. Raises EvaluationError."""
+    return _member(
+        value, member, lambda found: found if found is None or isinstance(found, str) else _written(found, 0)
+    )
+
+
+def _member(value: str, member: str | int, written: Callable[[Any], str | None]) -> str | None:
+    try:
+        whole = _parsed(orjson.loads(value))
+        if isinstance(whole, dict):
+            return written(whole[member]) if member in whole else None
+        elements = whole if isinstance(whole, list) else [whole]  # to PostgreSQL, one value is an array of one element
+        if isinstance(member, int) and -len(elements) <= member < len(elements):
+            return written(elements[member])
+    except (ValueError, InvalidOperation, RecursionError):
+        raise EvaluationError("a document can't be read here: it is nested too deeply") from None
+    return None
+
+
+def _parsed(text: str) -> Any:
     def number(digits: str) -> Decimal:
         return Decimal(digits)
 
     def constant(name: str) -> None:
         raise ValueError(f"{name} isn't JSON")
 
-    try:
-        parsed = json.loads(text, parse_int=number, parse_float=number, parse_constant=constant)
-        return _written(parsed, 0)
-    except (InvalidOperation, RecursionError) as error:
-        raise ValueError("not JSON that is supported") from error
+    return json.loads(text, parse_int=number, parse_float=number, parse_constant=constant)
 
 
 def _written(part: Any, depth: int) -> str:

@@ -15,11 +15,11 @@ from typing import Any, Final
 import orjson
 
 from views import numerics
-from views.documents import array_writer, document, object_writer
+from views.documents import array_writer, document, json_member, json_member_text, object_writer
 from views.expressions import DOCUMENTS, Call, Expression, Literal, Ref, conjuncts
 from views.failures import EvaluationError
 from views.numerics import decimal_of, text_of
-from views.values import INFINITY, Kind, Row, SqlType, Value, date_of, days_of, float_order
+from views.values import INFINITY, Kind, Row, SqlType, Value, date_of, days_of, float_json, float_order
 
 Evaluate = Callable[[Row], Value]
 _Function = Callable[..., Any]
@@ -369,7 +369,27 @@ def _numeric_to_integer(of: SqlType) -> _Function:
     return _in_range(lambda value: int(numerics.rounded(decimal_of(value), 0)), of.kind)
 
 
+def _text_to_integer(of: SqlType) -> _Function:
+    return _in_range(lambda text: int(_plain_number(text, _INTEGER)), of.kind)
+
+
+def _text_to_numeric(_: SqlType) -> _Function:
+    return lambda text: text_of(Decimal(_plain_number(text, _NUMERIC)))
+
+
+def _plain_number(text: str, form: re.Pattern[str]) -> str:
+    """Versions of PostgreSQL differ in what else they take for a number."""
+    if (match := form.fullmatch(text)) is None:
+        raise EvaluationError("a text isn't a number in its plain form")
+    return match[1]
+
+
+_INTEGER: Final = re.compile(r"[ \t\n\r\f\v]*([+-]?[0-9]{1,1000})[ \t\n\r\f\v]*")
+_NUMERIC: Final = re.compile(r"[ \t\n\r\f\v]*([+-]?[0-9]{1,1000}(?:\.[0-9]{0,1000})?)[ \t\n\r\f\v]*")
+
 _CASTS: Final[dict[str, Callable[[SqlType], _Function]]] = {
+    "text_to_integer": _text_to_integer,
+    "text_to_numeric": _text_to_numeric,
     "to_integer": _to_integer,
     "numeric_to_integer": _numeric_to_integer,
 }
@@ -419,12 +439,21 @@ def _float_order(text: str) -> int:
 def _float4_order(text: str) -> int:
     """The same of one with four bytes, whose digits stand for another number than the same ones of eight bytes."""
     number = float(orjson.loads(text))
+    return float_order(_exact4(number))
+
+
+def _exact4(number: float) -> float:
     (exact,) = struct.unpack("f", struct.pack("f", number))
-    return float_order(exact)
+    return float(exact)
 
 
 def _number_order(value: int | str) -> int:
     """The place that an integer or a numeric has as a float."""
+    return float_order(_float8(value))
+
+
+def _float8(value: int | str) -> float:
+    """An integer or a numeric as a float."""
     try:
         number = float(value)
     except OverflowError:
@@ -432,7 +461,36 @@ def _number_order(value: int | str) -> int:
     is_named = isinstance(value, str) and value[-1].isalpha()  # NaN and the infinities
     if (math.isinf(number) and not is_named) or (number == 0 and decimal_of(str(value)) != 0):
         raise EvaluationError("a number is out of range for double precision")
-    return float_order(number)
+    return number
+
+
+def _float8_arithmetic(function: Callable[[float, float], float]) -> _Function:
+    """Of floats as an event has them. What overflows or underflows fails, as in PostgreSQL."""
+
+    def of_texts(left: str, right: str) -> str:
+        a, b = float(orjson.loads(left)), float(orjson.loads(right))
+        result = function(a, b)
+        if math.isinf(result) and not (math.isinf(a) or math.isinf(b)):
+            raise EvaluationError("a number is out of range for double precision")
+        return float_json(result)
+
+    return of_texts
+
+
+def _product(a: float, b: float) -> float:
+    if (result := a * b) == 0 and a != 0 and b != 0:
+        raise EvaluationError("a number is out of range for double precision")
+    return result
+
+
+def _float8_quotient(a: float, b: float) -> float:
+    if math.isnan(a):
+        return a
+    if b == 0:
+        raise EvaluationError("division by zero")
+    if (result := a / b) == 0 and a != 0 and not math.isinf(b):
+        raise EvaluationError("a number is out of range for double precision")
+    return result
 
 
 def _like(text: str, pattern: str) -> bool:
@@ -530,6 +588,16 @@ _PLAIN: Final[dict[str, _Function]] = {
     "integer_to_text": str,
     "bool_to_text": lambda a: "true" if a else "false",
     "stored_text": orjson.loads,
+    "lower": lambda text: text.encode().lower().decode(),  # ASCII letters alone, as in the collation C
+    "upper": lambda text: text.encode().upper().decode(),
+    "->": json_member,
+    "->>": json_member_text,
+    "to_float8": lambda value: float_json(_float8(value)),
+    "float4_to_float8": lambda text: float_json(_exact4(float(orjson.loads(text)))),
+    "float8 +": _float8_arithmetic(lambda a, b: a + b),
+    "float8 -": _float8_arithmetic(lambda a, b: a - b),
+    "float8 *": _float8_arithmetic(_product),
+    "float8 /": _float8_arithmetic(_float8_quotient),
     "float_order": _float_order,
     "float4_order": _float4_order,
     "number_order": _number_order,

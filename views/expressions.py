@@ -51,7 +51,7 @@ fails, ``possible`` is true there, and ``failure`` has the reason: of a conditio
 
 _TOTAL: Final = LENIENT | {
     "=", "<>", "<", "<=", ">", ">=", "not", "||", "length", "same", "integer_to_text", "bool_to_text", "stored_text",
-    "day_of", "float_order", "float4_order",
+    "lower", "upper", "day_of", "float_order", "float4_order",
 }  # fmt: skip
 
 

@@ -10,12 +10,31 @@ from views.plan import Filter, Group, Join, Node, Project, Scan, Top, Union, Vie
 from views.retention import Retained, period_text
 from views.values import INTEGERS, Kind, micros_text, to_event
 
-_INFIX: Final = {"=", "<>", "<", "<=", ">", ">=", "+", "-", "*", "/", "%", "||", "like"}
+_INFIX: Final = {"=", "<>", "<", "<=", ">", ">=", "+", "-", "*", "/", "%", "||", "like", "->", "->>"}
 _INFIX_NAMES: Final = {"date_plus": "+", "date_minus": "-", "days_between": "-", "is_distinct": "is distinct from"}
 _SUFFIXES: Final = {"is_null": "is null", "is_true": "is true", "is_false": "is false"}
-_CASTS: Final = {"numeric_to_integer", "integer_to_text", "bool_to_text", "stored_text", "day_of", "midnight_of"}
-_UNWRITTEN: Final = {"same", "to_integer", "attempt", "possible", "float_order", "float4_order", "number_order"}
-_FUNCTIONS: Final = {"coalesce", "case", "abs", "length"}
+_CASTS: Final = {
+    "numeric_to_integer",
+    "integer_to_text",
+    "bool_to_text",
+    "stored_text",
+    "day_of",
+    "midnight_of",
+    "to_float8",
+    "text_to_integer",
+    "text_to_numeric",
+}
+_UNWRITTEN: Final = {
+    "same",
+    "to_integer",
+    "attempt",
+    "possible",
+    "float_order",
+    "float4_order",
+    "number_order",
+    "float4_to_float8",
+}
+_FUNCTIONS: Final = {"coalesce", "case", "abs", "length", "lower", "upper"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +215,7 @@ def _literal_text(literal: Literal) -> str:
 
 def _call_text(call: Call, names: Mapping[int, str]) -> str:
     texts = list(_operands(call, names))
-    name = call.name
+    name = call.name.removeprefix("float8 ")
     match name:
         case "and" | "or":
             return f" {name} ".join(texts)

@@ -74,6 +74,7 @@ _CAST_KINDS: Final = {
     exp.DataType.Type.UUID: UUID,
     exp.DataType.Type.JSONB: JSONB,
     exp.DataType.Type.JSON: JSON,
+    exp.DataType.Type.DOUBLE: FLOAT8,
 }
 _DOCUMENTS: Final = {f"{of}_build_{what}": f"{of}_{what}" for of in ("jsonb", "json") for what in ("object", "array")}
 _WITHIN_GROUP: Final[dict[type[Tree], str]] = {
@@ -109,7 +110,7 @@ _NEVER_KEPT: Final[tuple[tuple[tuple[type[Tree], ...], str, str], ...]] = (
     (
         (exp.Lower, exp.Upper, exp.ILike, exp.Initcap),
         "upper and lower case depend on the database's locale",
-        "store it in a column that a trigger fills",
+        'write `lower(text collate "C")`, which changes ASCII letters, or store it in a column',
     ),
 )
 """What is refused, why, and what to do instead; the first row that fits counts."""
@@ -313,6 +314,13 @@ def _length(reader: ExpressionReader, tree: exp.Length) -> Expression:
     return Call("length", (reader.text(tree.this),), INT4)
 
 
+def _in_case(reader: ExpressionReader, tree: exp.Lower | exp.Upper) -> Expression:
+    only(tree)
+    if not is_in_c(tree.this):
+        raise _never_kept(tree)
+    return Call("lower" if isinstance(tree, exp.Lower) else "upper", (reader.text(tree.this),), TEXT)
+
+
 def _unary(reader: ExpressionReader, tree: Tree) -> Expression:
     only(tree)
     operand = reader.read(tree.this)
@@ -332,6 +340,9 @@ def _arithmetic(reader: ExpressionReader, tree: Tree) -> Expression:
         return Call("date_plus", (right, left), DATE)
     if kinds == (Kind.DATE, Kind.DATE) and name == "-":
         return Call("days_between", (left, right), INT4)
+    if FLOAT8 in (left.type, right.type) and name != "%":
+        sides = (converted(tree.this, left, FLOAT8), converted(tree.expression, right, FLOAT8))
+        return Call(f"float8 {name}", sides, FLOAT8)
     left, right = united(tree, [left, right])
     if left.type.kind not in (*INTEGERS, Kind.NUMERIC):
         refuse(
@@ -397,25 +408,8 @@ def _cast(reader: ExpressionReader, tree: exp.Cast) -> Expression:
     parameters = [int(parameter.name) for parameter in tree.to.expressions if parameter.name.isdigit()]
     if target is None or (parameters and target.kind is not Kind.NUMERIC):
         refuse(tree, "this cast isn't supported", "cast to text, integer, numeric, date, timestamp or uuid")
-    operand = reader.read(tree.this)
-    if operand.type.kind is Kind.UNKNOWN:
-        literal = _known(tree, operand, target)
-        return _fitted(reader, tree, literal, parameters) if parameters else literal
-    if target.json_form is not JsonForm.UNKNOWN:
-        return _as_document(tree, operand, target)
-    name = _cast_name(operand.type, target.kind)
-    if name is None:
-        reason = f"the cast of {operand.type.name} to {target.name} can have another result"
-        if Kind.TIMESTAMPTZ in (operand.type.kind, target.kind):
-            refuse(tree, "it depends on the session's time zone", "write `at time zone 'UTC'`")
-        refuse(tree, reason, "store the result in a column that a trigger fills")
-    if target.kind is Kind.NUMERIC:
-        scale = 0 if operand.type.kind in INTEGERS else operand.type.scale
-        converted = Call(name, (operand,), sql_type(Kind.NUMERIC, scale))
-        return _fitted(reader, tree, converted, parameters) if parameters else converted
-    if operand.type.kind is target.kind:
-        return replace(operand, type=replace(operand.type, name=target.name))
-    return Call(name, (operand,), target)
+    cast = converted(tree, reader.read(tree.this), target)
+    return _fitted(reader, tree, cast, parameters) if parameters else cast
 
 
 def _fitted(reader: ExpressionReader, tree: exp.Cast, operand: Expression, parameters: list[int]) -> Expression:
@@ -429,6 +423,22 @@ def _fitted(reader: ExpressionReader, tree: exp.Cast, operand: Expression, param
         except EvaluationError as error:
             refuse(tree, error.message, "write a wider type")
     return Call("fit", (operand, Literal(f"{precision},{scale}", TEXT)), of)
+
+
+def _member(reader: ExpressionReader, tree: exp.JSONExtract | exp.JSONExtractScalar) -> Expression:
+    """A member of a jsonb object by its name, or an element of an array by its place."""
+    only(tree, "only_json_types")
+    document, path = reader.read(tree.this), tree.expression
+    if document.type.json_form is not JsonForm.JSONB:
+        refuse(tree, f"{document.type.name} isn't jsonb", "use a jsonb column")
+    member = path.expressions[1].this if isinstance(path, exp.JSONPath) and len(path.expressions) == 2 else None
+    if isinstance(path, exp.Neg) and isinstance(path.this, exp.Literal) and path.this.is_int:
+        member = -int(path.this.name)
+    if not isinstance(member, str | int):
+        refuse(tree, "its member isn't a literal", "write a name in quotes, or a number")
+    of = TEXT if isinstance(tree, exp.JSONExtractScalar) else JSONB
+    literal = Literal(member, TEXT if isinstance(member, str) else INT4)
+    return Call("->>" if of is TEXT else "->", (document, literal), of)
 
 
 def _document(reader: ExpressionReader, tree: Tree) -> Expression:
@@ -582,6 +592,10 @@ _READ: Final[dict[type[Tree], Callable[[ExpressionReader, Any], Expression]]] = 
     exp.Abs: _unary,
     exp.DPipe: _concatenated,
     exp.Length: _length,
+    exp.Lower: _in_case,
+    exp.Upper: _in_case,
+    exp.JSONExtract: _member,
+    exp.JSONExtractScalar: _member,
     exp.Cast: _cast,
     exp.AtTimeZone: _at_utc,
     exp.TimestampTrunc: _truncated,
@@ -797,6 +811,10 @@ def _cast_name(source: SqlType, target: Kind) -> str | None:
     match source.kind, target:
         case Kind.NUMERIC, Kind.INT2 | Kind.INT4 | Kind.INT8:
             return "numeric_to_integer"
+        case Kind.TEXT, Kind.INT2 | Kind.INT4 | Kind.INT8:
+            return "text_to_integer"
+        case Kind.TEXT, Kind.NUMERIC:
+            return "text_to_numeric"
         case ((Kind.NUMERIC | Kind.UUID | Kind.CHAR), Kind.TEXT):
             return "same"
         case Kind.BOOL, Kind.TEXT:
@@ -810,12 +828,36 @@ def _cast_name(source: SqlType, target: Kind) -> str | None:
     return None
 
 
+def converted(tree: Tree, operand: Expression, target: SqlType) -> Expression:
+    """The cast of an expression to a type. Raises Refuse for one that could give another result elsewhere."""
+    source = operand.type
+    if source.kind is Kind.UNKNOWN:
+        return _known(tree, operand, target)
+    if target.json_form is JsonForm.FLOAT8 and source.kind in (*INTEGERS, Kind.NUMERIC):
+        return Call("to_float8", (operand,), FLOAT8)
+    if target.json_form is JsonForm.FLOAT8 and source.json_form is JsonForm.FLOAT4:
+        return Call("float4_to_float8", (operand,), FLOAT8)
+    if target.json_form is not JsonForm.UNKNOWN:
+        return _as_document(tree, operand, target)
+    name = _cast_name(source, target.kind)
+    if name is None:
+        if Kind.TIMESTAMPTZ in (source.kind, target.kind):
+            refuse(tree, "it depends on the session's time zone", "write `at time zone 'UTC'`")
+        reason = f"the cast of {source.name} to {target.name} can have another result"
+        refuse(tree, reason, "store the result in a column that a trigger fills")
+    if target.kind is Kind.NUMERIC:
+        return Call(name, (operand,), sql_type(Kind.NUMERIC, 0 if source.kind in INTEGERS else source.scale))
+    if source.kind is target.kind:
+        return replace(operand, type=replace(source, name=target.name))
+    return Call(name, (operand,), target)
+
+
 def _as_document(tree: Tree, operand: Expression, target: SqlType) -> Expression:
     """A document as the other type of documents. The text of jsonb is json; not so the other way."""
     if operand.type.json_form is target.json_form:
         return operand
-    if operand.type.json_form is not JsonForm.JSONB:
-        refuse(tree, f"the cast of {operand.type.name} to {target.name} isn't supported", "use a jsonb column")
+    if operand.type.json_form is not JsonForm.JSONB or target.json_form is not JsonForm.JSON:
+        refuse(tree, f"the cast of {operand.type.name} to {target.name} isn't supported", "use a column of that type")
     return Call("same", (operand,), target)
 
 

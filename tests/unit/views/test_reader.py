@@ -108,7 +108,7 @@ def test_what_a_select_list_cant_have(select: str, reason: str) -> None:
         ("id, x = 'big' as n", "isn't read as float8"),
         ("id, x = '1e400' as n", "isn't read as float8"),
         ("id, coalesce(x, 1) as n", "stand together"),
-        ("id, x + x as n", "arithmetic with float8"),
+        ("id, x % x as n", "arithmetic with float8"),
         ("id, j = '{}' as n", "equality of jsonb"),
         ("id, s = 'calm' as n", "equality of mood"),
         ("id, p < 'a' as n", "collation"),
