@@ -14,13 +14,13 @@ CHECKPOINT_DIRECTORY = ".lockstep/checkpoints"
 
 
 _MEANING = ("spark.sql.ansi.enabled", "spark.sql.caseSensitive", "spark.sql.session.timeZone")
-"""What a sink's expressions mean would depend on these."""
+"""What a stream query means would depend on these."""
 
 
 def _leaves_meaning_alone(conf: Mapping[str, str]) -> Mapping[str, str]:
     taken = [name for name in _MEANING if name in conf]
     if taken:
-        raise ValueError(f"{', '.join(taken)}: the values of computed columns would change with it, so it is fixed")
+        raise ValueError(f"{', '.join(taken)}: the results of stream queries would change with it, so it is fixed")
     if "spark.master" in conf:
         raise ValueError("spark.master has a setting of its own: master in [spark]")
     return conf

@@ -150,8 +150,8 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # [sinks.NAME]
 # tables = ["public.orders", "public.items"]    # else all that have a key; append-only ones only by name (rebuild)
 # exclude = ["public.orders.secret"]       # columns that never get there (rebuild)
-# where = { "public.orders" = "amount > 0" }    # rows that don't meet it aren't there; Spark SQL (rebuild)
-# computed = { "public.orders.tax" = { sql = "amount * 0.2", type = "numeric" } }    # more columns; Spark SQL (rebuild)
+# where = { "public.orders" = "amount > 0" }    # rows that don't meet it aren't there; SQL (rebuild)
+# computed = { "public.orders.tax" = { sql = "amount * 0.2", type = "numeric" } }    # more columns; SQL (rebuild)
 # rename = { "public.orders.note" = "remark" }    # a column's name there (rebuild)
 # mask = { "public.orders.phone" = "hash", "public.orders.name" = { truncate = 1 } }    # or "drop" (rebuild)
 # mask_salt_file = "/run/secrets/salt"     # for hashes, or $$LOCKSTEP_SINK_<NAME>_SALT

@@ -33,11 +33,15 @@ ComputedType = Literal[
 class Computed(Settings):
     """A column that the source doesn't have.
 
-    A Spark SQL expression over the columns of the source's row, and its type.
+    An expression in PostgreSQL's SQL over the columns of the source's row, and its type.
     """
 
     sql: Annotated[str, Field(min_length=1)]
     type: ComputedType = "text"
+
+    def column(self, name: str) -> Column:
+        """The column of this name."""
+        return Column(name, self.type, self.type, False, _OIDS[self.type], -1)
 
 
 @dataclass(frozen=True)
@@ -91,8 +95,8 @@ class TableSettings(Settings):
 
     ``exclude`` names columns that never get here, ``rename`` has other names for columns. ``mask`` hides values
     (``sinks.wrappers.masks``); hashes need ``mask_salt_file``, or the salt in the environment. ``computed`` adds
-    columns and ``where`` leaves rows out, by Spark SQL over the source's row: under its own names, before anything is
-    masked or left out. All but ``tables`` and ``where`` have columns as ``schema.table.column``.
+    columns and ``where`` leaves rows out, by PostgreSQL's SQL over the source's row: under its own names, before
+    anything is masked or left out. All but ``tables`` and ``where`` have columns as ``schema.table.column``.
 
     ``schema_changes``: a column that the source renames ends the job (``stop``) or goes on here under the name that it
     had (``keep``). What the source drops stays here, and is null in rows written since.
@@ -293,8 +297,6 @@ class TableSettings(Settings):
     def why_not_consistent(self) -> list[str]:
         """Why its tables can't be shown as of one commit."""
         reasons = [self.NO_WHOLE_STEPS] if self.NO_WHOLE_STEPS else []
-        if self.computed or self.where:
-            reasons.append("not with computed or where: Spark reads the log for them, without the ends of transactions")
         if self.events_per_s:
             reasons.append("not with events_per_s: a step ends where a transaction ends")
         return reasons
@@ -371,7 +373,7 @@ class TableSettings(Settings):
         computed: dict[TableName, list[Column]] = {}
         for text, how in self.computed.items():
             table, name = parse_column(text)
-            computed.setdefault(table, []).append(Column(name, how.type, how.type, False, _OIDS[how.type], -1))
+            computed.setdefault(table, []).append(how.column(name))
         return Projection(
             {table: frozenset(columns) for table, columns in excluded.items()},
             masks,

@@ -30,9 +30,9 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 103_830,
+    "lines of the core": 103_660,
     "lines of stack and bench": 10_000,
-    "lines of tests": 99_310,
+    "lines of tests": 99_275,
     "words of docs": 43_900,
     "settings": 216,
 }

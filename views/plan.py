@@ -28,6 +28,20 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True)
+class RowPlan:
+    """What is computed of each row of one table by itself.
+
+    ``names`` are the table's columns that it reads, one for each of ``columns``. A row for which ``condition`` isn't
+    true isn't there. ``outputs`` are the columns that rows have besides the table's own, by name.
+    """
+
+    names: tuple[str, ...]
+    columns: tuple[Ref, ...]
+    condition: Expression | None
+    outputs: tuple[tuple[str, Expression], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Filter:
     """Rows for which the condition is true."""
 

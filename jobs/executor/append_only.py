@@ -63,8 +63,8 @@ def empties(key: bytes, row: bytes | None) -> bool:
 def stored_row(key: bytes, value: bytes | None, row: bytes | None) -> bytes | None:
     """The row that a destination gets, in JSON: of an event with this own key and value, whose columns are ``row``.
 
-    None for what is no row here: a tombstone, which was written while the table had a key; an event that doesn't meet
-    the sink's condition; and a delete where there are expressions, since nobody evaluates them of a row that is gone.
+    None for what is no row here: a tombstone, which was written while the table had a key; and an event that doesn't
+    meet the sink's condition.
     """
     operation = b"" if value is None else value[OP_OFFSET : OP_OFFSET + 1]
     if not operation or (row is None and operation != _TRUNCATE):

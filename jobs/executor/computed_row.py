@@ -1,66 +1,101 @@
-"""What Spark has computed of a row, as it travels beside the row, and the row with it. Pure."""
+"""What a sink's expressions make of a row: its computed columns, or that it isn't to be seen. Pure."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final
 
 import orjson
 
 from cdc.model.event import JsonValue
-from cdc.model.table import Column
+from views.evaluation import compiled, compiled_condition
+from views.expressions import Expression, refs
+from views.failures import EvaluationError
+from views.plan import RowPlan
+from views.values import Value, from_event, to_event
 
-COMPUTED: Final = "computed"
-"""The records' column of results: JSON, each result's text under its name, null where its evaluation failed."""
-
-_INTEGERS: Final = frozenset({"int2", "int4", "int8"})
-_FLOATS: Final = frozenset({"float4", "float8"})
-
-
-def condition_name(columns: Collection[str]) -> str:
-    """The name of the condition's result, beside these columns."""
-    name = "where"
-    while name in columns:
-        name += "_"
-    return name
+_PLANS_MAX: Final = 1000
+"""So many plans are kept ready in a process."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComputedRow:
     """A row with its computed columns, or None where it doesn't meet the condition.
 
-    Where an expression can't be evaluated, ``refused`` says which.
+    Where an expression can't be evaluated, ``refused`` says which, and why.
     """
 
-    row: bytes | None
+    row: Mapping[str, JsonValue] | None
     refused: str = ""
 
 
-def computed_row(row: bytes, computed: bytes | str, columns: Collection[Column]) -> ComputedRow:
-    """A row's JSON and the value of ``COMPUTED`` -> the row. A condition that is null isn't met, as in SQL."""
-    results: Mapping[str, Mapping[str, str | None] | None] = orjson.loads(computed)
-    condition = condition_name([column.name for column in columns])
-    met = results.get(condition)
-    if met is not None and met["v"] != "true":
-        return ComputedRow(None)
-    failed = [name for name, result in results.items() if result is None]
-    if failed:
-        what = ["the condition of where" if name == condition else f"computed column {name!r}" for name in failed]
-        return ComputedRow(None, f"expression: {', '.join(what)} can't be evaluated for this row")
-    if not columns:
-        return ComputedRow(row)
-    named = {column.name: typed_value((results[column.name] or {})["v"], column.value_type) for column in columns}
-    values = b",".join(orjson.dumps(name) + b":" + orjson.dumps(value) for name, value in named.items())
-    return ComputedRow(row[:-1] + (b"," if len(row) > 2 else b"") + values + b"}")
+class RowComputer:
+    """Evaluates one table's expressions."""
+
+    def __init__(self, plan: RowPlan) -> None:
+        names = {column.id: name for name, column in zip(plan.names, plan.columns, strict=True)}
+        self._is_met = None if plan.condition is None else _function(plan.condition, names, compiled_condition)
+        self._columns = [
+            (name, _function(expression, names, compiled), to_event(expression.type))
+            for name, expression in plan.outputs
+        ]
+
+    def computed(self, row: Mapping[str, JsonValue]) -> ComputedRow:
+        """A row of the table's shape -> what is to be seen of it. A condition that is null isn't met, as in SQL."""
+        failed: list[str] = []
+        if self._is_met is not None:
+            try:
+                if not self._is_met(row):
+                    return ComputedRow(None)
+            except _FAILS as error:
+                failed.append(_failure("the condition of where", error))
+        values: dict[str, JsonValue] = {}
+        for name, evaluate, in_events in self._columns:
+            try:
+                values[name] = in_events(evaluate(row))
+            except _FAILS as error:
+                failed.append(_failure(f"computed column {name!r}", error))
+        if failed:
+            return ComputedRow(None, f"expression: {'; '.join(failed)}")
+        return ComputedRow({**row, **values} if values else row)
+
+    def computed_text(self, text: bytes) -> tuple[bytes | None, str]:
+        """The same of a row in JSON, whose own columns stay as they are written, and why it is refused."""
+        row: Mapping[str, JsonValue] = orjson.loads(text)
+        computed = self.computed(row)
+        if computed.row is None or computed.row is row:
+            return (None if computed.row is None else text), computed.refused
+        values = orjson.dumps({name: computed.row[name] for name, _, _ in self._columns})
+        return text[:-1] + (b"," if len(text) > 2 else b"") + values[1:], ""
 
 
-def typed_value(text: str | None, value_type: str) -> JsonValue:
-    """A text of Spark's as a value in the form that its type has in events."""
-    if text is None:
-        return None
-    if value_type == "bool":
-        return text == "true"
-    if value_type in _INTEGERS:
-        return int(text)
-    if value_type in _FLOATS:
-        return text if text in ("NaN", "Infinity", "-Infinity") else float(text)
-    return text
+@lru_cache(_PLANS_MAX)
+def row_computer(plan: RowPlan) -> RowComputer:
+    """The computer of a plan, which is made once in a process."""
+    return RowComputer(plan)
+
+
+_FAILS: Final = (EvaluationError, ArithmeticError, ValueError)
+"""What a value may raise for which an expression has no result."""
+
+
+def _failure(what: str, error: Exception) -> str:
+    why = f": {error.reason}" if isinstance(error, EvaluationError) else ""
+    return f"{what} can't be evaluated for this row{why}"
+
+
+def _function(expression: Expression, names: Mapping[int, str], compile_it: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of a row in an event. It reads the columns of this expression alone: others may be unreadable."""
+    used = {ref.id: ref for ref in refs(expression)}
+    readers = [(names[ref.id], from_event(ref.type)) for ref in used.values()]
+    evaluate = compile_it(expression, tuple(used.values()))
+
+    def of_row(row: Mapping[str, JsonValue]) -> Value:
+        try:
+            values = tuple([read(row[name]) for name, read in readers])
+        except KeyError as error:
+            raise EvaluationError(f"the column {error.args[0]!r} is missing in it") from None
+        result: Value = evaluate(values)
+        return result
+
+    return of_row

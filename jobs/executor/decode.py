@@ -11,10 +11,10 @@ import pyarrow.compute
 
 from cdc.model.errors import LockstepError
 from cdc.model.event import Events, Position, TableEvents, parse_key
-from cdc.model.table import Column, TableName
+from cdc.model.table import TableName
 from cdc.protocol.envelope import LEFT_OUT_START, RowReader, why_left_out
 from jobs.executor.append_only import LOG_KEY, row_before, stored_row
-from jobs.executor.computed_row import COMPUTED, computed_row
+from jobs.executor.computed_row import RowComputer, row_computer
 from jobs.executor.shape_history import ShapesOutdated, TableHistory, unknown_shape
 from jobs.executor.task_input import Task
 from jobs.offsets import Offsets
@@ -75,7 +75,7 @@ def decode_topic(records: pa.Table, topic: str, task: Task) -> Decoded:
     rows, others = _read_rows(
         values, at, newest_shape=task.shapes[table].schema_id, has_keys_of_before=has_keys_of_before
     )
-    if is_append_only and table not in task.computed:  # whose condition says nothing of a row that is gone
+    if is_append_only:
         rows = [row_before(value) if row is None and value else row for row, value in zip(rows, values, strict=True)]
     events = _table_events(records, at, table, keys, rows)
     void: set[int] = set()
@@ -94,7 +94,7 @@ def decode_topic(records: pa.Table, topic: str, task: Task) -> Decoded:
             rejections.append(Rejection(events[index], why_left_out(value)))
             void.add(index)
     if table in task.computed:
-        for index, reason in _compute_columns(rows, records.column(COMPUTED).to_pylist(), task.computed[table]):
+        for index, reason in _compute_columns(rows, row_computer(task.computed[table])):
             if index not in void:
                 rejections.append(Rejection(events[index], reason))
                 void.add(index)
@@ -202,18 +202,13 @@ def _translate(
     return has_translated
 
 
-def _compute_columns(
-    rows: list[bytes | None], results: Sequence[str | None], columns: Sequence[Column]
-) -> Iterator[tuple[int, str]]:
+def _compute_columns(rows: list[bytes | None], computer: RowComputer) -> Iterator[tuple[int, str]]:
     """Give the rows their computed columns, and take those away that don't meet their condition.
 
     Yields the index of each event of which an expression can't be evaluated, and why.
     """
-    for index, (row, result) in enumerate(zip(rows, results, strict=True)):
-        if row is None:
-            continue
-        assert result is not None, "each row of such a table has been evaluated"
-        computed = computed_row(row, result, columns)
-        if computed.refused:
-            yield index, computed.refused
-        rows[index] = computed.row
+    for index, row in enumerate(rows):
+        if row is not None:
+            rows[index], refused = computer.computed_text(row)
+            if refused:
+                yield index, refused

@@ -1,7 +1,7 @@
 """Ranges of the log -> Arrow, inside Spark's tasks: the records that a batch consists of, read by librdkafka.
 
-Spark says where a batch begins and ends. Its own reader makes rows of records and Arrow of rows, which takes 12 us per
-record until Python has it. Here records become Arrow at once, in 2 us. It runs in Python workers, so it imports
+Spark says where a batch begins and ends. Its own reader would make rows of records and Arrow of rows, which takes 12 us
+per record until Python has it. Here records become Arrow at once, in 2 us. It runs in Python workers, so it imports
 nothing of Spark's.
 """
 
@@ -177,7 +177,7 @@ class LogReader:
         close_consumer(self._consumer)
 
     def read(self, wanted_ranges: Sequence[Range]) -> Generator[pa.RecordBatch]:
-        """The records of these ranges, each in order; columns as in ``jobs.spark.source.read_topics``, with times.
+        """The records of these ranges, each in order; with the columns that delivery reads.
 
         Raises PositionMismatch when the log no longer has what a range begins with, Unavailable when the brokers don't
         answer, and LockstepError when they refuse to.

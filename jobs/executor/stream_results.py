@@ -11,7 +11,6 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, Position, RowEvent
 from cdc.model.table import Table
 from cdc.model.tag import Tag
-from jobs.executor.computed_row import typed_value
 from jobs.executor.open_sinks import close_sink, freeze_opened, sink_for
 from jobs.executor.result import Failure, RejectedEvent, Result, to_arrow
 from jobs.executor.stream_topics import (
@@ -30,6 +29,8 @@ _LSN_STEP: Final = 8
 """OpenSearch keeps commit LSNs as multiples of this."""
 
 _TIMES: Final = frozenset({"date", "timestamp", "timestamptz"})
+_INTEGERS: Final = frozenset({"int2", "int4", "int8"})
+_FLOATS: Final = frozenset({"float4", "float8"})
 
 REPEATED: Final = "an earlier row has this key, and rows of a stream query are final"
 
@@ -53,6 +54,19 @@ def read_row(text: str, table: Table) -> _Row:
     texts: Mapping[str, str | None] = orjson.loads(text)
     values = {column.name: typed_value(texts[column.name], column.value_type) for column in table.columns}
     return _Row({name: values[name] for name in table.key}, values, orjson.dumps(values))
+
+
+def typed_value(text: str | None, value_type: str) -> JsonValue:
+    """A text of Spark's as a value in the form that its type has in events."""
+    if text is None:
+        return None
+    if value_type == "bool":
+        return text == "true"
+    if value_type in _INTEGERS:
+        return int(text)
+    if value_type in _FLOATS:
+        return text if text in ("NaN", "Infinity", "-Infinity") else float(text)
+    return text
 
 
 def distinct(rows: Iterable[_Row], *, key: Sequence[str]) -> tuple[list[_Row], list[tuple[_Row, str]]]:

@@ -1,16 +1,16 @@
 """What every task of a batch is told by the driver."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from cdc.kafka.topic_names import table_topic
-from cdc.model.table import Column, Table, TableName
+from cdc.model.table import Table, TableName
 from jobs.executor.log_reader import Client
 from jobs.executor.shape_history import TableHistory
 from jobs.offsets import Offsets
 from sinks.contract import OpenedSink
 from sinks.registry import SinkSettings, open_sink
-from views.plan import ViewPlan
+from views.plan import RowPlan, ViewPlan
 from views.shard import Shard
 
 OpenSink = Callable[[str, SinkSettings, int], OpenedSink]
@@ -107,8 +107,8 @@ class Task:
     """By what the sink's tables were known when the query began, where that is known."""
     rejected_before: Mapping[tuple[str, bytes], str] = field(default_factory=dict)
     """Topic and key -> tag of events that this sink has rejected and that nothing has replaced yet."""
-    computed: Mapping[TableName, Sequence[Column]] = field(default_factory=dict)
-    """The tables that have expressions, each with its computed columns."""
+    computed: Mapping[TableName, RowPlan] = field(default_factory=dict)
+    """Of the tables that have expressions."""
     versions: Collection[TableName] = ()
     """The tables of which the sink keeps all versions. Where there are any, versions are taken before the fold."""
     complete_at_ms: int = 0
@@ -120,7 +120,7 @@ class Task:
     known_ends: Offsets = field(default_factory=dict)
     """Up to where the shapes of all events are known; nothing is known of what comes later."""
     client: Client | None = field(default=None, repr=False)
-    """How the task reads its records from the log by itself. None: Spark has read them. Holds the password."""
+    """How the task reads its records from the log. None: it is given them. Holds the password."""
     open: OpenSink = open_sink
     view: ViewInput | None = None
     """With it, the sink gets a query's result."""
@@ -152,7 +152,7 @@ class Task:
             shapes={name: shape for name, shape in self.shapes.items() if name in names},
             identities={name: text for name, text in self.identities.items() if name in names or self.view is not None},
             rejected_before={at: tag for at, tag in self.rejected_before.items() if at[0] in own},
-            computed={name: columns for name, columns in self.computed.items() if name in names},
+            computed={name: plan for name, plan in self.computed.items() if name in names},
             versions=[name for name in self.versions if name in names],
             histories={name: history for name, history in self.histories.items() if name in names},
             known_ends={at: end for at, end in self.known_ends.items() if at[0] in tables},

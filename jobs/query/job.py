@@ -71,6 +71,7 @@ from jobs.query.progress import ProgressKeeper
 from jobs.query.progress_at_start import as_of_start, keeper_at_start, left_topics
 from jobs.query.query import QueryPlan, SinkQuery
 from jobs.query.resume_check import ResumePoint, check_destination, check_epochs, check_resume, known_epoch
+from jobs.query.row_plan import row_plans
 from jobs.query.sink_plan import NO_TASK_LEFT, SinkPlan, why_micro_batches
 from jobs.query.start_position import (
     StartPosition,
@@ -84,11 +85,11 @@ from jobs.query.threads import TICK_S, beat, ended_early
 from jobs.query.topic_watch import RetentionWatch, TopicWatch
 from jobs.query.view_plan import PlannedView, planned_view
 from jobs.report import KeepsMicroBatches, Reporter, SinkWaiting, TablesChanged, WatermarkRaised
-from jobs.spark.computed_columns import TablePlan, checked_plans
 from jobs.spark.jvm import jvm_calls
 from jobs.spark.source import portable_client
 from sinks.contract import NOTHING_ADDED, AddedValues, OpenedSink, Progress, TablesRefused
 from sinks.registry import history_tables, projection_of
+from views.plan import RowPlan
 from views.shard import shards
 
 _OVERTAKEN_MAX: Final = 5
@@ -262,7 +263,7 @@ class SinkJob:
         join_singly = plan.settings.view is None and self._captured is not None and self._captured.join_singly
         log = read_log_facts(plan, cluster, join_singly=join_singly)
         view = None if plan.settings.view is None else planned_view(plan.settings.view, log.tables)
-        computed = checked_plans(self._spark, plan.settings.expressions(), log.tables, log.histories)
+        computed = row_plans(plan.settings.expressions(), log.tables)
         cluster.create(cluster.missing(control_topic_plans(plan.pipeline, plan.kafka.topics)))
         require_in_use(opened.records, plan.name, plan.generation)
         lease.begin()
@@ -360,14 +361,12 @@ class SinkJob:
             news=news,
             has_orders=lambda: has_orders() or has_lost(),
         ) as early:
-            by_topic = {table_topic(plan.pipeline, name): table_plan for name, table_plan in computed.items()}
             reached = self._reached_of(checkpoint.location, stored)
             query_plan = QueryPlan(
                 plan,
                 task,
                 checkpoint,
                 start,
-                by_topic,
                 topics,
                 log.partitions,
                 news,
@@ -913,7 +912,7 @@ class SinkJob:
     def _task(
         self,
         log: LogFacts,
-        computed: Mapping[TableName, TablePlan],
+        computed: Mapping[TableName, RowPlan],
         start: StartPosition,
         *,
         fence: int,
@@ -923,7 +922,6 @@ class SinkJob:
         identities: Identities,
     ) -> Task:
         plan = self._plan
-        computed_columns = projection_of(plan.settings).computed
         return Task(
             sink=plan.name,
             settings=plan.settings,
@@ -934,13 +932,12 @@ class SinkJob:
             window_bytes=plan.spark.window_bytes(bulk=plan.bulk),
             histories=log.histories,
             known_ends=log.known_ends,
-            computed={name: computed_columns.get(name, ()) for name in computed},
+            computed=computed,
             versions=history_tables(plan.settings, [name for name, table in log.tables.items() if table.key]),
             compaction_lag_ms=log.compaction_lag_ms,
             retry_s=plan.spark.retry_s,
             run=uuid.uuid4().hex,
-            # Expressions are Spark's to evaluate, so it has to read the rows itself.
-            client=None if computed else portable_client(plan.kafka),
+            client=portable_client(plan.kafka),
             open=plan.open,
             view=view,
             steps=steps,

@@ -61,7 +61,6 @@ from jobs.query.view_shards import ViewShards
 from jobs.report import LacksRecord, Reporter, SinkStarted, SinkWaiting, StatusReport, WatermarkRaised
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.batch_call import BatchCall
-from jobs.spark.computed_columns import TablePlan, with_computed
 from jobs.spark.jvm import stop_query, text_of
 from jobs.spark.source import clock_frame, range_frame, read_topics
 from sinks.contract import NOTHING_WRITTEN, Progress, TablesRefused, TopicPartition
@@ -91,7 +90,7 @@ class _Stopping(Exception):
 
 @dataclass(frozen=True)
 class QueryPlan:
-    """What a query is made of. ``computed`` has the tables with expressions, by topic.
+    """What a query is made of.
 
     ``topics`` watches them, and ``partitions`` are all of theirs. ``news`` is set when something was published.
     ``deletes``: some of them lose records with time.
@@ -110,7 +109,6 @@ class QueryPlan:
     task: Task
     checkpoint: Checkpoint
     start: StartPosition
-    computed: Mapping[str, TablePlan]
     topics: TopicWatch
     partitions: Sequence[TopicPartition]
     news: Event
@@ -150,7 +148,6 @@ class SinkQuery:
         self._checkpoint = plan.checkpoint
         self._keeper = keeper
         self._start_position = plan.start
-        self._computed = plan.computed
         self._backfill = plan.backfill
         self._stop = stop
         self._leaving = leaving
@@ -201,7 +198,6 @@ class SinkQuery:
         self._reached_before = plan.reached
         self._begin = plan.begin
         self._has_begun = False
-        self._compiles = True
 
     def run(self) -> None:
         """Run the query to its end. Raises Unavailable or LockstepError with the first cause, or one of JVM_ERRORS."""
@@ -329,13 +325,11 @@ class SinkQuery:
                 list(self._task.tables),
                 max_offsets_per_trigger=self._plan.offsets_per_trigger,
                 start=self._start_position.offsets,
-                with_times=bool(self._task.versions),
             )
         else:
             frame = clock_frame(self._spark)
-        if self._computed:
-            # Here rather than for each batch: analysing these takes longer than evaluating them for a few rows.
-            frame = with_computed(frame, self._computed)
+        # Its plans tell tasks what to read: Java classes for them would take longer to make than they are of use.
+        self._spark.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         writer = (
             frame.writeStream.foreachBatch(call)
             .option("checkpointLocation", self._checkpoint.location)
@@ -464,7 +458,8 @@ class SinkQuery:
         else:
             # Its tasks tell nothing before their end: what they are to read counts as read.
             self._keeper.read_to(ends)
-            records = self._records(frame, wanted_ranges, tasks_max=1 if is_small else self._tasks_max)
+            tasks = spread(wanted_ranges, tasks_max=1 if is_small else self._tasks_max)
+            records = range_frame(frame.sparkSession, tasks)
             result = self._deliver(lambda: records, {part.topic for part in wanted_ranges}, is_long=False)
             written = result.next_offsets
         self._rate.taken(result.rows)
@@ -661,21 +656,6 @@ class SinkQuery:
         starts = self._checkpoint.end_offsets(batch_id - 1) if batch_id else dict(self._start_position.offsets or {})
         # The checkpoint doesn't know how far a long batch got behind its range.
         return starts | {at: max(offset, starts.get(at, 0)) for at, offset in self._reached_before.items()}
-
-    def _records(self, frame: DataFrame, wanted_ranges: Sequence[Range], *, tasks_max: int) -> DataFrame:
-        """The batch's records, or the ranges of the log that tasks read; each partition belongs to one task."""
-        if self._task.client is not None:
-            self._compile(frame, whether=False)
-            return range_frame(frame.sparkSession, spread(wanted_ranges, tasks_max=tasks_max))
-        self._compile(frame, whether=tasks_max > 1)
-        # coalesce keeps each partition's records together and in order.
-        return frame.coalesce(tasks_max)
-
-    def _compile(self, frame: DataFrame, *, whether: bool) -> None:
-        """Whether expressions become Java classes: generating these for each task takes longer than a few rows."""
-        if whether != self._compiles:
-            frame.sparkSession.conf.set("spark.sql.codegen.factoryMode", "FALLBACK" if whether else "NO_CODEGEN")
-            self._compiles = whether
 
     def _deliver(self, records: Callable[[], DataFrame], topics: Collection[str], *, is_long: bool) -> Result:
         """Apply a batch's records, which are of these topics: one pass. Waits while the destination doesn't answer."""

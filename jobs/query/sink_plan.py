@@ -80,8 +80,6 @@ def why_no_long_batches(settings: SinkSettings, tables: Sequence[TableName]) -> 
         return "events_per_s is kept from batch to batch"
     if settings.likes_large_batches:
         return "it writes a large batch much quicker than many small ones"
-    if settings.expressions():
-        return "Spark reads the rows of a sink with computed or where"
     if history_tables(settings, tables):
         return "a history asks for each batch since when its versions are complete"
     return None

@@ -1,4 +1,4 @@
-"""Topics -> raw frame: the columns of a record that a sink needs, unchanged; or what tells tasks to read them."""
+"""Which offsets a batch has, by Spark's Kafka source, and the frame that tells tasks to read them."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,6 @@ from pyspark.sql import functions as f
 from cdc.kafka.settings import OAUTHBEARER, KafkaSettings
 from cdc.model.errors import ConfigurationError
 from cdc.model.timeouts import OFFSETS_S
-from cdc.protocol.envelope import TAG_HEADER
 from jobs.executor.log_reader import Client, Range, dump_ranges
 from jobs.offsets import Offsets
 from jobs.spark.java_tokens import quoted, token_options
@@ -33,13 +32,10 @@ def read_topics(
     *,
     max_offsets_per_trigger: int,
     start: Offsets | None = None,
-    with_times: bool = False,
 ) -> DataFrame:
-    """The records of these topics from ``start``, else their beginning.
+    """A stream of which each batch is to have so many records of these topics, from ``start``, else their beginning.
 
-    The columns are key, value, topic, partition, offset, tombstone_tag.
-
-    ``with_times`` adds ``timestamp_ms``, when a record was published.
+    Tasks read them by themselves, so nobody asks for its rows.
 
     ``start`` names every partition, and holds for a query that has no checkpoint yet. The topics are listed by name: a
     pattern would let a new topic into a running generation. Raises as ``kafka_options``.
@@ -51,11 +47,8 @@ def read_topics(
         "maxOffsetsPerTrigger": str(max_offsets_per_trigger),
         # A gap in the log means lost events, and that must stop the job. Compaction doesn't count as one.
         "failOnDataLoss": "true",
-        # Tombstones have their tag in a header and nowhere else.
-        "includeHeaders": "true",
-        # No minPartitions: it splits a Kafka partition among tasks, and the order of a key's events is lost.
     }
-    return select_records(spark.readStream.format("kafka").options(**options).load(), with_times=with_times)
+    return spark.readStream.format("kafka").options(**options).load()
 
 
 def starting_offsets(start: Offsets) -> str:
@@ -64,20 +57,6 @@ def starting_offsets(start: Offsets) -> str:
     for (topic, partition), offset in sorted(start.items()):
         by_topic.setdefault(topic, {})[str(partition)] = offset
     return json.dumps(by_topic)
-
-
-def select_records(frame: DataFrame, *, with_times: bool = False) -> DataFrame:
-    """A frame of Kafka's source -> the columns that delivery reads. ``tombstone_tag`` is null where a value is."""
-    tag_headers = f.filter("headers", lambda header: header["key"] == f.lit(TAG_HEADER))
-    return frame.select(
-        "key",
-        "value",
-        "topic",
-        "partition",
-        "offset",
-        f.when(f.col("value").isNull(), f.try_element_at(tag_headers, f.lit(1))["value"]).alias("tombstone_tag"),
-        *([f.unix_millis("timestamp").alias("timestamp_ms")] if with_times else []),
-    )
 
 
 def clock_frame(spark: SparkSession) -> DataFrame:

@@ -23,9 +23,9 @@ from lockstep.config import Config
 from lockstep.dashboard.model import FollowedKey, KeyEvent, SinkRow, SourceRow
 from lockstep.verify.canonical import Key, key_of_text
 from lockstep.verify.explain import rejection_reasons
-from lockstep.verify.sides.compared_columns import compared_table
+from lockstep.verify.sides.compared_columns import compared_table, has_all_columns
 from lockstep.verify.sides.sink import SinkSide
-from lockstep.verify.sides.sink_view import SinkView, no_computer
+from lockstep.verify.sides.sink_view import SinkView
 from lockstep.verify.sides.source import SourceSide
 from lockstep.verify.sides.topic import AFTER_EVERY_END
 from lockstep.verify.source_load import Load
@@ -65,7 +65,7 @@ def follow_key(config: Config, name: TableName, text: str) -> FollowedKey:
         raise LockstepError("the table isn't in the log yet", hint="start `lockstep capture`")
     waiting = Waiting(lambda: False)
     with ExitStack() as closing:
-        source = _source(config, name, waiting, SinkView(Projection(), no_computer), closing)
+        source = _source(config, name, waiting, SinkView(Projection()), closing)
         origin = source.tables().get(name)
         if origin is None:
             raise LockstepError("the table isn't in the source any more", hint="`lockstep doctor` says what to do")
@@ -123,7 +123,8 @@ def judge(has_row: bool, events: Sequence[KeyEvent] | None, held: Sequence[Held]
         "older": f"`{one.label}` holds an older version: it hasn't applied the newest event yet.",
         "resurrected": f"`{one.label}` holds a row that the source doesn't have.",
         "differs": f"`{one.label}` holds other values than the source has now.",
-        "unknown": f"`{one.label}` computes columns, and only `lockstep verify` can tell whether they are right.",
+        "unknown": "The table has another shape at the source than in the log, so only `lockstep verify` can tell"
+        f" whether what `{one.label}` computes is right, once a row was written.",
     }
     return states, sentences[state] + late
 
@@ -205,7 +206,8 @@ def _held(
     closing: ExitStack,
 ) -> list[Held]:
     """What every generation of a sink holds."""
-    view = SinkView(projection_of(settings), no_computer)
+    view = SinkView(projection_of(settings), settings.expressions(), {logged.name: logged})
+    can_tell = not view.evaluates(origin.name) or has_all_columns(origin, logged)
     table = compared_table(origin, logged, view, ours=settings, theirs=settings, against="source").table
     found: list[Held] = []
     try:
@@ -213,7 +215,7 @@ def _held(
         closing.callback(first.sink.close)
         live, numbers = first.generations.live(), first.generations.numbers()
         expected = None
-        if not view.evaluates(origin.name):
+        if can_tell:
             side = _source(config, origin.name, waiting, view, closing)
             side.tables()
             expected = side.versions(table, [key]).get(key)
@@ -225,14 +227,11 @@ def _held(
             copies = SinkSide(opened.sink, waiting).rows(table, [key]).get(key, [])
             rejected = reasons.get((origin.name, key))
             if not copies:
-                is_equal = None if view.evaluates(origin.name) else expected is None
+                is_equal = expected is None if can_tell else None
                 found.append(Held(label, None, None, is_equal, rejected))
             for copy, row in copies:
-                is_equal = (
-                    None
-                    if view.evaluates(origin.name)
-                    else expected is not None and expected.fingerprint == copy.fingerprint
-                )
+                is_same = expected is not None and expected.fingerprint == copy.fingerprint
+                is_equal = is_same if can_tell else None
                 found.append(Held(label, copy.tag, dict(row), is_equal, rejected))
     except LockstepError as error:
         found.append(Held(sink, None, None, None, unanswered=error.message))

@@ -74,13 +74,13 @@ def examine(config: Config) -> list[Finding]:
         except (LockstepError, psycopg.Error) as raised:
             findings.append(_unanswered("source", raised))
     answering: list[str] = []
+    for name in config.sinks:
+        of_sink, answers = _sink(config, name, shapes, has_kafka=has_kafka)
+        findings += of_sink
+        if answers:
+            answering.append(name)
     with ExitStack() as closing:
         sql = SparkSql(config.spark, closing)
-        for name in config.sinks:
-            of_sink, answers = _sink(config, name, shapes, sql, has_kafka=has_kafka)
-            findings += of_sink
-            if answers:
-                answering.append(name)
         findings += _stream_queries(config, sql, has_kafka=has_kafka)
     findings += state_findings(config.spark, config.stream_queries)
     if config.streams and has_kafka:
@@ -96,11 +96,11 @@ def examine(config: Config) -> list[Finding]:
 
 
 def _sink(
-    config: Config, name: str, shapes: Mapping[TableName, Table], sql: SparkSql, *, has_kafka: bool
+    config: Config, name: str, shapes: Mapping[TableName, Table], *, has_kafka: bool
 ) -> tuple[list[Finding], bool]:
     """What is found of a sink, and whether its store answers."""
     way = f"check the address in {section_of(name, config.sinks[name])}, and that its server runs"
-    findings = _guarded(f"sink {name}", partial(check_sink, name=name, shapes=shapes, sql=sql), config, way=way)
+    findings = _guarded(f"sink {name}", partial(check_sink, name=name, shapes=shapes), config, way=way)
     answers = _was_reached(f"sink {name}", findings)
     if config.sinks[name].topic and answers and has_kafka:
         findings += _guarded(f"view {name}", partial(check_view_topics, name=name), config)

@@ -29,17 +29,14 @@ def token_findings(config: Config) -> list[Finding]:
     """What executors on other machines would read by Java's client of Kafka, which gets no tokens there. Pure."""
     if config.kafka.sasl_mechanism != OAUTHBEARER or config.spark.is_local:
         return []
-    readers = [f"sink {name}" for name, settings in config.sinks.items() if settings.expressions()]
-    readers += [f"stream query {name}" for name in config.stream_queries]
     return [
         error(
-            reader,
+            f"stream query {name}",
             "its executors read by Java's client of Kafka, which gets no token of OAUTHBEARER on other machines",
             "its job would wait for Kafka for ever",
-            "give Lockstep a login of SCRAM-SHA-512 or a certificate, or do without"
-            + (" it" if reader.startswith("stream") else " computed and where"),
+            "give Lockstep a login of SCRAM-SHA-512 or a certificate, or do without it",
         )
-        for reader in readers
+        for name in config.stream_queries
     ]
 
 

@@ -5,15 +5,15 @@ from typing import Final
 
 from cdc.kafka.topic_admin import TopicAdmin, view_topic_plans
 from cdc.kafka.topic_names import view_topic
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import Table, TableName
 from cdc.postgres.connection import connect
 from cdc.postgres.preflight.finding import Finding, Severity, error, warning
 from jobs.generations.record import Phase, check_owner, list_generations
+from jobs.query.row_plan import row_plans
 from jobs.query.view_plan import planned_view
 from lockstep.captured_tables import captured_shapes
 from lockstep.config import Config
-from lockstep.doctor.spark_sql import SparkSql
 from lockstep.doctor.written_topics import JOB_STOPS, written_topics
 from sinks.registry import (
     SinkSettings,
@@ -35,11 +35,11 @@ _RIGHT_TO_TRY: Final = (
 _RIGHT_TO_SEE: Final = "where its role lacks the right cluster:monitor/tasks/lists, give it that"
 
 
-def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table], sql: SparkSql) -> list[Finding]:
+def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table]) -> list[Finding]:
     """Whether the sink's server answers, what it holds, and whether the settings fit the source's tables.
 
-    ``shapes`` are the captured tables as they are; empty where the source wasn't reached. ``sql`` is asked where the
-    sink has expressions. Raises LockstepError when the server doesn't answer or refuses.
+    ``shapes`` are the captured tables as they are; empty where the source wasn't reached. Raises LockstepError when the
+    server doesn't answer or refuses.
     """
     settings = config.sinks[name]
     opened = open_sink(name, settings, 1)
@@ -72,12 +72,12 @@ def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table], 
     findings += _unfit_findings(name, used, tables)
     if tables and definition(used) != definition(settings):
         findings += _unfit_findings(name, settings, tables, why=_rebuild_stops(name))
-        findings += _setting_findings(name, settings, tables, sql, why=_rebuild_stops(name))
+        findings += _setting_findings(name, settings, tables, why=_rebuild_stops(name))
     elif tables and built is None:
-        findings += _setting_findings(name, settings, tables, sql, why=JOB_STOPS)
+        findings += _setting_findings(name, settings, tables, why=JOB_STOPS)
     if tables and built is not None:
         # These are evaluated from now on too, over the tables as they are by now.
-        findings += _expression_findings(name, used, tables, sql, why=JOB_STOPS)
+        findings += _expression_findings(name, used, tables, why=JOB_STOPS)
         findings += [
             warning(f"sink {name}", problem, "its job leaves that out", f"mend it in {section_of(name, settings)}")
             for problem in problems_at_work(used, tables)
@@ -130,15 +130,13 @@ def _of_sink(config: Config, settings: SinkSettings, shapes: Mapping[TableName, 
     return [shapes[name] for name in config.sink_tables(settings) if name in shapes]
 
 
-def _setting_findings(
-    name: str, settings: SinkSettings, tables: Sequence[Table], sql: SparkSql, *, why: str
-) -> list[Finding]:
+def _setting_findings(name: str, settings: SinkSettings, tables: Sequence[Table], *, why: str) -> list[Finding]:
     """Settings of a new generation that don't fit. ``why`` says what would stop."""
     subject = f"sink {name}"
     problems = setting_problems(settings, tables)
     if problems:
         return [error(subject, problem, why, f"mend it in {section_of(name, settings)}") for problem in problems]
-    findings = _expression_findings(name, settings, tables, sql, why=why)
+    findings = _expression_findings(name, settings, tables, why=why)
     unfit = unfit_tables(name, settings, tables)
     try:
         unknown = check_new_generation(name, settings, [table for table in tables if table.name not in unfit])
@@ -162,19 +160,14 @@ def _unfit_findings(
     return [error(f"sink {name}", refused.message, why, refused.hint or "") for refused in unfit.values()]
 
 
-def _expression_findings(
-    name: str, settings: SinkSettings, tables: Sequence[Table], sql: SparkSql, *, why: str
-) -> list[Finding]:
-    """Computed columns and conditions that Spark wouldn't evaluate."""
-    subject = f"sink {name}"
+def _expression_findings(name: str, settings: SinkSettings, tables: Sequence[Table], *, why: str) -> list[Finding]:
+    """Computed columns and conditions that can't be evaluated."""
     try:
-        problems = sql.problems(settings.expressions(), tables)
-    except LockstepError as failed:
-        what = f"its computed columns and its where weren't looked at: {failed.message}"
-        return [warning(subject, what, f"where Spark doesn't take them, {why}", failed.hint or "")]
-    return [
-        error(subject, problem, why, f"mend computed and where in {section_of(name, settings)}") for problem in problems
-    ]
+        row_plans(settings.expressions(), {table.name: table for table in tables})
+    except ConfigurationError as refused:
+        way = f"mend computed and where in {section_of(name, settings)}"
+        return [error(f"sink {name}", problem, why, way) for problem in refused.problems]
+    return []
 
 
 def uncaptured_findings(config: Config) -> list[Finding]:

@@ -32,7 +32,7 @@ def check_stream_query(config: Config, *, name: str, sql: SparkSql, read: dict[s
         return [error(subject, foreign.message, JOB_STOPS, foreign.hint or "")]
     finally:
         opened.sink.close()
-    problems, streams = sql.examine_stream_query(plan)
+    problems, streams = sql.examine(plan)
     if not problems:
         read[name] = streams
     remedy = f"mend [stream_queries.{name}]; docs/stream-queries.md says what a query may be"

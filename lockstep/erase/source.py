@@ -15,7 +15,7 @@ from cdc.protocol.copy_text import split_row
 from cdc.protocol.envelope import TableEncoder
 from lockstep.config import Config
 from lockstep.verify.canonical import Key, key_of_text, key_values
-from lockstep.verify.sides.sink_view import SinkView, no_computer
+from lockstep.verify.sides.sink_view import SinkView
 from lockstep.verify.sides.source import SourceSide
 from lockstep.verify.source_load import Load
 from lockstep.verify.waiting import Waiting
@@ -35,7 +35,7 @@ def deleted_at_source(config: Config, name: TableName, text: str, waiting: Waiti
         epoch=0,
         load=Load(pause_ratio=0),
         waiting=waiting,
-        view=SinkView(Projection(), no_computer),
+        view=SinkView(Projection()),
         with_filters=False,
     )
     with closing(side):

@@ -1,9 +1,7 @@
 """Dead letters -> the events that a retry applies, in the shapes that the sink is prepared for. Pure."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-
-import orjson
 
 from cdc.model.append_only import OPERATION_COLUMN, OPERATIONS, TRUNCATE
 from cdc.model.errors import LockstepError
@@ -13,13 +11,12 @@ from cdc.protocol.control_records import SchemaRecord
 from cdc.protocol.envelope import parse_value, row_event, schema_id_of
 from jobs.dead_letters.record import DeadLetter
 from jobs.executor.append_only import LOG_KEY, row_before
-from jobs.executor.computed_row import computed_row
+from jobs.executor.computed_row import RowComputer
 from jobs.executor.shape_history import TableHistory, histories
 from jobs.generations.prepared import Prepared
 from lockstep.rejections.output import Tables
 from sinks.contract import TableVersions
 from sinks.view_settings import ViewSettings
-from sinks.wrappers.projection import Projection
 
 
 @dataclass(slots=True)
@@ -127,24 +124,17 @@ def stored(events: RetryEvents, append_only: Collection[TableName]) -> RetryEven
     return result
 
 
-def evaluated(
-    events: RetryEvents, *, projection: Projection, compute: Callable[[TableName, Sequence[bytes]], Sequence[bytes]]
-) -> RetryEvents:
-    """Events with what ``compute`` says of their rows; those of which an expression still fails are refused."""
+def evaluated(events: RetryEvents, *, computers: Mapping[TableName, RowComputer]) -> RetryEvents:
+    """Events with what the expressions of their tables make of them. Those of which one still fails are refused."""
     result = RetryEvents(refused=list(events.refused), void=events.void, origins=events.origins)
-    for table in dict.fromkeys(event.table for _, event in events.events):
-        pairs = [(dead_letter, event) for dead_letter, event in events.events if event.table == table]
-        if table not in projection.evaluated:
-            result.events += pairs
+    for dead_letter, event in events.events:
+        computer = computers.get(event.table)
+        if computer is None or event.row is None:
+            result.events.append((dead_letter, event))
             continue
-        result.events += [(dead_letter, event) for dead_letter, event in pairs if event.row is None]
-        rows = [(dead_letter, event, orjson.dumps(event.row)) for dead_letter, event in pairs if event.row is not None]
-        outputs = compute(table, [row for _, _, row in rows])
-        for (dead_letter, event, row), output in zip(rows, outputs, strict=True):
-            computed = computed_row(row, output, projection.computed.get(table, ()))
-            if computed.refused:
-                result.refused.append(replace(dead_letter, reason=computed.refused))
-            else:
-                visible = None if computed.row is None else orjson.loads(computed.row)
-                result.events.append((dead_letter, replace(event, row=visible)))
+        computed = computer.computed(event.row)
+        if computed.refused:
+            result.refused.append(replace(dead_letter, reason=computed.refused))
+        else:
+            result.events.append((dead_letter, replace(event, row=computed.row)))
     return result

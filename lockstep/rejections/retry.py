@@ -26,14 +26,14 @@ from cdc.model.visible import visible
 from cdc.protocol.control_records import SchemaRecord
 from cdc.webhook import DocumentRefused, PerhapsRefused
 from jobs.dead_letters.record import DeadLetter
+from jobs.executor.computed_row import RowComputer
 from jobs.executor.shape_history import newest_shapes
 from jobs.generations.prepared import load_prepared
 from jobs.generations.record import Generation, Phase, check_owner, load_record, require_in_use, way_on
-from jobs.spark.computed_columns import opened_row_computer
+from jobs.query.row_plan import row_plans
 from jobs.streams.posted import posted_document, refused_row
 from jobs.streams.posting_turn import posting_turns
 from jobs.streams.settings import row_webhook
-from lockstep.apply import with_java
 from lockstep.config import Config
 from lockstep.generations import list_of, settings_of_generation
 from lockstep.rejections.book import RejectionBook, no_such_rejection
@@ -52,7 +52,7 @@ from lockstep.rejections.output import Tables, counted, key_text, position_text,
 from lockstep.rejections.selection import Selection
 from lockstep.stream_queries import stream_query_plan
 from sinks.contract import Batch, OpenedSink, Outcome, Progress
-from sinks.registry import SinkSettings, history_tables, open_sink, projection_of
+from sinks.registry import SinkSettings, history_tables, open_sink
 from sinks.view_settings import ViewSettings
 from sinks.wrappers.retrying import Retries, retrying
 
@@ -157,7 +157,7 @@ def retry(config: Config, name: str, selection: Selection, *, say: Callable[[str
         with ExitStack() as closing:
             closing.callback(opened.sink.close)
             tables = {book.tables.get(dead_letter.position.topic) for dead_letter in mine}
-            evaluate = _evaluation(config, settings, tables, closing)
+            evaluate = _evaluation(config, settings, tables)
             _Attempt(config, name, settings, opened, book, retried, generation.number, evaluate).run(mine)
     return retried
 
@@ -256,17 +256,14 @@ def _posted(
     return retried
 
 
-def _evaluation(
-    config: Config, settings: SinkSettings, tables: Collection[TableName | None], closing: ExitStack
-) -> Evaluate:
-    """``evaluated`` for these settings. Starts Spark where one of the tables needs it."""
-    projection = projection_of(settings)
-    expressions = settings.expressions()
-    if not any(table in expressions for table in tables):
+def _evaluation(config: Config, settings: SinkSettings, tables: Collection[TableName | None]) -> Evaluate:
+    """``evaluated`` for these settings. Raises ConfigurationError where an expression can't be evaluated."""
+    expressions = {table: each for table, each in settings.expressions().items() if table in tables}
+    if not expressions:
         return lambda events: events
     shapes = newest_shapes(read_schema_records(config.kafka.client(), config.pipeline.name))
-    computer = closing.enter_context(opened_row_computer(with_java(config.spark), expressions, shapes))
-    return partial(evaluated, projection=projection, compute=computer.compute)
+    plans = row_plans(expressions, shapes)
+    return partial(evaluated, computers={table: RowComputer(plans[table]) for table in expressions})
 
 
 class _Attempt:

@@ -195,6 +195,31 @@ def test_readers_of_both_tables_see_whole_transactions_of_a_running_job(
     assert len(reader.seen) > 4
 
 
+def test_filters_and_computed_columns_are_as_of_the_same_commit(
+    pipelines: Callable[..., Pipeline], spark: SparkSession
+) -> None:
+    def seen(state: State) -> State:
+        return frozenset(row for row in state if row[0] == "s" or row[2] % 2 == 0)
+
+    twice = {f"{SAVINGS.name}.twice": {"sql": "balance * 2", "type": "int8"}}
+    pipeline = pipelines(where={str(CHECKING.name): "balance % 2 = 0"}, computed=twice)
+    bank, reader = Bank(pipeline.write, seed=5), Reader(pipeline)
+    with reader.polling(), pipeline.job(spark, trigger="continuous") as job:
+        job.wait_for("StatusReport")
+        bank.work(24)
+        job.wait_until(lambda report: report.get("watermark_lsn") == pipeline.lsns[-1])
+        until(lambda: reader.has_seen(seen(bank.states[-1])))
+        assert job.stop() == 0
+    assert len(reader.seen) > 2
+    for lsn, state in reader.seen:
+        assert state == seen(bank.states[pipeline.lsns.index(lsn)])
+    with psycopg.connect(pipeline.dsn) as connection:
+        savings = sql.Identifier(pipeline.sink, "savings")
+        rows = connection.execute(sql.SQL("select balance, twice from {}").format(savings)).fetchall()
+    assert rows
+    assert all(computed == 2 * balance for balance, computed in rows)
+
+
 @pytest.mark.crash
 @pytest.mark.parametrize(
     ("partitions", "window_bytes"),

@@ -51,7 +51,6 @@ def pipeline(endpoints: Endpoints, broker: GuardedKafka, tmp_path: Path) -> Iter
         sinks=True,
         more={
             "kafka": f'{_LOGIN}username = "{name}-sinks"',
-            "search": f'where = {{ "{name}.account" = "id > 0" }}',  # Spark's own client reads for it
             "cache": "max_value_bytes = 10_000",
         },
     )

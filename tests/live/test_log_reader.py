@@ -27,7 +27,7 @@ from stack.stack import Endpoints
 
 pytestmark = pytest.mark.live
 
-NAMES = ("key", "value", "topic", "partition", "offset", "tombstone_tag", "timestamp_ms")
+OF_SPARK = ("key", "value", "topic", "partition", "offset")
 SCHEMA = "key binary, value binary, topic string, partition int, offset long, tombstone_tag binary, timestamp_ms long"
 
 
@@ -94,13 +94,13 @@ def task_rows(*wanted: Range) -> pa.RecordBatch:
 
 
 def through_spark(spark: SparkSession, log: Log, topics: Sequence[str], directory: Path) -> list[dict[str, Any]]:
-    """What a job with expressions gets to see."""
+    """What Spark's own source has, by which batches are planned."""
     batches: list[pa.RecordBatch] = []
 
     def batch(frame: Any, _number: int) -> None:
-        batches.extend(frame.select(*NAMES).toArrow().to_batches())
+        batches.extend(frame.select(*OF_SPARK).toArrow().to_batches())
 
-    frame = read_topics(spark, log.kafka, topics, max_offsets_per_trigger=1_000_000, with_times=True)
+    frame = read_topics(spark, log.kafka, topics, max_offsets_per_trigger=1_000_000)
     query = frame.writeStream.foreachBatch(batch).option("checkpointLocation", str(directory / "checkpoint"))
     query.trigger(availableNow=True).start().awaitTermination()
     return rows(batches)
@@ -109,7 +109,7 @@ def through_spark(spark: SparkSession, log: Log, topics: Sequence[str], director
 def through_tasks(
     spark: SparkSession, log: Log, wanted: Sequence[Range], *, tasks_max: int
 ) -> tuple[list[dict[str, Any]], int]:
-    """What a job without expressions gets to see, and in how many tasks."""
+    """What a job gets to see, and in how many tasks."""
     client = portable_client(log.kafka)
 
     def see(tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -142,14 +142,17 @@ def test_tasks_read_what_spark_reads(spark: SparkSession, log: Log, tmp_path: Pa
     assert {(three_partitions, 0), (three_partitions, 1), (two_partitions, 0), (two_partitions, 1)} == {
         part.at for part in wanted
     }
-    expected = through_spark(spark, log, topics, tmp_path)
-    assert len(expected) == 50 + 5 + 20 + 1 + 1
-    assert [row["tombstone_tag"] for row in expected if row["value"] is None] == [
-        b"tag of " + row["key"] for row in expected if row["value"] is None
+    known = through_spark(spark, log, topics, tmp_path)
+    assert len(known) == 50 + 5 + 20 + 1 + 1
+    read, tasks = through_tasks(spark, log, wanted, tasks_max=100)
+    assert [{name: row[name] for name in OF_SPARK} for row in read] == known
+    assert tasks == 4
+    assert [row["tombstone_tag"] for row in read] == [
+        b"tag of " + row["key"] if row["value"] is None else None for row in read
     ]
-    assert through_tasks(spark, log, wanted, tasks_max=100) == (expected, 4)
-    assert through_tasks(spark, log, wanted, tasks_max=3) == (expected, 3)
-    assert through_tasks(spark, log, wanted, tasks_max=1) == (expected, 1)
+    assert all(row["timestamp_ms"] > 0 for row in read)
+    assert through_tasks(spark, log, wanted, tasks_max=3) == (read, 3)
+    assert through_tasks(spark, log, wanted, tasks_max=1) == (read, 1)
     assert through_tasks(spark, log, [], tasks_max=100) == ([], 1)
 
 

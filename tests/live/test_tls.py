@@ -252,7 +252,7 @@ def test_kafka_takes_the_login_of_scram_and_says_when_it_is_wrong(servers: Serve
 
 @pytest.fixture
 def pipeline(servers: Servers, tmp_path: Path) -> Iterator[Pipeline]:
-    """All of a pipeline's connections have TLS, and Kafka asks for a login. One sink is read for by Spark itself."""
+    """All of a pipeline's connections have TLS, and Kafka asks for a login."""
     authority = servers.certificates.authority
     tls = f'tls = {{ ca_file = "{authority}" }}'
     (tmp_path / "kafka-password").write_text(PASSWORD)
@@ -276,8 +276,7 @@ username = "{USER}"
 password_file = "kafka-password"
 ca_file = "{authority}"
 """
-    by_spark = f'where = {{ "{name}.account" = "id > 0" }}'
-    more = {"kafka": kafka, "search": f"{tls}\n{by_spark}", "cache": tls, "warehouse": tls}
+    more = {"kafka": kafka, "search": tls, "cache": tls, "warehouse": tls}
     pipeline = Pipeline(endpoints, tmp_path, name, sinks=True, more=more)
     yield pipeline
     pipeline.close()

@@ -20,7 +20,7 @@ from lockstep.verify.sides.expected import Expected
 from lockstep.verify.sides.generation import GenerationSide
 from lockstep.verify.sides.set_aside import ProgressOfTables, SetAside
 from lockstep.verify.sides.sink import SinkSide
-from lockstep.verify.sides.sink_view import RowComputer, SinkView
+from lockstep.verify.sides.sink_view import SinkView
 from lockstep.verify.sides.source import SourceSide
 from lockstep.verify.sides.source_connection import SourceConnection
 from lockstep.verify.sides.topic import TopicSide
@@ -153,15 +153,7 @@ def open_sides(
             )
             return
 
-        def open_computer() -> RowComputer:
-            from jobs.spark.computed_columns import opened_row_computer  # PySpark takes longer than a small comparison
-            from lockstep.apply import with_java
-
-            say("starting Spark: this sink's settings have expressions, which it evaluates")
-            spark = with_java(config.spark)
-            return closing.enter_context(opened_row_computer(spark, settings.expressions(), shapes))
-
-        view = SinkView(projection_of(settings), open_computer)
+        view = SinkView(projection_of(settings), settings.expressions(), shapes)
         source = SourceSide(
             config.source,
             names=names,

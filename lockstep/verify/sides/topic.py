@@ -4,9 +4,9 @@ The topic may hold many events per key, and only its end tells which one is the 
 for memory is read several times, each time for a slice of its keys.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final
 from zlib import crc32
 
 import orjson
@@ -32,11 +32,6 @@ from lockstep.verify.canonical import Fingerprint, Key, Row, fingerprint, key_of
 from lockstep.verify.sides.expected import Version
 from lockstep.verify.sides.sink_view import SinkView
 from lockstep.verify.waiting import SyncPoint, Waiting
-
-_Kept = TypeVar("_Kept")
-
-_BYTES_MAX: Final = 128 * 1024 * 1024
-"""Of rows that have to be kept whole, since expressions are evaluated of many at once."""
 
 AFTER_EVERY_END: Final = 1 << 62
 """An offset after every end: a partition that is to be read from there isn't read."""
@@ -125,12 +120,9 @@ class TopicSide:
         self, table: Table, rows: Sequence[tuple[Key, Row | None, str]]
     ) -> Iterator[tuple[Key, Version | None]]:
         """Keys, rows and tags -> what the sink is to have of them, in the same order."""
-        # A key may come several times, so meanwhile a row's index is its key.
-        live_rows = ((b"%d" % index, row) for index, (_, row, _) in enumerate(rows) if row is not None)
-        seen_by_sink = dict(self._view.rows(table.name, live_rows))
-        for index, (key, _, tag) in enumerate(rows):
-            row = seen_by_sink.get(b"%d" % index)
-            yield key, None if row is None else Version(fingerprint(table, key, row), tag)
+        for key, row, tag in rows:
+            seen = None if row is None else self._view.seen(table.name, row)
+            yield key, None if seen is None else Version(fingerprint(table, key, seen), tag)
 
     def versions_between(self) -> Mapping[Key, Collection[Fingerprint | None]]:
         return self._between
@@ -155,45 +147,21 @@ class TopicSide:
 
     def _slice(self, table: Table, partition: int, count: int, number: int) -> dict[Key, Fingerprint] | None:
         """The live rows of one of ``count`` slices of a partition's keys; None when they are too many for memory."""
-        if not self._view.evaluates(table.name):
-            seen_by_sink = self._view.row
-            return self._newest(
-                table, partition, count, number, lambda key, row: fingerprint(table, key, seen_by_sink(table.name, row))
-            )
-        live_rows = self._newest(table, partition, count, number, lambda _, row: row, bytes_max=_BYTES_MAX)
-        if live_rows is None:
-            return None
-        return {key: fingerprint(table, key, row) for key, row in self._view.rows(table.name, live_rows.items())}
-
-    def _newest(
-        self,
-        table: Table,
-        partition: int,
-        count: int,
-        number: int,
-        kept_of: Callable[[Key, Row], _Kept],
-        *,
-        bytes_max: int | None = None,
-    ) -> dict[Key, _Kept] | None:
-        """What is to be kept of each live row; None when they are too many, or too large all together."""
-        newest: dict[Key, _Kept] = {}
-        size = 0
+        newest: dict[Key, Fingerprint] = {}
         start = {other: AFTER_EVERY_END for other in self._partitions(table) if other != partition}
         for record in self._reader.records(self._topics[table.name], start):
             if _empties(table, record):  # it comes after all that it takes away
                 newest.clear()
-                size = 0
                 continue
             if crc32(_own_key(table, record)) % count != number:
                 continue
             key, row = self._row(table, record)
-            if row is None:
+            seen = None if row is None else self._view.seen(table.name, row)
+            if seen is None:
                 newest.pop(key, None)
                 continue
-            newest[key] = kept_of(key, row)
-            size += len(record.value or b"")
-            is_large = bytes_max is not None and size > bytes_max and len(newest) > 1
-            if len(newest) > self._keys_max or is_large:
+            newest[key] = fingerprint(table, key, seen)
+            if len(newest) > self._keys_max:
                 return None
         return newest
 
@@ -230,7 +198,7 @@ class TopicSide:
         if value is None:
             return record.key, None
         event = row_event(table.name, LOG_KEY, value, None, position)
-        before = None if self._view.evaluates(table.name) else row_before(value)
+        before = row_before(value)
         if before is not None:
             event = replace(event, row=parse_object(before))
         history = self._histories.get(table.name)

@@ -55,7 +55,7 @@ def test_a_task_is_counted_for_each_sink_whose_topics_have_few_partitions() -> N
     """As they are, whatever the configuration says since they were created."""
     kafka = KafkaSettings(bootstrap_servers="nowhere:1")
     orders, items = "shop.public.orders", "shop.public.items"
-    sinks = [RedisSettings(), RedisSettings(tables=("public.items",)), RedisSettings(where={"public.items": "id > 5"})]
+    sinks = [RedisSettings(), RedisSettings(tables=("public.items",)), RedisSettings(events_per_s=5)]
 
     def count(counts: Mapping[str, int], **spark: object) -> int:
         return long_batches(Source("shop", kafka, [ORDERS, ITEMS], SparkSettings.model_validate(spark)), sinks, counts)

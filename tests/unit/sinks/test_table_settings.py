@@ -99,7 +99,6 @@ def test_the_salt_is_read_from_its_file(tmp_path: Path) -> None:
         ({"type": "delta", "root": "/nowhere/lake"}, "commits of its own"),
         ({"type": "warehouse", "url": "duckdb:////nowhere/w.duckdb"}, "a DuckDB file"),
         ({**WAREHOUSE, "history": True}, "not with history"),
-        ({**WAREHOUSE, "where": {"public.orders": "id > 5"}}, "not with computed or where"),
         ({**WAREHOUSE, "events_per_s": 5}, "not with events_per_s"),
         ({**WAREHOUSE, "view": {"name": "open", "sql": "select 1", "key": ["id"]}}, "a view has no such setting"),
     ],

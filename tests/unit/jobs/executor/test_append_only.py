@@ -4,22 +4,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
 
-import pyarrow as pa
-
 from cdc.model.append_only import stored_table
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
 from cdc.protocol.envelope import event_value, tag_prefix
 from jobs.executor.append_only import LOG_KEY, event_key, row_before, stored_row
-from jobs.executor.computed_row import COMPUTED
-from jobs.executor.deliver import deliver
-from jobs.executor.result import Result, from_arrow
 from jobs.executor.shape_history import TableHistory
 from jobs.executor.task_input import Task
+from jobs.query.row_plan import row_plan
 from sinks.memory import MemorySink, MemoryStore
+from sinks.table_settings import Expressions
 from tests.builders import column, table
 from tests.events import EPOCH, encoder, value_bytes
-from tests.task_records import Record, batch_of, put, run, task
+from tests.task_records import Record, put, run, task
 
 LOG = table(column("note"), name=TableName("public", "log"), key=())
 TOPIC = "shop.public.log"
@@ -117,21 +114,18 @@ def test_what_is_left_from_when_the_table_had_a_key_is_no_row(store: MemoryStore
 
 
 def test_with_expressions_only_what_meets_them_is_a_row_and_a_truncate_counts(store: MemoryStore) -> None:
-    def deliver_computed(what: Task, records: list[Record], results: list[str | None]) -> Result:
-        batch = batch_of(records).append_column(COMPUTED, pa.array(results, pa.string()))
-        return from_arrow(pa.Table.from_batches(list(deliver(what, [batch]))))
-
-    met, not_met = '{"where":{"v":"true"}}', '{"where":{"v":"false"}}'
     records = [
         _line("c", "before", lsn=8),
         _truncate(lsn=16),
-        _line("c", "kept", lsn=24),
-        _line("c", "left out", lsn=32),
-        _line("d", "of a row that nobody can judge", lsn=40),
+        _line("c", "in", lsn=24),
+        _line("c", "out", lsn=32),
+        _line("d", "in", lsn=40),
+        _line("d", "out", lsn=48),
     ]
-    delivered = deliver_computed(_task(store, computed={LOG.name: ()}), records, [met, None, met, not_met, None])
-    assert (delivered.failures, delivered.applied) == ([], 3)
-    assert _rows(store) == [{"_operation": "insert", "note": "kept"}]
+    plan = row_plan(LOG, Expressions({}, "note <> 'out'"))
+    delivered = run(_task(store, computed={LOG.name: plan}), records)
+    assert (delivered.failures, delivered.applied) == ([], 4)
+    assert _rows(store) == [{"_operation": "delete", "note": "in"}, {"_operation": "insert", "note": "in"}]
 
 
 def test_a_refused_event_is_known_by_its_own_key(store: MemoryStore) -> None:

@@ -2,21 +2,19 @@
 
 from dataclasses import replace
 
-import pyarrow as pa
 import pytest
 
 from cdc.model.event import Position, RowEvent
 from cdc.protocol.control_records import SchemaRecord, ShapeChange
 from cdc.protocol.envelope import fitting
-from jobs.executor.computed_row import COMPUTED
-from jobs.executor.deliver import deliver
-from jobs.executor.result import from_arrow
 from jobs.executor.shape_history import ShapesOutdated, TableHistory, histories
+from jobs.query.row_plan import row_plan
 from sinks.contract import Batch
 from sinks.memory import MemorySink, MemoryStore
+from sinks.table_settings import Computed, Expressions
 from tests.builders import column, table
 from tests.events import key_bytes, value_bytes
-from tests.task_records import ORDERS, TOPIC, Record, Recording, batch_of, offsets, put, rows, run, task, tombstone
+from tests.task_records import ORDERS, TOPIC, Record, Recording, offsets, put, rows, run, task, tombstone
 
 
 def test_events_of_an_earlier_shape_become_rows_of_the_newest(store: MemoryStore) -> None:
@@ -90,7 +88,7 @@ def test_an_earlier_shape_that_comes_after_the_shapes_were_read_may_be_the_newes
     again = table(*ORDERS.columns, column("size", "int4"))
     narrowing = (("id", "id", None), ("note", "note", None))
     history = TableHistory(ORDERS.name, ORDERS.key, {ORDERS.schema_id: (), again.schema_id: narrowing})
-    event = value_bytes(again, "u", {"id": 1, "note": "a", "size": 1}, lsn=8, seq=1)
+    event = value_bytes(again, "u", {"id": 1, "note": "a", "size": 2}, lsn=8, seq=1)
     offset = next(offsets)
     events: list[Record] = [
         (key_bytes(again, {"id": 1}), event, TOPIC, 0, offset, None),
@@ -110,24 +108,17 @@ def test_what_was_evaluated_of_a_row_is_in_it_or_takes_it_away(store: MemoryStor
     wide = table(*ORDERS.columns, column("size", "int4"))
     MemorySink(store, 1).prepare([wide])
     records = [put(1, "a", lsn=1), put(2, "b", lsn=2), put(3, "c", lsn=3), put(3, "d", lsn=4), tombstone(4, lsn=5)]
-    results = [
-        '{"size":{"v":"1"},"where":{"v":"true"}}',
-        '{"size":null,"where":{"v":"true"}}',
-        None,
-        '{"size":{"v":"1"},"where":{"v":"false"}}',
-        None,
-    ]
-    arrow = batch_of(records).append_column(COMPUTED, pa.array(results, pa.string()))
-    computing = replace(task(MemorySink(store, 1)), computed={ORDERS.name: wide.columns[-1:]})
-    delivered = from_arrow(pa.Table.from_batches(list(deliver(computing, [arrow]))))
+    expressions = Expressions({"size": Computed(sql="2 / (2 - id)", type="int4")}, "note <> 'd'")
+    computing = replace(task(MemorySink(store, 1)), computed={ORDERS.name: row_plan(ORDERS, expressions)})
+    delivered = run(computing, records)
     assert delivered.failures == []
     assert (delivered.applied, delivered.next_offsets) == (3, {(TOPIC, 0): records[-1][4] + 1})
     [refused] = delivered.rejected
     assert (refused.key, refused.reason) == (
         records[1][0],
-        "expression: computed column 'size' can't be evaluated for this row",
+        "expression: computed column 'size' can't be evaluated for this row: division by zero",
     )
-    assert [stored.row for stored in MemorySink(store, 1).scan(wide)] == [{"id": 1, "note": "a", "size": 1}]
+    assert [stored.row for stored in MemorySink(store, 1).scan(wide)] == [{"id": 1, "note": "a", "size": 2}]
 
 
 @pytest.mark.parametrize(

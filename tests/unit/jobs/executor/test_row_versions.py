@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from jobs.executor.computed_row import COMPUTED
 from jobs.executor.deliver import deliver
 from jobs.executor.result import from_arrow
 from jobs.executor.row_versions import complete_from_ms, now_ms
+from jobs.query.row_plan import row_plan
 from sinks.memory import MemoryStore
+from sinks.table_settings import Expressions
 from tests.task_records import ORDERS, Recording, batch_of, event, task, tombstone
 
 
@@ -51,11 +52,10 @@ def test_a_version_that_no_expression_can_be_evaluated_of_ends_what_the_history_
     sink = Recording(store)
     records = [event("c", 1, "a", lsn=1), event("u", 1, "b", lsn=2)]
     arrow = batch_of(records).append_column("timestamp_ms", pa.array([7, 7], pa.int64()))
-    arrow = arrow.append_column(COMPUTED, pa.array(['{"where":null}', '{"where":{"v":"true"}}']))
     keeping = replace(
         task(sink),
         versions={ORDERS.name},
-        computed={ORDERS.name: ()},
+        computed={ORDERS.name: row_plan(ORDERS, Expressions({}, "case when note = 'a' then 1 / 0 else 1 end = 1"))},
         complete_at_ms=now_ms(),
         compaction_lag_ms=60_000,
     )

@@ -8,6 +8,7 @@ from jobs.executor.shape_history import TableHistory
 from sinks.memory import MemorySink, MemoryStore
 from tests.builders import column, table
 from tests.task_records import TOPIC, task
+from views.plan import RowPlan
 
 COLUMNS = [column(f"c{number}") for number in range(20)]
 MANY = [table(*COLUMNS, name=TableName("public", f"t{number}"), key=("c0",)) for number in range(500)]
@@ -22,7 +23,7 @@ def test_a_task_of_many_tables_is_told_of_those_that_its_batch_has() -> None:
         tables={**few.tables, **topics},
         shapes={**few.shapes, **{one.name: one for one in MANY}},
         histories={name: TableHistory(name, ("c0",), {}) for name in names},
-        computed=dict.fromkeys(names, ()),
+        computed=dict.fromkeys(names, RowPlan((), (), None, ())),
         versions=names,
         rejected_before={(TOPIC, b"1"): "tag"} | {(topic, b"1"): "tag" for topic in topics},
     )

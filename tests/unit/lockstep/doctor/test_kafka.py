@@ -98,7 +98,7 @@ def test_a_progress_record_of_others_is_found() -> None:
 @pytest.mark.parametrize(
     ("mechanism", "master", "subjects"),
     [
-        ("OAUTHBEARER", "spark://master:7077", ["sink expensive"]),
+        ("OAUTHBEARER", "spark://master:7077", ["stream query busy"]),
         ("OAUTHBEARER", "local[2]", []),
         ("PLAIN", "spark://master:7077", []),
     ],
@@ -126,6 +126,19 @@ type = "redis"
 type = "redis"
 url = "redis://other"
 where = {{ "public.t" = "price > 7" }}
+[streams.clicks]
+topic = "clicks"
+columns = {{ id = "text", page = "text", at = "timestamptz" }}
+time = "at"
+late = "1 minute"
+id = ["id"]
+[sinks.dwh]
+type = "warehouse"
+url = "postgresql+psycopg://nowhere/w"
+[stream_queries.busy]
+sink = "dwh"
+sql = "select page, at from clicks"
+key = ["page"]
 """)
     found = token_findings(load(tmp_path / "lockstep.toml"))
     assert [finding.subject for finding in found] == subjects

@@ -1,7 +1,7 @@
 """What doctor says of sinks without asking a server."""
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -90,7 +90,7 @@ def test_what_another_pipeline_has_built_is_an_error(tmp_path: Path, monkeypatch
     opened = open_memory(prepared_store(1))
     save_record(opened.records, 1, Record("shop_of_before", {}))
     monkeypatch.setattr("lockstep.doctor.sinks.open_sink", lambda *_: opened)
-    [finding] = check_sink(_config(tmp_path, _FILE + _SINKS), name="cache", shapes={}, sql=cast("Any", None))
+    [finding] = check_sink(_config(tmp_path, _FILE + _SINKS), name="cache", shapes={})
     assert finding.severity is Severity.ERROR
     assert finding.what == "generation 1 of sink 'cache' is written by pipeline 'shop_of_before', not by 'shop'"
     assert "lockstep generations cache --drop 1" in finding.fix
@@ -108,9 +108,25 @@ sets = { "views.ids" = ["of:{nobody}"] }
     orders = table(column("id", "int8"), name=TableName("public", "orders"))
     monkeypatch.setattr("lockstep.doctor.sinks.open_sink", lambda *_: open_memory(MemoryStore(), 1))
     config = _config(tmp_path, _FILE + _SINKS + view)
-    findings = check_sink(config, name="ids", shapes={orders.name: orders}, sql=cast("Any", None))
+    findings = check_sink(config, name="ids", shapes={orders.name: orders})
     assert findings[-1].severity is Severity.ERROR
     assert findings[-1].fix == "mend it in [views.ids] or [sinks.cache]"
+
+
+def test_expressions_that_cant_be_evaluated_are_errors_without_starting_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.doctor.sinks.open_sink", lambda *_: open_memory(MemoryStore(), 1))
+    more = 'where = { "public.orders" = "missing > 1" }\ncomputed = { "public.orders.b" = { sql = "now()" } }\n'
+    config = _config(tmp_path, _FILE + _SINKS.replace("[sinks.dwh]", more + "[sinks.dwh]"))
+    orders = table(column("id", "int8"), name=TableName("public", "orders"))
+    found = check_sink(config, name="cache", shapes={orders.name: orders})[1:]
+    assert [finding.severity for finding in found] == [Severity.ERROR] * 2
+    assert [finding.what.split(": ")[0] for finding in found] == [
+        "computed column public.orders.b",
+        "where of public.orders",
+    ]
+    assert {finding.fix for finding in found} == {"mend computed and where in [sinks.cache]"}
 
 
 def test_doctor_says_what_the_job_of_a_view_may_not_do_with_its_topics(

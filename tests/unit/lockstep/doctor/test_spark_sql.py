@@ -1,20 +1,21 @@
-"""The Spark that doctor asks about expressions runs with the Java that runs the jobs."""
+"""The Spark that doctor asks about stream queries runs with the Java that runs the jobs."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from cdc.model.errors import LockstepError
 from jobs.settings import SparkSettings
+from jobs.streams.plan import StreamQueryPlan
 from lockstep.apply import with_java
 from lockstep.doctor.spark_sql import SparkSql
-from sinks.table_settings import Expressions
 from stack.errors import StackError
-from tests.builders import ORDERS, table
 
 FOUND = Path("/java/that/was/found")
+PLAN = cast(StreamQueryPlan, SimpleNamespace(name="busy", query=None, streams={}))
 
 
 @pytest.fixture
@@ -22,20 +23,23 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[SparkSettings]:
     """The settings of each Spark that was started."""
     settings_of: list[SparkSettings] = []
 
-    @contextmanager
-    def session_here(settings: SparkSettings, *, bulk: bool) -> Iterator[None]:
+    def open_session(settings: SparkSettings, **_: object) -> Any:
         settings_of.append(settings)
-        yield
+        return SimpleNamespace(newSession=lambda: None, stop=lambda: None)
 
-    monkeypatch.setattr("jobs.spark.computed_columns.session_here", session_here)
-    monkeypatch.setattr("jobs.spark.computed_columns.expression_problems", lambda *_: ["a problem"])
+    monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
+    monkeypatch.setattr("pyspark.sql.SparkSession._instantiatedSession", None)
+    monkeypatch.setattr("jobs.spark.session.open_session", open_session)
+    monkeypatch.setattr("jobs.streams.planning.examined", lambda *_: (["a problem"], []))
     monkeypatch.setattr("stack.java.java_home_for_spark", lambda: FOUND)
     return settings_of
 
 
 def _problems(settings: SparkSettings) -> list[str]:
     with ExitStack() as closing:
-        return SparkSql(settings, closing).problems({ORDERS: Expressions({}, "true")}, [table()])
+        sql = SparkSql(settings, closing)
+        assert sql.examine(PLAN) == sql.examine(PLAN)
+        return sql.examine(PLAN)[0]
 
 
 def test_it_has_the_java_of_this_machine(started: list[SparkSettings]) -> None:
@@ -49,7 +53,7 @@ def test_a_java_that_is_configured_is_taken(started: list[SparkSettings]) -> Non
     assert with_java(SparkSettings(java_home=Path("/java/mine"))).java_home == Path("/java/mine")
 
 
-def test_a_java_that_cant_be_fetched_is_a_finding_of_the_sink(
+def test_a_java_that_cant_be_fetched_is_a_finding_of_the_query(
     started: list[SparkSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> Path:

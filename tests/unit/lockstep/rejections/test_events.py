@@ -10,9 +10,12 @@ from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import SchemaRecord, ShapeChange
 from jobs.dead_letters.record import DeadLetter
 from jobs.executor.append_only import event_key
+from jobs.executor.computed_row import RowComputer
 from jobs.generations.prepared import Prepared
-from lockstep.rejections.events import RetryEvents, prepared_histories, retry_events, stored
+from jobs.query.row_plan import row_plan
+from lockstep.rejections.events import RetryEvents, evaluated, prepared_histories, retry_events, stored
 from lockstep.rejections.output import Tables
+from sinks.table_settings import Computed, Expressions
 from tests.builders import column, table
 from tests.events import key_bytes, value_bytes
 
@@ -120,3 +123,16 @@ def test_an_event_of_an_append_only_table_that_does_not_meet_the_condition_is_vo
     [(letter, event)] = events.events
     left_out = replace(events, events=[(letter, replace(event, row=None))])
     assert (stored(left_out, {LOG.name}).events, stored(left_out, {LOG.name}).void) == ([], 1)
+
+
+def test_expressions_are_evaluated_again_and_what_still_fails_stays_open() -> None:
+    plan = row_plan(ORDERS, Expressions({"half": Computed(sql="10 / (id - 1)", type="int4")}, "note = 'n'"))
+    rows: list[Mapping[str, JsonValue]] = [{"id": 1, "note": "n"}, {"id": 3, "note": "n"}, {"id": 1, "note": "m"}]
+    letters = [(dead_letter(), value_bytes(ORDERS, "u", row, lsn=LSN, seq=1)) for row in rows]
+    found = prepared_histories(RECORDS, {ORDERS.name: ORDERS.schema_id})
+    events = retry_events([*letters, (dead_letter(), None)], TABLES, found)
+    result = evaluated(events, computers={ORDERS.name: RowComputer(plan)})
+    assert [event.row for _, event in result.events] == [{"id": 3, "note": "n", "half": 5}, None, None]
+    assert [each.reason for each in result.refused] == [
+        "expression: computed column 'half' can't be evaluated for this row: division by zero"
+    ]

@@ -1,11 +1,7 @@
 """Dead letters are applied again beside a job, and what became of them is told."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -17,12 +13,10 @@ from cdc.protocol.control_records import SchemaRecord, ShapeChange
 from jobs.dead_letters.record import DeadLetter
 from jobs.generations.prepared import preparing
 from jobs.generations.record import Phase, Record, save_record
-from jobs.settings import SparkSettings
 from lockstep.rejections.events import RetryEvents
-from lockstep.rejections.retry import Portion, Retried, _evaluation, apply_beside, lost_topics
+from lockstep.rejections.retry import Portion, Retried, apply_beside, lost_topics
 from sinks.contract import Batch, OpenedSink, Outcome, Progress, Sink
 from sinks.memory import MemorySink, MemoryStore, open_memory
-from sinks.redis.settings import RedisSettings
 from tests.builders import column, table
 from tests.dead_letters import rejected
 from tests.events import key_bytes, value_bytes
@@ -58,26 +52,6 @@ def test_a_sentence_says_what_became_of_them() -> None:
         " still open: 1"
     )
     assert Retried(1, taken=1, refused=[dead_letter]).to_json({})["refused"][0]["reason"] == "no room"
-
-
-def test_expressions_are_evaluated_by_the_java_that_runs_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[SparkSettings] = []
-
-    @contextmanager
-    def opened(settings: SparkSettings, *_: object) -> Iterator[SimpleNamespace]:
-        started.append(settings)
-        yield SimpleNamespace(compute=None)
-
-    monkeypatch.setattr("lockstep.rejections.retry.opened_row_computer", opened)
-    monkeypatch.setattr("lockstep.rejections.retry.read_schema_records", lambda *_: RECORDS)
-    monkeypatch.setattr("stack.java.java_home_for_spark", lambda: Path("/java"))
-    config: Any = SimpleNamespace(
-        spark=SparkSettings(), kafka=SimpleNamespace(client=dict), pipeline=SimpleNamespace(name="shop")
-    )
-    settings = RedisSettings(where={str(ORDERS.name): "id > 1"})
-    with ExitStack() as closing:
-        _evaluation(config, settings, [ORDERS.name], closing)
-    assert [each.java_home for each in started] == [Path("/java")]
 
 
 # Beside a job.

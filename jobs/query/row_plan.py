@@ -1,0 +1,38 @@
+"""A sink's expressions and its tables' shapes -> what its tasks, and comparisons, compute of each row."""
+
+from collections.abc import Mapping
+
+from cdc.model.errors import ConfigurationError
+from cdc.model.table import Table, TableName
+from sinks.table_settings import Expressions
+from views.failures import Refused
+from views.plan import RowPlan
+from views.sql.row_reader import read_row_plan
+from views.values import type_of
+
+
+def row_plan(table: Table, expressions: Expressions) -> RowPlan:
+    """The plan of one table. Raises Refused."""
+    columns = {name: (how.sql, type_of(how.column(name))) for name, how in expressions.columns.items()}
+    return read_row_plan(table, columns, expressions.where)
+
+
+def row_plans(
+    expressions: Mapping[TableName, Expressions], tables: Mapping[TableName, Table]
+) -> dict[TableName, RowPlan]:
+    """The plans of those tables that have expressions. Raises ConfigurationError with everything wrong in them."""
+    plans: dict[TableName, RowPlan] = {}
+    problems: list[str] = []
+    for name in expressions.keys() & tables.keys():
+        try:
+            plans[name] = row_plan(tables[name], expressions[name])
+        except Refused as refused:
+            problems += refused.problems
+    if problems:
+        raise ConfigurationError(
+            "expressions of this sink can't be evaluated",
+            problems=sorted(problems),
+            hint="mend computed and where: PostgreSQL's SQL over the columns of the source's table; docs/projections.md"
+            " says what may be in it. A generation that was built with them takes `lockstep rebuild SINK --switch`",
+        )
+    return plans
