@@ -42,7 +42,7 @@ and 9 ms at most, out of 60, with 200 as with 2,000 ms. How soon a batch ends do
 _QUIET_S: Final = 5.0
 """The while."""
 
-TELL_S: Final = 0.1
+TELL_S: Final = 0.2
 """How often the driver is told of progress: it stores that in the destination."""
 
 _TIMES_A_DELIVERY: Final = 10.0
