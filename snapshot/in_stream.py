@@ -86,6 +86,7 @@ class StreamCopies:
         self._waits = Waits(time.monotonic, say)
         self._coming: ComingSlot | None = None
         self._coming_since_s = 0.0
+        self._refused = ""
         self._patience_s = _SLOT_PATIENCE_S
         self._chunks = ChunkedCopies(
             pipeline,
@@ -146,7 +147,9 @@ class StreamCopies:
         try:
             yield
         except SlotRefused as error:
-            self._say(f"warning: a copy waits, since PostgreSQL gives no slot for it: {error.message}")
+            if error.message != self._refused:
+                self._say(f"warning: a copy waits, since PostgreSQL gives no slot for it: {error.message}")
+            self._refused = error.message
             for name in self._lacking(self._loop.state):
                 self._waits.later(name, MUCH_LATER_S)
 
@@ -203,6 +206,7 @@ class StreamCopies:
                 point = self._point(names, opened)
             if point is None:
                 return Pause(self._loop.state, frame)
+            self._refused = ""
             emit_heartbeat(self._sql)  # so that something after the snapshot comes, also when nobody writes
             pause = self._loop.run(first=frame, until=point.slot.consistent_point)
             if pause is None:

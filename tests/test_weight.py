@@ -32,7 +32,7 @@ COMPLEXITY_MAX: Final = 15
 BUDGETS: Final = {
     "lines of the core": 103_660,
     "lines of stack and bench": 10_000,
-    "lines of tests": 99_275,
+    "lines of tests": 99_680,
     "words of docs": 43_900,
     "settings": 216,
 }

@@ -6,7 +6,7 @@ from cdc.model.table import TableName
 from cdc.postgres.repair_messages import request_repair
 from stack.stack import Endpoints
 from tests.captured import Captured
-from tests.databases import Database
+from tests.databases import Database, until
 from tests.own_server import OwnServer
 from tests.services import temporary_directory
 
@@ -32,8 +32,8 @@ def test_a_copy_waits_for_a_free_slot_and_the_stream_does_not(endpoints: Endpoin
                 captured.wait_for("warning: a copy waits")
                 assert any("all replication slots are in use" in line for line in captured.said)
                 database.execute("insert into t values (6)")
-                while b'{"id":6}' not in captured.rows("public.t"):
-                    assert captured.error is None, captured.said
+                until(lambda: b'{"id":6}' in captured.rows("public.t") or captured.error)
+                assert captured.error is None, captured.said
                 database.execute(
                     "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name like 'held%'"
                 )
