@@ -68,7 +68,7 @@ from jobs.query.failures import BACKOFF_MAX_S, Backoff, spark_error
 from jobs.query.identity_watch import IdentityWatch
 from jobs.query.log_facts import LogFacts, have_shapes_changed, read_log_facts, unreadable, without_topic
 from jobs.query.progress import ProgressKeeper
-from jobs.query.progress_at_start import as_of_start, keeper_at_start, left_topics
+from jobs.query.progress_at_start import as_of_start, left_topics, progress_at_start
 from jobs.query.query import QueryPlan, SinkQuery
 from jobs.query.resume_check import ResumePoint, check_destination, check_epochs, check_resume, known_epoch
 from jobs.query.row_plan import row_plans
@@ -299,17 +299,23 @@ class SinkJob:
         log_epoch = self._check_resume(cluster, log, point, ends=ends, now_ms=now_ms)
         self._asides.tell()
         # The watermark says that all is as at the source, the rows from before included.
-        keeper = keeper_at_start(
-            plan,
-            opened,
+        begun_with = progress_at_start(
+            plan.pipeline,
             log,
             as_of_start(known, ends, now_ms, skipped_by(start.offsets, stored)),
             start,
-            check_claim=lease.check,
+            now_ms=now_ms,
             log_epoch=log_epoch,
-            holds_watermark=bool(columns.lacking),
             asides=self._asides.by_topic(),
             selection="" if self._captured is None else self._captured.selection,
+        )
+        keeper = ProgressKeeper(
+            opened.generations,
+            begun_with,
+            log,
+            sink=plan.name,
+            check_claim=lease.check,
+            lacks_columns=bool(columns.lacking),
             result=None if view is None else view.table.name,
         )
         consistency = kept_consistency(opened, plan.generation)
@@ -564,7 +570,8 @@ class SinkJob:
         self._claim(opened, lease)
         stored = as_of_start(stored, {}, _now_ms(), {})
         start, nothing = StartPosition(), LogFacts({}, [], {}, {})
-        return keeper_at_start(self._plan, opened, nothing, stored, start, check_claim=lease.check)
+        begun = progress_at_start(self._plan.pipeline, nothing, stored, start, now_ms=_now_ms())
+        return ProgressKeeper(opened.generations, begun, nothing, sink=self._plan.name, check_claim=lease.check)
 
     def _has_orders(self, lease: GenerationLease, orders: Orders, noted: Noted, keeper: ProgressKeeper) -> bool:
         """Whether somebody has given another order than these, or a table that has failed is to be tried again.

@@ -1,43 +1,51 @@
 """What a sink's stored progress says once a query begins: of which topics it is true, and as of when."""
 
-import time
-from collections.abc import Callable, Collection, Mapping, Set
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Set
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
 from cdc.kafka.topic_names import table_topic
-from cdc.model.table import TableName
 from jobs.generations.asides import Aside
 from jobs.offsets import Offsets
 from jobs.query.log_facts import LogFacts
-from jobs.query.progress import ProgressKeeper
-from jobs.query.sink_plan import SinkPlan
 from jobs.query.start_position import StartPosition, skipped_by
 from jobs.query.watermark import Watermark
-from sinks.contract import OpenedSink, Progress, TopicPartition
+from sinks.contract import Progress, TopicPartition
 
 NOTHING_ASIDE: Final[Mapping[str, Aside]] = MappingProxyType({})
 
 
-def keeper_at_start(
-    plan: SinkPlan,
-    opened: OpenedSink,
+@dataclass(frozen=True, slots=True)
+class ProgressAtStart:
+    """What a query begins with."""
+
+    progress: Progress
+    """As it is stored, with what this start changes of it. ``joining`` is as it was: what differs is to be stored."""
+    watermark: Watermark
+    """It is true of what this query reads."""
+    new: Set[str]
+    """The topics that are read for the first time, where others were before."""
+    is_paused: bool
+    """Whether the watermark stays where it is as long as the query runs, since a table of the sink isn't read."""
+
+
+def progress_at_start(
+    pipeline: str,
     log: LogFacts,
     stored: Progress | None,
     start: StartPosition,
     *,
-    check_claim: Callable[[], None],
+    now_ms: int,
     log_epoch: int = 0,
-    holds_watermark: bool = False,
     asides: Mapping[str, Aside] = NOTHING_ASIDE,
     selection: str = "",
-    result: TableName | None = None,
-) -> ProgressKeeper:
-    """The keeper of a query that begins at ``stored``, whose watermark is true of what this query reads.
+) -> ProgressAtStart:
+    """What a query begins with at ``stored``. Pure.
 
-    ``log_epoch`` is the newest one of the log, which the sink may go on with. ``asides`` are the tables that are set
-    aside, by topic, ``result`` is what a view's rows are in.
+    ``log_epoch`` is the newest one of the log, which the sink may go on with. It is stored with the first batch: what
+    that reads is beyond where the epoch began. ``asides`` are the tables that are set aside, by topic. ``selection``
+    tells which tables are captured as far as is known, as in Progress.
     """
     # A watermark says that all of the tables are applied up to there. Where one joins or comes back it stays as it is,
     # and isn't true of that one yet. It has waited for those that were paused.
@@ -45,33 +53,30 @@ def keeper_at_start(
     held = {topic for topic, aside in asides.items() if aside.holds_watermark}
     passed_over = {topic for topic in held if not asides[topic].awaited}
     # Of a table that waits for its copy nothing is applied, and so the watermark waits for it.
-    uncopied = [table_topic(plan.pipeline, name) for name in log.uncopied]
-    topics = [*log.table_of, *uncopied]
+    uncopied = [table_topic(pipeline, name) for name in log.uncopied]
     joining = () if stored is None else _joining(stored, log, {*uncopied, *held}, passed_over, awaited=awaited)
-    return ProgressKeeper(
-        opened.generations,
-        Watermark(
-            topics,
-            epoch=0 if stored is None else stored.epoch,
-            lsn=0 if stored is None else stored.watermark_lsn,
-            commit_time_ms=0 if stored is None else stored.commit_time_ms,
-            joining=joining,
-        ),
-        stored=stored,
-        topic_ids=log.topic_ids,
-        now_ms=_now_ms,
-        sink=plan.name,
-        check_claim=check_claim,
-        log_epoch=log_epoch,
-        retention_ms={topic: facts.delete_retention_ms for topic, facts in log.topics.items()},
+    known = Progress({}, 0, 0, now_ms, {}) if stored is None else stored
+    was_read = {topic for topic, _ in known.next_offsets}
+    # What was never read is read from its beginning from now on, however long the others wait.
+    new = set[str]() if stored is None else log.topics.keys() - was_read
+    progress = replace(
+        known,
+        next_offsets={**known.next_offsets, **{at: 0 for at in log.partitions if at[0] in new}},
+        # Those of topics that aren't read now too: when they are again, only this tells whether they are the same.
+        topic_ids={topic: known.topic_ids[topic] for topic in was_read & known.topic_ids.keys()} | log.topic_ids,
         skipped=skipped_by(start.offsets, stored),
-        left_at_ms=_left_at_ms(stored, log.topics),
-        holds_watermark=holds_watermark,
-        is_paused=bool(held),
-        selection=selection or (stored.selection if stored is not None else ""),
-        tables={topic: result or name for topic, name in log.table_of.items()},
-        partitions=log.partitions,
+        left_at_ms=_left_at_ms(stored, log.topics) | dict.fromkeys(new, now_ms),
+        selection=selection or known.selection,
+        log_epoch=max(known.log_epoch, known.epoch, log_epoch),
     )
+    watermark = Watermark(
+        [*log.table_of, *uncopied],
+        epoch=known.epoch,
+        lsn=known.watermark_lsn,
+        commit_time_ms=known.commit_time_ms,
+        joining=joining,
+    )
+    return ProgressAtStart(progress, watermark, new, is_paused=bool(held))
 
 
 def as_of_start(
@@ -129,7 +134,3 @@ def _left_at_ms(stored: Progress | None, read_topics: Collection[str]) -> dict[s
         return {}
     gone = {topic for topic, _ in stored.next_offsets} - set(read_topics)
     return dict.fromkeys(gone, stored.updated_at_ms) | dict(stored.left_at_ms)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -22,9 +22,9 @@ from typing import Any
 from cdc.model.errors import DataLost, Fenced, PositionMismatch
 from cdc.model.table import quote_identifier
 from cdc.protocol.control_records import ProgressRecord
+from jobs.query.log_facts import LogFacts
 from jobs.query.progress import ProgressKeeper
 from jobs.query.resume_check import ResumePoint, TopicFacts, check_resume
-from jobs.query.watermark import Watermark
 from sinks.contract import Batch, OpenedSink, Progress
 from stack.stack import Stack
 from tests.contract.copies import PutBack
@@ -45,6 +45,7 @@ from tests.contract.histories import (
     batch_of,
     partitions_of,
 )
+from tests.keepers import keeper_of
 
 KINDS = (*ROW_KINDS, "duckdb-history")
 """Each layout too: what is lost or comes twice depends on how rows are stored."""
@@ -53,6 +54,7 @@ STEPS = 60
 
 _WORDS = {"snapshot": "r", "insert": "c", "update": "u", "delete": "d"}
 _TOPICS = {partitions_of(table.name)[0][0]: TopicFacts("id", PARTITIONS, 10**15) for table in TABLES}
+_TABLE_OF = {partitions_of(table.name)[0][0]: table.name for table in TABLES}
 
 
 def _now_ms() -> int:
@@ -304,23 +306,9 @@ class Run:
             assert fence > self.held.fence
             self.held.fence = fence
         assert fence == self.held.fence
-        mark = Watermark(
-            _TOPICS,
-            epoch=0 if stored is None else stored.epoch,
-            lsn=0 if stored is None else stored.watermark_lsn,
-            commit_time_ms=0 if stored is None else stored.commit_time_ms,
-        )
         newest = [replace(record, bounds=self.log.bounds()) for record in self.log.progress[-1:]]
-        keeper = ProgressKeeper(
-            opened.generations,
-            mark,
-            stored=stored,
-            topic_ids=dict.fromkeys(_TOPICS, "id"),
-            now_ms=_now_ms,
-            sink="shop",
-            check_claim=lambda: None,  # what the destination and the tags do by themselves
-            retention_ms={},
-        )
+        # The destination and the tags refuse an older job by themselves.
+        keeper = keeper_of(opened.generations, LogFacts({}, [], _TOPICS, _TABLE_OF), stored, now_ms=_now_ms)
         process = Process(opened, fence, keeper, job.committed or {}, job.overwrite_equal_tags, stored)
         self._learn(process, newest)  # as cdc.kafka.control_topics.ProgressReader gives it first
         process.learned = len(self.log.progress)

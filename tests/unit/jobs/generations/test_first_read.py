@@ -4,12 +4,11 @@ import pytest
 
 from cdc.model.errors import PositionMismatch
 from jobs.generations.first_read import dump_first_read, first_read, first_read_name, load_first_read
-from jobs.query.progress import ProgressKeeper
 from jobs.query.resume_check import ResumePoint, TopicFacts, check_resume
 from jobs.query.view_shards import ViewShards
-from jobs.query.watermark import Watermark
 from sinks.memory import open_memory
 from tests.generations import prepared_store
+from tests.keepers import keeper_of, log_of
 
 _HOUR_MS = 3_600_000
 
@@ -47,17 +46,7 @@ def test_a_view_of_which_only_some_shards_have_told_how_far_they_are_was_away_as
     opened = open_memory(prepared_store(1))
     partitions = [("t", 0), ("t", 1)]
     begun = first_read(None, partitions, {"t": "id"}, now_ms=5)
-    keeper = ProgressKeeper(
-        opened.generations,
-        Watermark(["t"]),
-        stored=begun,
-        topic_ids={"t": "id"},
-        now_ms=lambda: 6,
-        sink="s",
-        check_claim=lambda: None,
-        retention_ms={"t": 24 * _HOUR_MS},
-        partitions=partitions,
-    )
+    keeper = keeper_of(opened.generations, log_of("t"), begun)
     shards = ViewShards.of_progress(keeper.shards, count=2, reached={})
     shards.reach(1, {("t", 0): 7, ("t", 1): 4})
     shards.store(lambda least, reached: keeper.batch_applied(least, rejected=0, shards=reached))

@@ -31,7 +31,7 @@ from jobs.query.captured_tables import Captured
 from jobs.query.job import SinkJob, _reads_others
 from jobs.query.log_facts import LogFacts
 from jobs.query.progress import ProgressKeeper
-from jobs.query.progress_at_start import as_of_start, keeper_at_start, left_topics
+from jobs.query.progress_at_start import as_of_start, left_topics
 from jobs.query.resume_check import ResumePoint, TopicFacts
 from jobs.query.sink_plan import SinkPlan
 from jobs.query.start_position import StartPosition, begin_at_start_position, load_start_position
@@ -43,6 +43,7 @@ from sinks.redis.settings import RedisSettings
 from tests.builders import table
 from tests.databases import until
 from tests.generations import prepared_store
+from tests.keepers import keeper_of, log_of
 
 _NOTHING = cast("Any", None)
 
@@ -450,20 +451,18 @@ def test_a_job_that_waits_for_a_server_shows_that_it_runs(looks: list[bool | Una
 def test_a_watermark_stays_where_a_table_joins_and_names_it_until_it_is_true_of_that_too() -> None:
     """A sink's watermark says that all of its tables are applied up to there."""
     stored = Progress({("p.public.a", 0): 5}, 100, 7, 0, {})
-    plan = SinkPlan("s", _NOTHING, 1, "p", _NOTHING, (), _NOTHING, once=False)
 
-    def keeper(stored: Progress, *topics: str, uncopied: Sequence[TableName] = ()) -> ProgressKeeper:
+    def keeper(stored: Progress, *topics: str, uncopied: str = "") -> ProgressKeeper:
         opened = open_memory(MemoryStore())
         opened.sink.prepare([table()])
         opened.sink.claim()
-        facts = {topic: TopicFacts("id", 1, 10**15) for topic in topics}
-        log = LogFacts({}, [], facts, {topic: table().name for topic in topics}, uncopied=uncopied)
-        return keeper_at_start(plan, opened, log, stored, StartPosition(), check_claim=lambda: None, selection="after")
+        log = log_of(*topics, uncopied=uncopied)
+        return keeper_of(opened.generations, log, stored, selection="after")
 
     a, b = ("p.public.a", 0), ("p.public.b", 0)
     alone = keeper(stored, "p.public.a").batch_applied({a: 5}, rejected=0)
     assert (alone.watermark_lsn, alone.joining, alone.selection) == (100, (), "after")
-    waiting = keeper(stored, "p.public.a", uncopied=[TableName("public", "b")]).batch_applied({a: 5}, rejected=0)
+    waiting = keeper(stored, "p.public.a", uncopied="b").batch_applied({a: 5}, rejected=0)
     assert (waiting.watermark_lsn, waiting.joining) == (100, ("p.public.b",)), "its copy hasn't begun"
     begun = keeper(stored, "p.public.a", "p.public.b").batch_applied({a: 5, b: 1}, rejected=0)
     assert (begun.watermark_lsn, begun.commit_time_ms, begun.joining) == (100, 7, ("p.public.b",))
@@ -479,22 +478,21 @@ def test_a_watermark_stays_where_a_table_joins_and_names_it_until_it_is_true_of_
 _HOUR_MS = 3_600_000
 
 
-def _refused_in_its_first_batch(clock: list[int], monkeypatch: pytest.MonkeyPatch) -> OpenedSink:
+def _refused_in_its_first_batch(clock: list[int]) -> OpenedSink:
     """A sink that has table a for long, after a batch that has written rows of table b, and was refused.
 
     ``clock`` is the time, in milliseconds. An hour later the sink has gone on with a alone.
     """
-    monkeypatch.setattr("jobs.query.progress_at_start._now_ms", lambda: clock[0])
     opened = open_memory(MemoryStore())
     opened.sink.prepare([table()])
     opened.sink.claim()
     at = ("p.public.a", 0)
     opened.generations.save_progress(Progress({at: 5}, 100, 7, clock[0] - _HOUR_MS, {at[0]: "id"}))
     stored = opened.generations.load_progress()
-    keeper_at_start(_PLAN, opened, _log("a", "b"), stored, StartPosition(), check_claim=lambda: None).begin()
+    keeper_of(opened.generations, _log("a", "b"), stored, now_ms=lambda: clock[0]).begin()
     clock[0] += _HOUR_MS
     stored, asides = opened.generations.load_progress(), {"p.public.b": Aside(AsideState.FAILED, clock[0])}
-    alone = keeper_at_start(_PLAN, opened, _log("a"), stored, StartPosition(), check_claim=lambda: None, asides=asides)
+    alone = keeper_of(opened.generations, _log("a"), stored, now_ms=lambda: clock[0], asides=asides)
     alone.learn([ProgressRecord(200, 200, {at[0]: (6,), "p.public.b": (9,)})])
     alone.batch_applied({at: 6}, rejected=0)
     return opened
@@ -514,11 +512,11 @@ def _log(*names: str, b_is: str = "theirs") -> LogFacts:
     [(22, "theirs", None), (24, "theirs", "deletes may be missing"), (1, "another", "was recreated")],
 )
 def test_rows_of_a_table_that_failed_in_its_first_batch_may_have_lost_their_deletes(
-    hours: int, b_is: str, refused: str | None, monkeypatch: pytest.MonkeyPatch
+    hours: int, b_is: str, refused: str | None
 ) -> None:
     """The destination may have rows of it, though nothing counts as applied."""
     clock = [1_000 * _HOUR_MS]
-    opened = _refused_in_its_first_batch(clock, monkeypatch)
+    opened = _refused_in_its_first_batch(clock)
     clock[0] += hours * _HOUR_MS + 1
     stored = opened.generations.load_progress()
     assert stored is not None
@@ -533,11 +531,8 @@ def test_rows_of_a_table_that_failed_in_its_first_batch_may_have_lost_their_dele
     point = ResumePoint("s", 1, stored, {("p.public.a", 0): 6}, None)
     if refused is None:
         job._check_resuming(cluster, log, point, lease, {}, ends=ends, now_ms=clock[0])
-        keeper = keeper_at_start(
-            *(_PLAN, opened, log, stored, StartPosition()),
-            check_claim=lambda: None,
-            asides={"p.public.b": job._asides.now[_B]},
-        )
+        asides = {"p.public.b": job._asides.now[_B]}
+        keeper = keeper_of(opened.generations, log, stored, now_ms=lambda: clock[0], asides=asides)
         clock[0] += _HOUR_MS
         with pytest.raises(PositionMismatch, match=r"topic p\.public\.b keeps tombstones"):
             keeper.batch_applied({("p.public.b", 0): 9}, rejected=0)
@@ -549,11 +544,9 @@ def test_rows_of_a_table_that_failed_in_its_first_batch_may_have_lost_their_dele
     assert refused in str(aside.reason)
 
 
-def test_a_table_that_is_read_for_the_first_time_is_no_table_that_had_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_table_that_is_read_for_the_first_time_is_no_table_that_had_left() -> None:
     """It is paused like any other: the watermark waits for it. One that had left holds nothing up."""
-    opened = _refused_in_its_first_batch([1_000 * _HOUR_MS], monkeypatch)
+    opened = _refused_in_its_first_batch([1_000 * _HOUR_MS])
     stored = opened.generations.load_progress()
     assert stored is not None
     assert "p.public.b" in stored.left_at_ms
@@ -572,14 +565,11 @@ def test_a_sink_that_was_away_is_not_behind_because_of_a_table_that_it_has_just_
 
 def test_the_watermark_waits_for_a_table_whose_copy_has_not_begun() -> None:
     """The sink reads nothing of it, and is said to have it once its copy is there."""
-    late = table(name=TableName("public", "late")).name
-    plan = SinkPlan("s", _NOTHING, 1, "p", _NOTHING, (), _NOTHING, once=False)
     opened = open_memory(MemoryStore())
     opened.sink.prepare([table()])
     opened.sink.claim()
     topic = "p.public.orders"
-    log = LogFacts({}, [], {topic: TopicFacts("id", 1, 10**12)}, {topic: table().name}, uncopied=[late])
-    keeper = keeper_at_start(plan, opened, log, None, StartPosition(), check_claim=lambda: None)
+    keeper = keeper_of(opened.generations, log_of(topic, uncopied="late"))
     keeper.batch_applied({(topic, 0): 5}, rejected=0)
     for record in (
         ProgressRecord(100, 0, {topic: (5,), "p.public.late": (0,)}, uncopied=("p.public.late",)),
@@ -754,17 +744,12 @@ def test_a_sink_that_was_away_for_long_and_missed_nothing_is_not_behind() -> Non
 def test_a_topic_that_is_read_no_longer_keeps_the_time_at_which_itleft_topics() -> None:
     """When it is read again it is a table that joins: the watermark isn't true of it yet."""
     stored = Progress({("p.public.a", 0): 5, ("p.public.b", 0): 3}, 100, 7, 1_000, {})
-    plan = SinkPlan("s", _NOTHING, 1, "p", _NOTHING, (), _NOTHING, once=False)
 
     def after(before: Progress, *topics: str) -> Progress:
         opened = open_memory(MemoryStore())
         opened.sink.prepare([table()])
         opened.sink.claim()
-        log = LogFacts(
-            {}, [], {topic: TopicFacts("id", 1, 10**15) for topic in topics}, dict.fromkeys(topics, table().name)
-        )
-        keeper = keeper_at_start(plan, opened, log, before, StartPosition(), check_claim=lambda: None)
-        return keeper.batch_applied({("p.public.a", 0): 6}, rejected=0)
+        return keeper_of(opened.generations, log_of(*topics), before).batch_applied({("p.public.a", 0): 6}, rejected=0)
 
     without = after(stored, "p.public.a")
     assert (without.left_at_ms, without.watermark_lsn) == ({"p.public.b": 1_000}, 100)
@@ -825,11 +810,9 @@ def test_the_watermark_waits_for_a_paused_table_and_not_for_one_that_was_out(
     opened = open_memory(MemoryStore())
     opened.sink.prepare([table()])
     opened.sink.claim()
-    facts = {topic: TopicFacts("id", 1, 10**15) for topic in ([kept, aside] if reads else [kept])}
-    log = LogFacts({}, [], facts, dict.fromkeys(facts, table().name))
-    plan = SinkPlan("s", _NOTHING, 1, "p", _NOTHING, (), _NOTHING, once=False)
+    log = log_of(*([kept, aside] if reads else [kept]))
     asides = {} if state is None else {aside: Aside(state, 5, awaited=awaited)}
-    keeper = keeper_at_start(plan, opened, log, stored, StartPosition(), check_claim=lambda: None, asides=asides)
+    keeper = keeper_of(opened.generations, log, stored, asides=asides)
     keeper.learn([ProgressRecord(200, 200, {kept: (6,), aside: (9,)})])
     progress = keeper.batch_applied({(kept, 0): 6}, rejected=0)
     assert progress.watermark_lsn == expected

@@ -1,6 +1,7 @@
 """What is stored, when, and that nothing is counted or taken back twice."""
 
-from collections.abc import Collection, Mapping
+import threading
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, cast
 
@@ -9,14 +10,17 @@ import pytest
 from cdc.model.errors import Fenced, PositionMismatch, Unavailable
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord
+from jobs.generations.asides import Aside, AsideState
+from jobs.generations.read_so_far import ReadSoFar
+from jobs.offsets import Offsets
 from jobs.query.progress import RENEWAL_MS, ProgressKeeper
-from jobs.query.watermark import Watermark
-from sinks.contract import Generations, Progress, TopicPartition
+from sinks.contract import Generations, Progress
 from sinks.memory import MemoryStore, open_memory
 from tests.builders import table
+from tests.keepers import keeper_of, log_of
 
 TOPIC = "shop.public.orders"
-KEPT: Any = {"sink": "search", "check_claim": lambda: None, "retention_ms": {TOPIC: 3_600_000}}
+HOUR_MS = 3_600_000
 
 
 class Clock:
@@ -29,28 +33,30 @@ class Clock:
         return self.now_ms
 
 
+def destination() -> Generations:
+    opened = open_memory(MemoryStore())
+    opened.sink.prepare([table()])
+    opened.sink.claim()
+    return opened.generations
+
+
 def keeper(
     stored: Progress | None = None,
     clock: Clock | None = None,
     *,
-    holds_watermark: bool = False,
+    lacks_columns: bool = False,
     log_epoch: int = 0,
 ) -> tuple[ProgressKeeper, Generations]:
-    opened = open_memory(MemoryStore())
-    opened.sink.prepare([table()])
-    opened.sink.claim()
-    mark = Watermark([TOPIC], lsn=0 if stored is None else stored.watermark_lsn)
-    kept = ProgressKeeper(
-        opened.generations,
-        mark,
-        stored=stored,
-        topic_ids={TOPIC: "id"},
+    generations = destination()
+    kept = keeper_of(
+        generations,
+        log_of(TOPIC, retention_ms=HOUR_MS),
+        stored,
         now_ms=clock or Clock(),
-        holds_watermark=holds_watermark,
+        lacks_columns=lacks_columns,
         log_epoch=log_epoch,
-        **KEPT,
     )
-    return kept, opened.generations
+    return kept, generations
 
 
 def record(lsn: int, *ends: int) -> ProgressRecord:
@@ -73,10 +79,10 @@ def test_a_record_that_comes_after_its_batch_raises_the_watermark() -> None:
 
 
 def test_while_rows_from_before_lack_a_column_the_watermark_stays_and_batches_count() -> None:
-    kept, generations = keeper(Progress({(TOPIC, 0): 5}, 100, 7, 0, {}), holds_watermark=True)
+    kept, generations = keeper(Progress({(TOPIC, 0): 5}, 100, 7, 0, {}), lacks_columns=True)
     assert kept.learn([record(200, 9)]) is None
     stored = kept.batch_applied({(TOPIC, 0): 9}, rejected=0)
-    assert (stored.next_offsets, stored.watermark_lsn, stored.commit_time_ms) == ({(TOPIC, 0): 9}, 100, 0)
+    assert (stored.next_offsets, stored.watermark_lsn, stored.commit_time_ms) == ({(TOPIC, 0): 9}, 100, 7)
     kept.release_watermark()
     released = kept.learn([])
     assert released is not None
@@ -86,7 +92,7 @@ def test_while_rows_from_before_lack_a_column_the_watermark_stays_and_batches_co
 
 
 def test_a_watermark_that_is_held_is_not_taken_for_one_of_a_new_epoch() -> None:
-    kept, _ = keeper(Progress({(TOPIC, 0): 5}, 100, 7, 0, {}), holds_watermark=True)
+    kept, _ = keeper(Progress({(TOPIC, 0): 5}, 100, 7, 0, {}), lacks_columns=True)
     kept.learn([replace(record(0, 5), epoch=1, uncopied=(TOPIC,))])
     held = kept.batch_applied({(TOPIC, 0): 9}, rejected=0)
     assert (held.epoch, held.watermark_lsn) == (0, 100)
@@ -176,13 +182,7 @@ def test_a_sink_that_is_behind_does_not_look_as_if_it_had_been_here() -> None:
 
 
 def test_only_what_batches_told_of_counts_as_reached() -> None:
-    opened = open_memory(MemoryStore())
-    opened.sink.prepare([table()])
-    opened.sink.claim()
-    stored = Progress({(TOPIC, 0): 5, (TOPIC, 1): 7}, 100, 0, 0, {TOPIC: "id"})
-    kept = ProgressKeeper(
-        opened.generations, Watermark([TOPIC]), stored=stored, topic_ids={TOPIC: "id"}, now_ms=Clock(), **KEPT
-    )
+    kept, _ = keeper(Progress({(TOPIC, 0): 5, (TOPIC, 1): 7}, 100, 0, 0, {TOPIC: "id"}))
     assert kept.reached == {}
     kept.batch_applied({(TOPIC, 0): 3}, rejected=0)
     kept.batch_applied({(TOPIC, 0): 2}, rejected=0)
@@ -190,38 +190,16 @@ def test_only_what_batches_told_of_counts_as_reached() -> None:
 
 
 def test_after_a_gap_the_watermark_stays_and_what_is_read_is_known() -> None:
-    opened = open_memory(MemoryStore())
-    opened.sink.prepare([table()])
-    opened.sink.claim()
-    stored = Progress({(TOPIC, 0): 5}, 100, 0, 0, {TOPIC: "id"})
-    kept = ProgressKeeper(
-        opened.generations,
-        Watermark([TOPIC], lsn=100),
-        stored=stored,
-        topic_ids={TOPIC: "id"},
-        now_ms=Clock(),
-        **KEPT,
-        skipped={(TOPIC, 0): 8},
-    )
+    kept = _beyond_a_gap(Progress({(TOPIC, 0): 5}, 100, 0, 0, {TOPIC: "id"}), Clock(), {(TOPIC, 0): 8})
     kept.learn([record(900, 20)])
     after = kept.batch_applied({(TOPIC, 0): 20}, rejected=1)
     assert (after.next_offsets, after.skipped) == ({(TOPIC, 0): 5}, {(TOPIC, 0): 20})
     assert (after.watermark_lsn, after.rejected) == (100, 1)
 
 
-def _beyond_a_gap(stored: Progress, clock: Clock, skipped: Mapping[TopicPartition, int]) -> ProgressKeeper:
-    opened = open_memory(MemoryStore())
-    opened.sink.prepare([table()])
-    opened.sink.claim()
-    return ProgressKeeper(
-        opened.generations,
-        Watermark([TOPIC], lsn=stored.watermark_lsn),
-        stored=stored,
-        topic_ids={TOPIC: "id"},
-        now_ms=clock,
-        skipped=skipped,
-        **KEPT,
-    )
+def _beyond_a_gap(stored: Progress, clock: Clock, starts_at: Offsets) -> ProgressKeeper:
+    log = log_of(TOPIC, retention_ms=HOUR_MS)
+    return keeper_of(destination(), log, stored, now_ms=clock, starts_at=starts_at)
 
 
 def test_what_comes_behind_a_gap_is_no_backlog_however_long_the_gap_stays() -> None:
@@ -296,54 +274,27 @@ def test_a_job_in_whose_place_another_one_applies_stores_nothing() -> None:
     def check_claim() -> None:
         raise Fenced("another job has begun to apply")
 
-    opened = open_memory(MemoryStore())
-    opened.sink.prepare([table()])
-    opened.sink.claim()
-    kept = ProgressKeeper(
-        opened.generations,
-        Watermark([TOPIC]),
-        stored=None,
-        topic_ids={TOPIC: "id"},
-        now_ms=Clock(),
-        **{**KEPT, "check_claim": check_claim},
-    )
+    generations = destination()
+    kept = keeper_of(generations, log_of(TOPIC), check_claim=check_claim)
     with pytest.raises(Fenced):
         kept.batch_applied({(TOPIC, 0): 5}, rejected=0)
-    assert opened.generations.load_progress() is None
+    assert generations.load_progress() is None
 
 
 def test_the_id_of_a_topic_stays_known_while_its_table_is_not_read() -> None:
     """It alone shows that the topic is another one when the table is read again."""
-    opened = open_memory(MemoryStore())
-    opened.sink.prepare([table()])
-    opened.sink.claim()
     ids = {TOPIC: "id", "items": "theirs", "never read": "unknown"}
     stored = Progress({(TOPIC, 0): 5, ("items", 0): 7}, 100, 7, 900_000, ids)
-    kept = ProgressKeeper(
-        opened.generations, Watermark([TOPIC]), stored=stored, topic_ids={TOPIC: "new"}, now_ms=Clock(), **KEPT
-    )
+    kept = keeper_of(destination(), log_of(TOPIC, ids={TOPIC: "new"}), stored)
     assert kept.batch_applied({(TOPIC, 0): 9}, rejected=0).topic_ids == {TOPIC: "new", "items": "theirs"}
 
 
-def _paused_keeper(**more: Any) -> tuple[ProgressKeeper, Clock]:
-    clock = Clock()
-    opened = open_memory(MemoryStore())
-    opened.sink.prepare([table()])
-    opened.sink.claim()
-    stored = Progress({(TOPIC, 0): 5, ("items", 0): 7}, 100, 7, 900_000, {}, left_at_ms={"items": 400_000})
-    kept = ProgressKeeper(
-        opened.generations,
-        Watermark([TOPIC, "items"], lsn=100),
-        stored=stored,
-        topic_ids={TOPIC: "id", "items": "id"},
-        now_ms=clock,
-        **{**KEPT, "retention_ms": {TOPIC: 700_000, "items": 700_000}, "left_at_ms": dict(stored.left_at_ms), **more},
-    )
-    return kept, clock
+PAUSED = {"paused": Aside(AsideState.PAUSED, 5)}
 
 
 def test_while_a_table_is_paused_the_watermark_stays_whatever_else_is_over() -> None:
-    kept, _ = _paused_keeper(is_paused=True, holds_watermark=True)
+    stored = Progress({(TOPIC, 0): 5, ("paused", 0): 7}, 100, 7, 900_000, {})
+    kept = keeper_of(destination(), log_of(TOPIC), stored, asides=PAUSED, lacks_columns=True)
     kept.release_watermark()
     kept.learn([record(200, 9)])
     assert kept.batch_applied({(TOPIC, 0): 9}, rejected=0).watermark_lsn == 100
@@ -352,20 +303,9 @@ def test_while_a_table_is_paused_the_watermark_stays_whatever_else_is_over() -> 
 @pytest.mark.parametrize("lacks_columns", [False, True])
 def test_while_a_table_is_paused_one_that_joins_is_told_to_be_there_once_it_is(lacks_columns: bool) -> None:
     """Who waits for a moment before the pause gets an answer, and isn't told that the other one is still to come."""
-    joined = Watermark([TOPIC, "items"], lsn=100, joining=["items", "paused"])
-    opened = open_memory(MemoryStore())
-    opened.sink.prepare([table()])
-    opened.sink.claim()
-    kept = ProgressKeeper(
-        opened.generations,
-        joined,
-        stored=Progress({(TOPIC, 0): 5}, 100, 7, 900_000, {}),
-        topic_ids={TOPIC: "id", "items": "id"},
-        now_ms=Clock(),
-        is_paused=True,
-        holds_watermark=lacks_columns,
-        **{**KEPT, "retention_ms": {TOPIC: 700_000, "items": 700_000}},
-    )
+    stored = Progress({(TOPIC, 0): 5}, 100, 7, 900_000, {})
+    log = log_of(TOPIC, "items", retention_ms=700_000)
+    kept = keeper_of(destination(), log, stored, asides=PAUSED, lacks_columns=lacks_columns)
     kept.learn([ProgressRecord(200, 200, {TOPIC: (6,), "items": (3,)})])
     assert kept.batch_applied({(TOPIC, 0): 6}, rejected=0).joining == ("items", "paused")
     stored = kept.batch_applied({("items", 0): 3}, rejected=0)
@@ -380,7 +320,11 @@ def test_while_a_table_is_paused_one_that_joins_is_told_to_be_there_once_it_is(l
 
 
 def test_a_table_that_is_read_again_is_judged_by_when_it_left_until_it_has_all() -> None:
-    kept, clock = _paused_keeper()
+    clock = Clock()
+    stored = Progress({(TOPIC, 0): 5, ("items", 0): 7}, 100, 7, 900_000, {}, left_at_ms={"items": 400_000})
+    resumed = {"items": Aside(AsideState.RESUMING, 5)}
+    log = log_of(TOPIC, "items", retention_ms=700_000)
+    kept = keeper_of(destination(), log, stored, now_ms=clock, asides=resumed)
     assert kept.complete_at_ms == 400_000
     kept.learn([ProgressRecord(200, 200, {TOPIC: (9,), "items": (9,)})])
     clock.now_ms = 1_150_000
@@ -398,30 +342,20 @@ def test_a_table_that_is_read_again_is_judged_by_when_it_left_until_it_has_all()
 def test_a_topic_that_is_read_for_the_first_time_is_stored_before_anything_of_it() -> None:
     """Its first batch may never come to an end, and has written rows then. So that is no table that is new again."""
     clock, late = Clock(), ("late", 0)
-    opened = open_memory(MemoryStore())
-    opened.sink.prepare([table()])
-    opened.sink.claim()
+    generations = destination()
+    log = log_of(TOPIC, "late", retention_ms={TOPIC: 900_000, "late": 500_000})
 
     def started(stored: Progress | None) -> ProgressKeeper:
-        return ProgressKeeper(
-            opened.generations,
-            Watermark([TOPIC, "late"], lsn=100, joining=["late"]),
-            stored=stored,
-            topic_ids={TOPIC: "id", "late": "theirs"},
-            now_ms=clock,
-            partitions=[(TOPIC, 0), late],
-            left_at_ms={} if stored is None else stored.left_at_ms,
-            **{**KEPT, "retention_ms": {TOPIC: 900_000, "late": 500_000}},
-        )
+        return keeper_of(generations, log, stored, now_ms=clock)
 
     started(None).begin()
-    assert opened.generations.load_progress() is None, "that a generation has progress says that it was applied to"
-    opened.generations.save_progress(Progress({(TOPIC, 0): 5}, 100, 7, 900_000, {TOPIC: "id"}))
-    started(opened.generations.load_progress()).begin()
-    begun = opened.generations.load_progress()
+    assert generations.load_progress() is None, "that a generation has progress says that it was applied to"
+    generations.save_progress(Progress({(TOPIC, 0): 5}, 100, 7, 900_000, {TOPIC: "id"}))
+    started(generations.load_progress()).begin()
+    begun = generations.load_progress()
     assert begun is not None
     assert (begun.next_offsets, begun.updated_at_ms) == ({(TOPIC, 0): 5, late: 0}, 900_000)
-    assert (begun.topic_ids["late"], begun.left_at_ms, begun.joining) == ("theirs", {"late": 1_000_000}, ("late",))
+    assert (begun.left_at_ms, begun.joining) == ({"late": 1_000_000}, ("late",))
     clock.now_ms += 500_001
     again = started(begun)
     again.begin()
@@ -438,17 +372,8 @@ def test_a_topic_that_is_read_for_the_first_time_is_stored_before_anything_of_it
 def test_a_topic_that_was_never_read_is_judged_by_when_that_began() -> None:
     """However long the sink was away, or has waited for others: a delete of it can't be missing so far."""
     clock = Clock()
-    opened = open_memory(MemoryStore())
-    opened.sink.prepare([table()])
-    opened.sink.claim()
-    kept = ProgressKeeper(
-        opened.generations,
-        Watermark([TOPIC, "late"], lsn=100, joining=["late"]),
-        stored=Progress({(TOPIC, 0): 5}, 100, 7, 400_000, {}),
-        topic_ids={TOPIC: "id", "late": "id"},
-        now_ms=clock,
-        **{**KEPT, "retention_ms": {TOPIC: 500_000, "late": 500_000}},
-    )
+    log = log_of(TOPIC, "late", retention_ms=500_000)
+    kept = keeper_of(destination(), log, Progress({(TOPIC, 0): 5}, 100, 7, 400_000, {}), now_ms=clock)
     kept.learn([ProgressRecord(200, 200, {TOPIC: (9,), "late": (9,)})])
     assert kept.batch_applied({("late", 0): 8}, rejected=0).joining == ("late",)
     with pytest.raises(PositionMismatch, match=f"topic {TOPIC} keeps tombstones"):
@@ -460,7 +385,7 @@ def test_a_topic_that_was_never_read_is_judged_by_when_that_began() -> None:
 
 def test_other_tables_that_are_captured_are_told_of_though_the_watermark_stays() -> None:
     """Who waits for the sink must not take an older watermark for one of the tables of now."""
-    kept, generations = keeper(Progress({(TOPIC, 0): 5}, 100, 7, 0, {}), holds_watermark=True)
+    kept, generations = keeper(Progress({(TOPIC, 0): 5}, 100, 7, 0, {}), lacks_columns=True)
     assert kept.learn([], selection="first") == generations.load_progress()
     assert kept.learn([record(200, 9)], selection="first") is None
     told = kept.learn([], selection="second")
@@ -479,21 +404,14 @@ def test_the_destination_is_told_which_tables_it_has_all_of() -> None:
         def save_progress(self, _: Progress, *, written: object, whole: Collection[TableName] | None) -> None:
             told.append(whole)
 
-    orders, items, gone = TableName("public", "orders"), TableName("public", "items"), "shop.public.gone"
-    kept = ProgressKeeper(
-        cast("Any", Told()),
-        Watermark([TOPIC, "items"], lsn=100, joining=["items"]),
-        stored=Progress({(TOPIC, 0): 5, (gone, 0): 5}, 100, 7, 1_000_000, {}),
-        topic_ids={TOPIC: "id", "items": "id"},
-        now_ms=Clock(),
-        left_at_ms={gone: 400_000},
-        tables={TOPIC: orders, "items": items},
-        **KEPT,
-    )
+    orders, items = TableName("public", "orders"), TableName("public", "items")
+    stored = Progress({(TOPIC, 0): 5, ("gone", 0): 5}, 100, 7, 1_000_000, {})
+    kept = keeper_of(cast("Any", Told()), log_of(TOPIC, "items"), stored)
+    kept.begin()
     kept.learn([ProgressRecord(200, 200, {TOPIC: (6,), "items": (3,)})])
     kept.batch_applied({(TOPIC, 0): 6}, rejected=0)
     kept.batch_applied({("items", 0): 3}, rejected=0)
-    assert told == [{orders}, {orders, items}]
+    assert told == [{orders}, {orders}, {orders, items}]
 
 
 def test_a_watermark_that_could_not_be_stored_is_stored_once_the_destination_answers(
@@ -516,10 +434,21 @@ def test_a_watermark_that_could_not_be_stored_is_stored_once_the_destination_ans
 
 
 def test_what_was_read_is_told_while_the_destination_hangs() -> None:
-    kept, _ = keeper(Progress({(TOPIC, 0): 5}, 100, 7, 0, {}))
+    hangs, told = threading.Event(), list[ReadSoFar]()
+
+    class Hanging:
+        def save_progress(self, *_: object, **__: object) -> None:
+            hangs.wait()
+
+    kept = keeper_of(cast("Any", Hanging()), log_of(TOPIC), Progress({(TOPIC, 0): 5}, 100, 7, 0, {}))
     kept.learn([record(200, 9)])
-    with kept._lock:  # as while a thread stores progress in a destination that doesn't answer
-        kept.read_to({(TOPIC, 0): 9})
-        assert (kept.read_so_far().records, kept.read_so_far().lsn) == (9, 200)
+    storing = threading.Thread(target=kept.batch_applied, args=({(TOPIC, 0): 6},), kwargs={"rejected": 0})
+    storing.start()
+    reading = threading.Thread(target=lambda: (kept.read_to({(TOPIC, 0): 9}), told.append(kept.read_so_far())))
+    reading.start()
+    reading.join(10)
+    hangs.set()
+    storing.join()
+    assert [(read.records, read.lsn) for read in told] == [(9, 200)]
     assert kept.batch_applied({(TOPIC, 0): 12}, rejected=0).watermark_lsn == 200
     assert kept.read_so_far().records == 12, "what was applied was read"

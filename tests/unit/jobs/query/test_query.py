@@ -19,19 +19,18 @@ from jobs.executor.result import Failure, RejectedEvent, Result
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
 from jobs.query.captured_tables import Captured, CapturedWatch
-from jobs.query.progress import ProgressKeeper
 from jobs.query.query import SinkQuery, lacks_record, told_topics
 from jobs.query.resume_check import TopicFacts
 from jobs.query.threads import QueryState
 from jobs.query.topic_watch import TopicWatch
 from jobs.query.view_shards import ViewShards
-from jobs.query.watermark import Watermark
 from jobs.report import SinkWaiting
 from sinks.contract import TablesRefused
 from sinks.memory import MemoryStore, open_memory
 from tests.builders import table
 from tests.databases import until
 from tests.generations import Time, prepared_store
+from tests.keepers import keeper_of, log_of
 
 P0 = ("a", 0)
 FEW = [f"t{number}" for number in range(64)]
@@ -179,16 +178,7 @@ def test_what_one_shard_rejects_is_kept_before_it_is_told_to_be(error: LockstepE
             kept.append((result.rejected, result.resolved))
 
     opened = open_memory(prepared_store(1))
-    keeper = ProgressKeeper(
-        opened.generations,
-        Watermark(["a"]),
-        stored=None,
-        topic_ids={"a": "id"},
-        now_ms=lambda: 1_000,
-        sink="cache",
-        check_claim=lambda: None,
-        retention_ms={},
-    )
+    keeper = keeper_of(opened.generations, log_of("a"))
     reports: list[Any] = []
     query = Keeping(keeper, ViewShards([{}, {}]))
     query._report = reports.append
@@ -215,16 +205,7 @@ def test_a_store_that_was_put_back_gets_no_word_of_what_its_shards_had_reached()
     opened.sink.prepare([table()])
     opened.sink.claim()
     topic = P0[0]
-    keeper = ProgressKeeper(
-        opened.generations,
-        Watermark([topic]),
-        stored=None,
-        topic_ids={topic: "id"},
-        now_ms=lambda: 1_000,
-        sink="cache",
-        check_claim=lambda: None,
-        retention_ms={},
-    )
+    keeper = keeper_of(opened.generations, log_of(topic))
     query = Listening(keeper, ViewShards([{}, {}]))
     for shard in (0, 1):
         assert query._told(Told(next_offsets={P0: 8}, shard=shard))

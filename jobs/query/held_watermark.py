@@ -1,0 +1,39 @@
+"""The watermark as it is stored: it stays where it was while it isn't true of rows from before. Pure."""
+
+from collections.abc import Collection
+
+from jobs.query.watermark import Watermark
+
+
+class HeldWatermark:
+    """Of one sink. Held while its rows lack columns, and for good where a table of it isn't read."""
+
+    def __init__(
+        self, watermark: Watermark, read_topics: Collection[str], *, lacks_columns: bool, is_paused: bool
+    ) -> None:
+        self._watermark = watermark
+        self._read_topics = read_topics
+        self._lacks_columns = lacks_columns
+        self._is_paused = is_paused
+        self._held = watermark.twin()
+
+    def release(self) -> None:
+        """Rows from before are as at the source too."""
+        self._lacks_columns = False
+
+    @property
+    def position(self) -> Watermark:
+        """Where it is."""
+        return self._held if self._lacks_columns or self._is_paused else self._watermark
+
+    @property
+    def joining(self) -> tuple[str, ...]:
+        """The topics of which it isn't true yet.
+
+        What is read may have all below it, while it waits for a table that isn't read. Where rows lack columns nobody
+        knows that.
+        """
+        if self._lacks_columns or not self._is_paused:
+            return self.position.joining
+        behind = self._watermark.joining
+        return tuple(at for at in self._held.joining if at not in self._read_topics or at in behind)
