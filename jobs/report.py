@@ -3,16 +3,25 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, assert_never
+from logging import DEBUG, ERROR, INFO, WARNING
+from typing import Final
 
 from cdc.model.errors import LockstepError
-from cdc.model.log_message import LogMessage
+from cdc.model.log_message import Fact, LogMessage
 from cdc.model.lsn import format_lsn
 from cdc.model.times import time_text
 from views.counters import Counters
 from views.figures import ViewFigures
 
 logger = logging.getLogger(__name__)
+
+Message = tuple[int, LogMessage]
+"""A level, and what the log says of a report."""
+
+
+def _facts(report: "Report", *names: str, **more: Fact) -> dict[str, Fact]:
+    """Of which sink it is, these fields of the report, and more."""
+    return {name: getattr(report, name) for name in ("sink", "generation", *names)} | more
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +32,10 @@ class SinkStarted:
     generation: int
     checkpoint: str
 
+    @property
+    def message(self) -> Message:
+        return INFO, LogMessage("sink started", _facts(self, "checkpoint"))
+
 
 @dataclass(frozen=True, slots=True)
 class KeepsMicroBatches:
@@ -31,6 +44,10 @@ class KeepsMicroBatches:
     sink: str
     generation: int
     reason: str
+
+    @property
+    def message(self) -> Message:
+        return INFO, LogMessage("sink keeps micro-batches", _facts(self, "reason"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +66,12 @@ class StatusReport:
     newest_commit_ms: int
     watermark_lsn: int
 
+    @property
+    def message(self) -> Message:
+        facts = {name: getattr(self, name) for name in ("rows", "applied", "stale", "rejected", "duration_ms")}
+        watermark = format_lsn(self.watermark_lsn)
+        return INFO, LogMessage("batch applied", _facts(self, batch=self.batch_id, **facts, watermark=watermark))
+
 
 @dataclass(frozen=True, slots=True)
 class WatermarkRaised:
@@ -58,6 +81,11 @@ class WatermarkRaised:
     generation: int
     watermark_lsn: int
     commit_time_ms: int
+
+    @property
+    def message(self) -> Message:
+        facts = {"sink": self.sink, "watermark": format_lsn(self.watermark_lsn)}
+        return DEBUG, LogMessage("watermark raised", facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +97,15 @@ class ViewReport:
     figures: ViewFigures
     done: Counters
 
+    @property
+    def message(self) -> Message:
+        if self.figures.building is not None:
+            facts = _facts(self, progress=self.figures.building.sentence)
+            return INFO, LogMessage("view is being built", facts)
+        figures = self.figures
+        facts = _facts(self, rows=figures.rows, state_bytes=figures.state_bytes, steps=self.done.steps)
+        return DEBUG, LogMessage("view is kept", facts)
+
 
 @dataclass(frozen=True, slots=True)
 class SinkWaiting:
@@ -77,6 +114,11 @@ class SinkWaiting:
     sink: str
     reason: str
     retry_in_s: float
+
+    @property
+    def message(self) -> Message:
+        retry_in_s = round(self.retry_in_s, 1)
+        return WARNING, LogMessage("sink waits", {"sink": self.sink, "reason": self.reason, "retry_in_s": retry_in_s})
 
 
 SLOW_ANSWER_S: Final = 2.0
@@ -109,6 +151,11 @@ class BatchGoesOn:
             return f"this machine is busy: for {self.wait_share:.0%} of the last 10 s, work waited for a processor"
         return "the sink's server answers, and the batch is at work"
 
+    @property
+    def message(self) -> Message:
+        facts = _facts(self, batch=self.batch_id, elapsed_s=round(self.elapsed_s))
+        return WARNING, LogMessage("batch goes on", facts, self.why)
+
 
 @dataclass(frozen=True, slots=True)
 class SinkFailed:
@@ -118,6 +165,12 @@ class SinkFailed:
     generation: int | None
     error: LockstepError
 
+    @property
+    def message(self) -> Message:
+        generation = "all" if self.generation is None else self.generation
+        facts = {"sink": self.sink, "generation": generation, "error": str(self.error)}
+        return ERROR, LogMessage("sink failed", facts)
+
 
 @dataclass(frozen=True, slots=True)
 class SinkStopped:
@@ -125,6 +178,10 @@ class SinkStopped:
 
     sink: str
     generation: int
+
+    @property
+    def message(self) -> Message:
+        return INFO, LogMessage("sink stopped", _facts(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +196,12 @@ class TablesSetAside:
     sentences: tuple[str, ...]
     has_failed: bool
 
+    @property
+    def message(self) -> Message:
+        if not self.sentences:
+            return INFO, LogMessage("no table is set aside any more", _facts(self))
+        return WARNING, LogMessage("tables are set aside", _facts(self), "\n".join(self.sentences))
+
 
 @dataclass(frozen=True, slots=True)
 class TablesChanged:
@@ -149,6 +212,12 @@ class TablesChanged:
     joined: tuple[str, ...]
     left: tuple[str, ...]
 
+    @property
+    def message(self) -> Message:
+        changes = [name for name in ("joined", "left") if getattr(self, name)]
+        explanation = "the rows of those that left stay as they are" if self.left else ""
+        return INFO, LogMessage("the sink has other tables", _facts(self, *changes), explanation)
+
 
 @dataclass(frozen=True, slots=True)
 class DefinitionDiffers:
@@ -157,6 +226,12 @@ class DefinitionDiffers:
     sink: str
     generation: int
     settings: tuple[str, ...]
+
+    @property
+    def message(self) -> Message:
+        explanation = f"`lockstep rebuild {self.sink}` builds it with today's"
+        facts = _facts(self, differs_in=self.settings)
+        return WARNING, LogMessage("sink was built with other settings", facts, explanation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +250,11 @@ class ColumnBackfillProgress:
     reason: str
     is_over: bool
 
+    @property
+    def message(self) -> Message:
+        facts = _facts(self, "table", "columns", "rows", "refused", reason=self.reason or "none", done=self.is_over)
+        return WARNING if self.refused else INFO, LogMessage("rows get the values of new columns", facts)
+
 
 @dataclass(frozen=True, slots=True)
 class UnreadableDeadLetters:
@@ -190,6 +270,14 @@ class UnreadableDeadLetters:
     first_offset: int
     reason: str
 
+    @property
+    def message(self) -> Message:
+        return WARNING, LogMessage(
+            "dead letters can't be read and stay as they are",
+            _facts(self, "topic", "records", "first_offset", "reason"),
+            f"`lockstep rejections list {self.sink}` shows them",
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class LacksRecord:
@@ -204,6 +292,17 @@ class LacksRecord:
     generation: int
     watermark_lsn: int
     awaits_copy: bool = False
+
+    @property
+    def message(self) -> Message:
+        reason = "no progress record says that they are complete"
+        if self.awaits_copy:
+            reason = "one of its tables is being copied, and they come when that copy is complete"
+        return WARNING, LogMessage(
+            "sink lacks the newest transactions",
+            _facts(self, watermark=format_lsn(self.watermark_lsn), reason=reason),
+            "let capture run, which writes one: `lockstep run` or `lockstep capture`",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +321,12 @@ class StreamReport:
     refused: int
     state_rows: int
     watermark_ms: int | None
+
+    @property
+    def message(self) -> Message:
+        counts = {name: getattr(self, name) for name in ("results", "late", "malformed", "refused", "state_rows")}
+        facts = _facts(self, batch=self.batch_id, **counts, watermark=time_text(self.watermark_ms))
+        return INFO, LogMessage("stream query applied a batch", facts)
 
 
 Report = (
@@ -248,161 +353,4 @@ Reporter = Callable[[Report], None]
 
 def log_report(report: Report) -> None:
     """The reporter for a job that nobody watches: one message per report, no values of rows."""
-    level, message = _message(report)
-    logger.log(level, message)
-
-
-def _message(report: Report) -> tuple[int, LogMessage]:
-    match report:
-        case SinkStarted():
-            return logging.INFO, LogMessage(
-                "sink started",
-                {"sink": report.sink, "generation": report.generation, "checkpoint": report.checkpoint},
-            )
-        case KeepsMicroBatches():
-            return logging.INFO, LogMessage(
-                "sink keeps micro-batches",
-                {"sink": report.sink, "generation": report.generation, "reason": report.reason},
-            )
-        case StatusReport():
-            return logging.INFO, LogMessage(
-                "batch applied",
-                {
-                    "sink": report.sink,
-                    "generation": report.generation,
-                    "batch": report.batch_id,
-                    "rows": report.rows,
-                    "applied": report.applied,
-                    "stale": report.stale,
-                    "rejected": report.rejected,
-                    "duration_ms": report.duration_ms,
-                    "watermark": format_lsn(report.watermark_lsn),
-                },
-            )
-        case WatermarkRaised():
-            return logging.DEBUG, LogMessage(
-                "watermark raised", {"sink": report.sink, "watermark": format_lsn(report.watermark_lsn)}
-            )
-        case ViewReport():
-            building = report.figures.building
-            return logging.DEBUG if building is None else logging.INFO, LogMessage(
-                "view is kept" if building is None else "view is being built",
-                {
-                    "sink": report.sink,
-                    "generation": report.generation,
-                    "rows": report.figures.rows,
-                    "state_bytes": report.figures.state_bytes,
-                    "steps": report.done.steps,
-                }
-                if building is None
-                else {"sink": report.sink, "generation": report.generation, "progress": building.sentence},
-            )
-        case SinkWaiting():
-            return logging.WARNING, LogMessage(
-                "sink waits",
-                {"sink": report.sink, "reason": report.reason, "retry_in_s": round(report.retry_in_s, 1)},
-            )
-        case BatchGoesOn():
-            return logging.WARNING, LogMessage(
-                "batch goes on",
-                {
-                    "sink": report.sink,
-                    "generation": report.generation,
-                    "batch": report.batch_id,
-                    "elapsed_s": round(report.elapsed_s),
-                },
-                report.why,
-            )
-        case SinkFailed():
-            return logging.ERROR, LogMessage(
-                "sink failed",
-                {
-                    "sink": report.sink,
-                    "generation": "all" if report.generation is None else report.generation,
-                    "error": str(report.error),
-                },
-            )
-        case SinkStopped():
-            return logging.INFO, LogMessage("sink stopped", {"sink": report.sink, "generation": report.generation})
-        case TablesSetAside():
-            return logging.WARNING if report.sentences else logging.INFO, LogMessage(
-                "tables are set aside" if report.sentences else "no table is set aside any more",
-                {"sink": report.sink, "generation": report.generation},
-                "\n".join(report.sentences),
-            )
-        case TablesChanged():
-            changes = {"joined": report.joined, "left": report.left}
-            return logging.INFO, LogMessage(
-                "the sink has other tables",
-                {
-                    "sink": report.sink,
-                    "generation": report.generation,
-                    **{what: tables for what, tables in changes.items() if tables},
-                },
-                "the rows of those that left stay as they are" if report.left else "",
-            )
-        case DefinitionDiffers():
-            return logging.WARNING, LogMessage(
-                "sink was built with other settings",
-                {"sink": report.sink, "generation": report.generation, "differs_in": report.settings},
-                f"`lockstep rebuild {report.sink}` builds it with today's",
-            )
-        case ColumnBackfillProgress():
-            return logging.WARNING if report.refused else logging.INFO, LogMessage(
-                "rows get the values of new columns",
-                {
-                    "sink": report.sink,
-                    "generation": report.generation,
-                    "table": report.table,
-                    "columns": report.columns,
-                    "rows": report.rows,
-                    "refused": report.refused,
-                    "reason": report.reason or "none",
-                    "done": report.is_over,
-                },
-            )
-        case UnreadableDeadLetters():
-            return logging.WARNING, LogMessage(
-                "dead letters can't be read and stay as they are",
-                {
-                    "sink": report.sink,
-                    "generation": report.generation,
-                    "topic": report.topic,
-                    "records": report.records,
-                    "first_offset": report.first_offset,
-                    "reason": report.reason,
-                },
-                f"`lockstep rejections list {report.sink}` shows them",
-            )
-        case LacksRecord():
-            return logging.WARNING, LogMessage(
-                "sink lacks the newest transactions",
-                {
-                    "sink": report.sink,
-                    "generation": report.generation,
-                    "watermark": format_lsn(report.watermark_lsn),
-                    "reason": (
-                        "one of its tables is being copied, and they come when that copy is complete"
-                        if report.awaits_copy
-                        else "no progress record says that they are complete"
-                    ),
-                },
-                "let capture run, which writes one: `lockstep run` or `lockstep capture`",
-            )
-        case StreamReport():
-            return logging.INFO, LogMessage(
-                "stream query applied a batch",
-                {
-                    "sink": report.sink,
-                    "generation": report.generation,
-                    "batch": report.batch_id,
-                    "results": report.results,
-                    "late": report.late,
-                    "malformed": report.malformed,
-                    "refused": report.refused,
-                    "state_rows": report.state_rows,
-                    "watermark": time_text(report.watermark_ms),
-                },
-            )
-        case _:
-            assert_never(report)
+    logger.log(*report.message)
