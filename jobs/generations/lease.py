@@ -33,6 +33,7 @@ from cdc.model.errors import DataLost, Fenced, Unavailable
 from cdc.model.table import TableName
 from cdc.model.timeouts import PAUSE_MAX_S
 from jobs.generations.batch_gate import BatchGate
+from jobs.generations.pause import Pause
 from jobs.generations.read_so_far import ReadSoFar
 from sinks.contract import CoordinationRecords, OpenedSink
 
@@ -51,12 +52,17 @@ _BUSY_MAX_S: Final = PAUSE_MAX_S / 2
 _LOOK_S: Final = 0.2
 
 
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Time as arguments, in seconds."""
+    """Time as arguments, in seconds; ``now_ms`` is milliseconds since 1970."""
 
     monotonic_s: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    now_ms: Callable[[], int] = _now_ms
 
 
 SYSTEM_CLOCK: Final = Clock()
@@ -133,8 +139,42 @@ class _Beats:
         return {run: beat for run, (beat, moved_at) in self._moved.items() if now - moved_at <= SILENCE_S}
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+class _Pulse:
+    """How often a job has shown that it runs, and when it did last."""
+
+    def __init__(self) -> None:
+        self.beats = 0
+        self._at_s = 0.0
+
+    def is_due(self, now_s: float) -> bool:
+        return not self.beats or now_s - self._at_s >= HEARTBEAT_S
+
+    def beat(self, now_s: float, paused_for: str | None) -> Beat:
+        """The next entry."""
+        self.beats += 1
+        self._at_s = now_s
+        return Beat(self.beats, paused_for)
+
+
+class _Rival:
+    """The job that has claimed a destination which was put back, as it was seen first."""
+
+    def __init__(self) -> None:
+        self._first: tuple[str, Beat, float] | None = None
+        # As long as nobody knows whether it is at work.
+        self.may_be_there = False
+
+    def is_at_work(self, record: _Record, own_run: str, now_s: float) -> bool:
+        """Whether it has given a sign of life since."""
+        run = "" if record.claim is None else record.claim.run
+        beat = record.beats.get(run)
+        if run == own_run or beat is None:
+            self.may_be_there = False
+            return False
+        if self._first is None or self._first[0] != run:
+            self._first = run, beat, now_s
+        self.may_be_there = now_s - self._first[2] <= SILENCE_S
+        return self._first[1] != beat
 
 
 class GenerationLease:
@@ -152,30 +192,26 @@ class GenerationLease:
         *,
         once: bool = False,
         pause_request: str | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
-        now_ms: Callable[[], int] = _now_ms,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._records, self._sink, self._generations = opened.records, opened.sink, opened.generations
+        self._opened = opened
         self._generation = generation
         self._once = once
-        self._heartbeat_name = heartbeat_name(generation)
-        self._request_name = pause_request or pause_request_name(generation)
-        self._gate: BatchGate | None = None
-        self._monotonic = monotonic
-        self._now_ms = now_ms
+        self._clock = clock
+        # This job among the generation's.
         self._run = uuid.uuid4().hex
+        # What it has claimed, None before; and the destination's number for that, 0 where it doesn't fence.
         self._claim: Claim | None = None
         self._fence = 0
+        # Why it may not go on.
         self._taken_over: Fenced | None = None
+        # When it last knew that nobody has.
         self._looked_at: float | None = None
-        self._other: tuple[str, Beat, float] | None = None
-        self._may_be_another = False
-        self._beats = 0
-        self._seen = _Beats(monotonic)
-        self._beat_at: float | None = None
-        self._paused_for: str | None = None
-        self._paused_at = 0.0
-        self._expired = ""
+        self._rival = _Rival()
+        self._pulse = _Pulse()
+        # The entries of all jobs, as this one saw them.
+        self._seen = _Beats(clock.monotonic_s)
+        self._pause = Pause(pause_request or pause_request_name(generation))
         self._lock = threading.RLock()
         self._read_so_far: Callable[[], ReadSoFar | None] = lambda: None
 
@@ -189,7 +225,7 @@ class GenerationLease:
         May wait as long as the one before doesn't answer.
         """
         with self._lock:
-            self._records, self._sink, self._generations = opened.records, opened.sink, opened.generations
+            self._opened = opened
 
     def claim(self, claim_sink: Callable[[], int]) -> int:
         """Become the generation's newest job, or stay it. Returns the fence that ``claim_sink`` (``Sink.claim``) gives.
@@ -203,9 +239,9 @@ class GenerationLease:
                 self._claim = Claim(fence, self._run)
             elif self._claim is None:
                 # A destination that was put back has forgotten claims: a clock that went on doesn't fall behind them.
-                self._claim = Claim(max(record.number + 1, self._now_ms()), self._run)
+                self._claim = Claim(max(record.number + 1, self._clock.now_ms()), self._run)
             self._fence = fence
-            self._save_beat(record, self._monotonic())
+            self._save_beat(record, self._clock.monotonic_s())
             return fence
 
     def begin(self) -> None:
@@ -219,30 +255,30 @@ class GenerationLease:
             try:
                 self._look()
             except DataLost:
-                if self._may_be_another:
+                if self._rival.may_be_there:
                     raise
                 self._claim, self._fence = None, 0
 
     def check_fence(self) -> None:
         """Raise DataLost when the destination has forgotten this job's claim, and no other job is known of."""
         with self._lock:
-            if self._taken_over is None and self._fence and self._sink.fence() < self._fence:
+            if self._taken_over is None and self._fence and self._opened.sink.fence() < self._fence:
                 raise DataLost(_put_back(self._generation))
 
     def record(self, name: str) -> str | None:
         """A coordination record, by the lease's connection. Raises what the destination raises."""
         with self._lock:
-            return self._records.load(name)
+            return self._opened.records.load(name)
 
     def records(self, names: Collection[str]) -> dict[str, str]:
         """Those of these coordination records that there are, in the same way."""
         with self._lock:
-            return self._records.load_all(names)
+            return self._opened.records.load_all(names)
 
     def lost(self, known: Mapping[TableName, str]) -> Mapping[TableName, str]:
         """As ``Generations.lost``, by the lease's connection."""
         with self._lock:
-            return self._generations.lost(known)
+            return self._opened.generations.lost(known)
 
     def save_record(self, name: str, text: str | None) -> None:
         """Replace a coordination record, in the same way. Raises as ``look``, and saves nothing then.
@@ -251,7 +287,7 @@ class GenerationLease:
         """
         with self._lock:
             self.look()
-            self._records.save(name, text)
+            self._opened.records.save(name, text)
 
     def save_claimed(self, name: str, text: str) -> None:
         """Replace a coordination record that the newest job alone stores, once it has claimed the generation.
@@ -260,14 +296,12 @@ class GenerationLease:
         """
         with self._lock:
             self.look()
-            self._records.save(name, text, fence=self._fence)
+            self._opened.records.save(name, text, fence=self._fence)
 
     def guard(self, gate: BatchGate) -> None:
         """From now on batches pass this gate."""
         with self._lock:
-            self._gate = gate
-            if self._paused_for is not None:
-                gate.hold(0)
+            self._pause.guard(gate)
 
     def check(self) -> None:
         """Raise Fenced when another job has claimed the generation since this one did, DataLost when it was put back.
@@ -275,7 +309,7 @@ class GenerationLease:
         Looks only where the last look was long ago, as in a process that hung. No progress is stored without it.
         """
         with self._lock:
-            now = self._monotonic()
+            now = self._clock.monotonic_s()
             if self._taken_over is not None:
                 raise self._taken_over
             if self._looked_at is None or now - self._looked_at > _LOOKED_S:
@@ -291,60 +325,40 @@ class GenerationLease:
     def heartbeat(self) -> None:
         """Pause or go on as a pause request says, and show that the job runs. Raises as ``check`` does."""
         with self._lock:
-            now = self._monotonic()
+            now = self._clock.monotonic_s()
             # Before anything that may fail: a destination that doesn't answer must not keep the job paused.
-            expired = self._paused_for is not None and now - self._paused_at > PAUSE_MAX_S
-            if expired:
-                self._go_on()
+            has_expired = self._pause.expire(now)
             if self._taken_over is not None:
                 raise self._taken_over
-            request = self._records.load(self._request_name)
-            if expired and request == self._expired:
+            request = self._opened.records.load(self._pause.name)
+            if has_expired and request == self._pause.expired:
                 # Whoever asked has died, and the next job need not wait.
-                self._records.save(self._request_name, None)
+                self._opened.records.save(self._pause.name, None)
                 request = None
-            is_news = False
-            if request != self._paused_for and self._paused_for is not None:
-                self._go_on()
-                is_news = True
-            if request is None:
-                self._release()
-            elif request not in (self._paused_for, self._expired) and (self._gate is None or self._gate.hold(0)):
-                # Where a batch is still under way, the next call looks again, and no other one begins.
-                self._paused_for, self._paused_at = request, now
-                is_news = True
-            if is_news or self._beat_at is None or now - self._beat_at >= HEARTBEAT_S:
+            if self._pause.obey(request, now) or self._pulse.is_due(now):
                 self._save_beat(self._look(), now)
 
     def end(self) -> None:
         """The job is over, nobody has to wait for it."""
         with self._lock:
-            self._release()
-            if not self._beats:
+            self._pause.release()
+            if not self._pulse.beats:
                 return
-            record = _load(self._records, self._heartbeat_name)
+            record = _load(self._opened.records, heartbeat_name(self._generation))
             left = {run: beat for run, beat in record.beats.items() if run != self._run}
             is_newest = self._claim is not None and record.claim == self._claim
             self._save(replace(record, beats=left), is_over=is_newest)
 
-    def _go_on(self) -> None:
-        self._expired, self._paused_for = self._paused_for or "", None
-        self._release()
-
-    def _release(self) -> None:
-        if self._gate is not None:
-            self._gate.release()
-
     def _look(self) -> _Record:
         """The record. Raises Fenced when it has a newer claim than ours, DataLost when ours was lost."""
-        began = self._monotonic()  # this process may hang before it has the answer
-        record, claim = _load(self._records, self._heartbeat_name), self._claim
+        began = self._clock.monotonic_s()  # this process may hang before it has the answer
+        record, claim = _load(self._opened.records, heartbeat_name(self._generation)), self._claim
         if claim is None or record.claim == claim:
             is_newest = True
         elif self._fence and record.number != self._fence:
-            fence = self._sink.fence()
+            fence = self._opened.sink.fence()
             is_newest = fence == self._fence
-            if fence < self._fence and not self._has_another_begun(record, began):
+            if fence < self._fence and not self._rival.is_at_work(record, self._run, began):
                 raise DataLost(_put_back(self._generation))
         elif record.claim is None:
             is_newest = True
@@ -359,26 +373,9 @@ class GenerationLease:
             raise self._taken_over
         return record
 
-    def _has_another_begun(self, record: _Record, now: float) -> bool:
-        """Whether the job that has claimed a destination which was put back is at work.
-
-        ``_other`` is that job as it was seen first. It ``_may_be_another`` as long as nobody knows.
-        """
-        run = "" if record.claim is None else record.claim.run
-        beat = record.beats.get(run)
-        if run == self._run or beat is None:
-            self._may_be_another = False
-            return False
-        if self._other is None or self._other[0] != run:
-            self._other = run, beat, now
-        self._may_be_another = now - self._other[2] <= SILENCE_S
-        return self._other[1] != beat
-
     def _save_beat(self, record: _Record, now: float) -> None:
-        self._beats += 1
-        self._beat_at = now
-        living = self._seen.living(record.beats)
-        record = replace(record, beats={**living, self._run: Beat(self._beats, self._paused_for)})
+        own = self._pulse.beat(now, self._pause.request)
+        record = replace(record, beats={**self._seen.living(record.beats), self._run: own})
         if self._claim is None:
             self._save(record)
         else:
@@ -387,13 +384,13 @@ class GenerationLease:
     def _save(self, record: _Record, read: ReadSoFar | None = None, *, is_over: bool = False) -> None:
         facts = {
             "jobs": {run: asdict(beat) for run, beat in record.beats.items()},
-            "at_ms": self._now_ms(),
+            "at_ms": self._clock.now_ms(),
             "claim": None if record.claim is None else asdict(record.claim),
             "once": record.once,
             "is_over": is_over,
             "read": None if read is None else read.to_json(),
         }
-        self._records.save(self._heartbeat_name, orjson.dumps(facts).decode())
+        self._opened.records.save(heartbeat_name(self._generation), orjson.dumps(facts).decode())
 
 
 class NewerJob:

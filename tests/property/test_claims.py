@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.model.errors import DataLost, Fenced
-from jobs.generations.lease import HEARTBEAT_S, Claim, GenerationLease
+from jobs.generations.lease import HEARTBEAT_S, Claim, Clock, GenerationLease
 from sinks.memory import MemoryRecords, MemoryStore, open_memory
 from tests.generations import prepared_store
 
@@ -34,7 +34,7 @@ class _Job:
         self.records = _Records(store)
         opened = replace(open_memory(store), records=self.records)
         self._claim_sink = opened.sink.claim if fences else lambda: 0
-        self.lease = GenerationLease(opened, 1, monotonic=lambda: self.now, now_ms=lambda: now_ms)
+        self.lease = GenerationLease(opened, 1, clock=Clock(lambda: self.now, now_ms=lambda: now_ms))
         self.lease.claim(self._claim_sink)
 
     def goes_on(self) -> bool:

@@ -17,7 +17,7 @@ from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import Fenced, LockstepError
 from cdc.model.table import TableName
 from jobs.driver import TAKEN_OVER, Source, _Group, _is_over_for_now, long_batches, look_every_s, session
-from jobs.generations.lease import GenerationLease, NewerJob
+from jobs.generations.lease import Clock, GenerationLease, NewerJob
 from jobs.generations.record import Phase, Record, begin_generation, list_generations, save_record
 from jobs.generations.status import JobState, has_error, job_status, save_stop
 from jobs.query.job import SinkJob
@@ -176,7 +176,7 @@ def test_settings_that_another_job_is_at_work_with_stay() -> None:
     store = MemoryStore()
     assert _wanted(open_memory(store), _TYPO) == [1]
     ended = threading.Event()
-    lease = GenerationLease(open_memory(store, 1), 1, monotonic=lambda: next(ticks))
+    lease = GenerationLease(open_memory(store, 1), 1, clock=Clock(lambda: next(ticks)))
     ticks = itertools.count(0.0, 10.0)  # each look of the lease is a beat
     thread = threading.Thread(target=lambda: [lease.heartbeat() for _ in iter(lambda: ended.wait(0.01), True)])
     thread.start()

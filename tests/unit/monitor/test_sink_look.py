@@ -9,7 +9,7 @@ import pytest
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
-from jobs.generations.lease import GenerationLease
+from jobs.generations.lease import Clock, GenerationLease
 from jobs.generations.record import Generation, Record, save_record
 from jobs.generations.status import JobState
 from monitor.lag import SinkFacts, SourceFacts
@@ -43,7 +43,7 @@ def test_nobody_waits_for_signs_of_life_who_does_not_ask_about_jobs(
     open_look: OpenLook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = prepared_store(1)
-    GenerationLease(open_memory(store), 1, now_ms=lambda: 0).heartbeat()  # killed long ago
+    GenerationLease(open_memory(store), 1, clock=Clock(now_ms=lambda: 0)).heartbeat()  # killed long ago
     asked: list[list[int]] = []
 
     def running_of(_: object, doubtful: list[int], __: object) -> frozenset[int]:

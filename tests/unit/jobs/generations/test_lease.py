@@ -10,7 +10,7 @@ import pytest
 from cdc.model.errors import DataLost, Fenced, Unavailable
 from cdc.model.timeouts import PAUSE_MAX_S
 from jobs.generations.batch_gate import BatchGate
-from jobs.generations.lease import HEARTBEAT_S, GenerationLease, NewerJob, is_running, wait_for_pause
+from jobs.generations.lease import HEARTBEAT_S, Clock, GenerationLease, NewerJob, is_running, wait_for_pause
 from sinks.memory import MemoryRecords, MemoryStore, open_memory
 from tests.generations import Time, lease_of, prepared_store
 
@@ -184,7 +184,7 @@ def test_a_job_that_was_killed_is_waited_for_no_longer_than_it_takes_to_see_that
 def test_a_job_whose_destination_does_not_answer_goes_on_after_its_time() -> None:
     store, now, gate = prepared_store(1), Time(), BatchGate()
     opened = open_memory(store, 1)
-    lease = GenerationLease(opened, 1, monotonic=lambda: now.now)
+    lease = GenerationLease(opened, 1, clock=now.clock())
     lease.guard(gate)
     opened.records.save("g1.pause_request", "mine")
     lease.heartbeat()
@@ -208,8 +208,7 @@ class _Job:
         self.lease = GenerationLease(
             replace(opened, records=records or opened.records),
             1,
-            monotonic=lambda: self.time.now,
-            now_ms=lambda: now_ms,
+            clock=Clock(lambda: self.time.now, now_ms=lambda: now_ms),
         )
         self.lease.claim(lambda: 0)
 
@@ -328,25 +327,26 @@ def test_a_job_that_is_killed_after_its_claim_keeps_no_later_one_out() -> None:
 
 def test_where_the_destination_fences_its_order_counts() -> None:
     store = prepared_store(1)
-    leases = [GenerationLease(open_memory(store, 1), 1, monotonic=Time().clock().monotonic_s) for _ in range(2)]
+    now = Time()
+    leases = [GenerationLease(open_memory(store, 1), 1, clock=now.clock()) for _ in range(2)]
     opened = [open_memory(store, 1) for _ in leases]
     leases[0].claim(opened[0].sink.claim)
     before = store.records["g1.heartbeat"]
     leases[1].claim(opened[1].sink.claim)
     # Whatever the record says: it may be from before or from after the store was put back.
     store.records["g1.heartbeat"] = before.replace('"number":1', '"number":9')
-    leases[0]._beat_at = leases[1]._beat_at = None
+    now.now += HEARTBEAT_S
     assert _passes(leases[1].heartbeat)
     assert not _passes(leases[0].heartbeat)
     # A job that goes on with another query claims again, and stays the newest.
     assert leases[1].claim(opened[1].sink.claim) == 3
-    leases[1]._beat_at = None
+    now.now += HEARTBEAT_S
     assert _passes(leases[1].heartbeat)
 
 
 def _passed(store: MemoryStore) -> tuple[GenerationLease, Callable[[], int], Time]:
     now, opened = Time(), open_memory(store, 1)
-    lease = GenerationLease(opened, 1, monotonic=lambda: now.now)
+    lease = GenerationLease(opened, 1, clock=now.clock())
     lease.claim(opened.sink.claim)
     return lease, opened.sink.claim, now
 
@@ -405,7 +405,7 @@ def test_who_was_ended_by_a_newer_job_sees_that_one_end(once: bool, is_killed: b
     """A job that goes on may hang and come back. One that ends by itself ends no other for ever."""
     now, records = Time(), MemoryRecords(MemoryStore())
     opened = replace(open_memory(MemoryStore()), records=records)
-    newer = GenerationLease(opened, 1, once=once, monotonic=lambda: now.now, now_ms=lambda: round(now.now * 1000))
+    newer = GenerationLease(opened, 1, once=once, clock=Clock(lambda: now.now, now_ms=lambda: round(now.now * 1000)))
     newer.claim(lambda: 0)
     seen = NewerJob(lambda: now.now)
     assert seen.ends_by_itself is None
@@ -449,7 +449,7 @@ def test_the_next_query_of_a_job_that_pauses_pauses_too() -> None:
 
 def test_a_job_between_two_queries_pauses_at_once() -> None:
     store, now = prepared_store(1), Time()
-    lease = GenerationLease(open_memory(store, 1), 1, monotonic=lambda: now.now)
+    lease = GenerationLease(open_memory(store, 1), 1, clock=now.clock())
     MemoryRecords(store).save("g1.pause_request", "mine")
     now.every = lease.heartbeat
     lease.heartbeat()

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from cdc.model.errors import LockstepError, Unavailable
-from jobs.generations.lease import HEARTBEAT_S, GenerationLease, LastBeat, heartbeat_name
+from jobs.generations.lease import HEARTBEAT_S, Clock, GenerationLease, LastBeat, heartbeat_name
 from jobs.generations.read_so_far import ReadSoFar
 from jobs.generations.record import Phase, Record, save_record
 from jobs.generations.starting import STARTING_NAME, showing_start, starting_record
@@ -34,7 +34,7 @@ MINUTE_MS = 60_000
 
 
 def _lease(records: MemoryRecords, at_ms: int) -> GenerationLease:
-    return GenerationLease(replace(open_memory(MemoryStore()), records=records), 1, now_ms=lambda: at_ms)
+    return GenerationLease(replace(open_memory(MemoryStore()), records=records), 1, clock=Clock(now_ms=lambda: at_ms))
 
 
 def test_before_any_job_nobody_has_begun() -> None:
@@ -203,7 +203,7 @@ def test_the_error_of_a_second_job_is_not_kept_while_the_first_one_goes_on() -> 
     records = MemoryRecords(MemoryStore())
     now = Time()
     lease = GenerationLease(
-        replace(open_memory(MemoryStore()), records=records), 1, monotonic=lambda: now.now, now_ms=lambda: MINUTE_MS
+        replace(open_memory(MemoryStore()), records=records), 1, clock=Clock(lambda: now.now, now_ms=lambda: MINUTE_MS)
     )
     lease.heartbeat()
     now.every = lease.heartbeat

@@ -25,7 +25,7 @@ from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord, SchemaRecord
 from jobs.consistency import Consistency, save_consistency
 from jobs.generations.asides import Aside, AsideState, Order, Wish, asides_name, dump_asides, load_asides
-from jobs.generations.lease import GenerationLease, is_running
+from jobs.generations.lease import Clock, GenerationLease, is_running
 from jobs.offsets import Offsets
 from jobs.query.captured_tables import Captured
 from jobs.query.job import SinkJob, _reads_others
@@ -312,7 +312,7 @@ def test_a_job_that_another_one_has_overtaken_begins_again_unless_it_is_the_olde
     assert newer.queries == 2
     older = _Job(Overtaken("the checkpoint has been written to"))
     store = MemoryStore()
-    older._lease = GenerationLease(open_memory(store), 1, monotonic=itertools.count(0.0, 10.0).__next__)
+    older._lease = GenerationLease(open_memory(store), 1, clock=Clock(itertools.count(0.0, 10.0).__next__))
     older._lease.claim(lambda: 0)
     GenerationLease(open_memory(store), 1).claim(lambda: 0)
     with pytest.raises(Fenced, match="another job has begun"):
@@ -327,7 +327,7 @@ def test_a_job_whose_destination_was_put_back_begins_again(
     """Its next query finds what is missing, and names the way out."""
     job, store = _Job(error), prepared_store(1)
     opened = open_memory(store, 1)
-    job._lease = GenerationLease(opened, 1, monotonic=itertools.count(0.0, 10.0).__next__)
+    job._lease = GenerationLease(opened, 1, clock=Clock(itertools.count(0.0, 10.0).__next__))
     job._lease.claim(opened.sink.claim)
     before = store.records["g1.heartbeat"]
     job._lease.claim(opened.sink.claim)
@@ -438,7 +438,7 @@ def test_whatever_ends_a_job_that_a_newer_one_has_overtaken_is_that_one(looks: l
 def test_a_job_that_waits_for_a_server_shows_that_it_runs(looks: list[bool | Unavailable]) -> None:
     job = _Job(Unavailable("the brokers don't answer", retry_after_s=0.2))
     store = MemoryStore()
-    job._lease = GenerationLease(open_memory(store), 1, monotonic=itertools.count(0.0, 10.0).__next__)
+    job._lease = GenerationLease(open_memory(store), 1, clock=Clock(itertools.count(0.0, 10.0).__next__))
     beats: list[Any] = []
     heartbeat = job._lease.heartbeat
     job._lease.heartbeat = lambda: (heartbeat(), beats.append(orjson.loads(store.records["g1.heartbeat"])["jobs"]))  # type: ignore[method-assign,assign,func-returns-value]
@@ -679,7 +679,7 @@ def _without_tables(
     plan = SinkPlan("s", settings, 1, "p", kafka, (), _NOTHING, once=False, captured=look)
     job = SinkJob(plan, _NOTHING, stop=threading.Event(), report=lambda _: None)
     job._captured = Captured((), selection="none")
-    return job, GenerationLease(opened, 1, monotonic=itertools.count(0.0, 10.0).__next__)
+    return job, GenerationLease(opened, 1, clock=Clock(itertools.count(0.0, 10.0).__next__))
 
 
 def test_a_job_none_of_whose_tables_is_captured_notices_that_its_destination_was_put_back(

@@ -406,7 +406,7 @@ def test_a_batch_that_waits_for_its_turn_ends_when_the_query_does_and_pauses_nob
 def test_a_job_that_wakes_up_writes_no_dead_letters_where_a_newer_one_runs() -> None:
     """Rejections that somebody has closed meanwhile would be open again."""
     store, now = prepared_store(1), Time()
-    lease = GenerationLease(open_memory(store, 1), 1, monotonic=lambda: now.now)
+    lease = GenerationLease(open_memory(store, 1), 1, clock=now.clock())
     lease.claim(lambda: 0)
     kept: list[object] = []
 

@@ -26,9 +26,7 @@ def turn_of(store: MemoryStore, now: Time, said: list[str] | None = None) -> Pos
 def job_of(store: MemoryStore, now: Time, generation: int = 1) -> tuple[GenerationLease, BatchGate]:
     """A job of this build, and the gate that its posts pass."""
     gate = BatchGate()
-    lease = GenerationLease(
-        open_memory(store, generation), generation, pause_request=POSTING_PAUSE, monotonic=lambda: now.now
-    )
+    lease = GenerationLease(open_memory(store, generation), generation, pause_request=POSTING_PAUSE, clock=now.clock())
     lease.guard(gate)
     lease.heartbeat()
     return lease, gate

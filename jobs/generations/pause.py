@@ -1,0 +1,57 @@
+"""A job's pause: no batch begins while somebody asks for that. Pure, but for the gate.
+
+Whoever asked may have died, so a request that is old expires.
+"""
+
+from cdc.model.timeouts import PAUSE_MAX_S
+from jobs.generations.batch_gate import BatchGate
+
+
+class Pause:
+    """What one job makes of the requests in the record ``name``."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        # What the job pauses for, and since when.
+        self.request: str | None = None
+        self._since_s = 0.0
+        # The last one that it didn't wait for any longer, which it doesn't obey again.
+        self.expired = ""
+        self._gate: BatchGate | None = None
+
+    def guard(self, gate: BatchGate) -> None:
+        """From now on batches pass this gate."""
+        self._gate = gate
+        if self.request is not None:
+            gate.hold(0)
+
+    def expire(self, now_s: float) -> bool:
+        """Go on when the pause has lasted for too long. Returns whether it has."""
+        is_over = self.request is not None and now_s - self._since_s > PAUSE_MAX_S
+        if is_over:
+            self._go_on()
+        return is_over
+
+    def obey(self, request: str | None, now_s: float) -> bool:
+        """Pause or go on, as the record says now. Returns whether that is news for who asked.
+
+        Where a batch is still under way, the next call looks again, and no other one begins.
+        """
+        is_news = self.request not in (None, request)
+        if is_news:
+            self._go_on()
+        if request is None:
+            self.release()
+        elif request not in (self.request, self.expired) and (self._gate is None or self._gate.hold(0)):
+            self.request, self._since_s = request, now_s
+            is_news = True
+        return is_news
+
+    def release(self) -> None:
+        """Let batches begin."""
+        if self._gate is not None:
+            self._gate.release()
+
+    def _go_on(self) -> None:
+        self.expired, self.request = self.request or "", None
+        self.release()
