@@ -134,29 +134,22 @@ class Source:
 
 
 def run_sinks(
-    *,
-    pipeline: str,
-    kafka: KafkaSettings,
-    tables: Sequence[TableName],
+    source: Source,
     sinks: Mapping[str, SinkSettings],
-    spark: SparkSettings,
-    append_only: Collection[TableName] = (),
-    captured: Callable[[], Captured] | None = None,
+    *,
+    stream_queries: Sequence[StreamQueryPlan] = (),
     once: bool = False,
     report: Reporter = log_report,
     stop: threading.Event | None = None,
     open_sink: OpenSink = open_sink,
     opened: SparkSession | None = None,
-    stream_queries: Sequence[StreamQueryPlan] = (),
 ) -> int:
-    """Apply the log of ``pipeline`` to these sinks until SIGTERM, SIGINT or ``stop``; with ``once``, to its end now.
+    """Apply the log to these sinks until SIGTERM, SIGINT or ``stop``; with ``once``, to its end now.
 
-    The same holds for ``stream_queries`` and the topics that they read. ``tables``, ``append_only`` and ``captured``
-    are those of ``Source``. ``opened`` is a session to run in. Returns the exit code: 0, 1 when a sink failed, or
-    TAKEN_OVER. ``report`` has the errors; the other sinks went on.
+    The same holds for ``stream_queries`` and the topics that they read. ``opened`` is a session to run in. Returns the
+    exit code: 0, 1 when a sink failed, or TAKEN_OVER. ``report`` has the errors; the other sinks went on.
     Raises LockstepError when Spark doesn't start, and SparkEnded.
     """
-    source = Source(pipeline, kafka, tables, spark, append_only, captured)
     stop = stop or threading.Event()
     all_settings = [*sinks.values(), *(query.settings for query in stream_queries)]
     # A session that is there already takes no time to start.
@@ -332,34 +325,34 @@ class _Group:
                     break
                 self._stop.wait(_POLL_S)
         finally:
-            jobs = [job for member in self._members for job in member.jobs.values()]
-            builds = [build for member in self._members for build in member.builds.values()]
-            for job in jobs:
-                job.ask_to_stop()
-            for build in builds:
-                build.ask_to_stop()
-            for stream in streams:
-                stream.ask_to_stop()
-            for stream in streams:
-                stream.stop()
-                if self._stop.is_set():
-                    stream.forget_takeover()
-            for job in jobs:
-                job.stop()
-                if job.newer is not None and self._stop.is_set():
-                    job.forget_takeover()
-            for build in builds:
-                build.stop()
-            for member in self._members:
-                member.opened.sink.close()
+            self._end(streams)
         if has_jvm_ended(self._spark):
             raise SparkEnded
         failures = [member.failure for member in self._members]
-        failures += [job.failure for job in jobs]
+        failures += [job.failure for member in self._members for job in member.jobs.values()]
         failures += [stream.failure for stream in streams]
         if any(isinstance(failure, Fenced) for failure in failures):
             return TAKEN_OVER
         return 1 if any(failures) else 0
+
+    def _end(self, streams: Sequence[StreamThread]) -> None:
+        """Stop all at once, and wait for each."""
+        jobs = [job for member in self._members for job in member.jobs.values()]
+        builds = [build for member in self._members for build in member.builds.values()]
+        for each in (*jobs, *builds, *streams):
+            each.ask_to_stop()
+        for stream in streams:
+            stream.stop()
+            if self._stop.is_set():
+                stream.forget_takeover()
+        for job in jobs:
+            job.stop()
+            if job.newer is not None and self._stop.is_set():
+                job.forget_takeover()
+        for build in builds:
+            build.stop()
+        for member in self._members:
+            member.opened.sink.close()
 
     def _is_over(self, member: _Member) -> bool:
         """Nothing of it runs, and nothing will that wouldn't at the next start."""

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import format_lsn
-from jobs.driver import run_sinks
+from jobs.driver import Source, run_sinks
 from jobs.generations.lease import is_running
 from jobs.generations.record import Generation, Phase, check_owner, list_generations, way_on
 from jobs.offsets import Offsets
@@ -143,14 +143,17 @@ def apply_sinks(
     """
     chosen, queries = config.chosen_to_apply(sinks)
     spark = spark_settings(config)
-    return run_sinks(
-        pipeline=config.pipeline.name,
-        kafka=config.kafka,
-        tables=config.source.keyed_names,
-        append_only=config.source.append_only_names,
+    source = Source(
+        config.pipeline.name,
+        config.kafka,
+        config.source.keyed_names,
+        spark,
+        config.source.append_only_names,
         captured=partial(captured_now, config.as_pipeline()),
-        sinks=chosen,
-        spark=spark,
+    )
+    return run_sinks(
+        source,
+        chosen,
         once=once,
         report=report,
         stop=stop,

@@ -121,9 +121,16 @@ class JobProcess(Reports):
                 self.add(json.loads(line))
 
 
-def main() -> int:
-    from jobs.driver import run_sinks
+def run_sinks(
+    *, pipeline: str, kafka: KafkaSettings, tables: Sequence[TableName], spark: SparkSettings, **arguments: Any
+) -> int:
+    """``jobs.driver.run_sinks`` of these tables; ``arguments`` are all but its source."""
+    from jobs import driver
 
+    return driver.run_sinks(driver.Source(pipeline, kafka, tables, spark), **arguments)
+
+
+def main() -> int:
     # Spark's processes get a standard output of their own: this one is for reports.
     output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)

@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan
 from cdc.kafka.topic_reader import TopicReader
-from jobs.driver import run_sinks
 from jobs.settings import SparkSettings
 from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.records import figures_name
@@ -23,7 +22,7 @@ from jobs.streams.resume import Figures, load_figures
 from jobs.streams.settings import StreamQuerySettings, StreamSettings
 from monitor.stream_queries import StreamQueryCollector, StreamQueryStatus
 from sinks.registry import SinkSettings
-from tests.job_process import spark_settings
+from tests.job_process import run_sinks, spark_settings
 from tests.spark_here import Job
 from tests.topics import remove_later
 

@@ -20,7 +20,6 @@ from cdc.kafka.topic_names import PROGRESS, VIEWS, control_topic, view_topic
 from cdc.model.event import JsonValue
 from cdc.model.table import Table
 from cdc.protocol.view_steps import ViewStep, step_key
-from jobs.driver import run_sinks
 from jobs.executor.open_sinks import close_sink
 from jobs.executor.result import Result, from_arrow
 from jobs.executor.task_input import Task, ViewInput, ViewTopicInput
@@ -35,7 +34,7 @@ from sinks.registry import SinkSettings, open_sink
 from sinks.view_settings import TopSettings, ViewSettings
 from stack.stack import Endpoints
 from tests.events import Change, Delete, Empty, Log, Put, kafka_settings
-from tests.job_process import JobProcess, spark_settings
+from tests.job_process import JobProcess, run_sinks, spark_settings
 from tests.spark_here import Job
 from tests.view_queries import column, shape
 from views.retention import whole_minutes

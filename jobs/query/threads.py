@@ -85,6 +85,28 @@ def patience_s(rows: int) -> float:
     return _LONG_BATCH_S + rows / _SLOW_ROWS_PER_S
 
 
+class ServerAnswer:
+    """How long the destination takes to answer signs of life. One thread waits, others look."""
+
+    def __init__(self) -> None:
+        self._asked_at: float | None = None
+        self._last_s = 0.0
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Wait for one."""
+        began = self._asked_at = time.monotonic()
+        try:
+            yield
+        finally:
+            self._last_s, self._asked_at = time.monotonic() - began, None
+
+    def took_s(self, now_s: float) -> float:
+        """How long the last one took, or the next one takes where that is longer."""
+        asked_at = self._asked_at
+        return max(self._last_s, 0.0 if asked_at is None else now_s - asked_at)
+
+
 class QueryState:
     """What the threads of one query share. ``news`` is set when something was published."""
 
@@ -114,16 +136,7 @@ class QueryState:
         """How many rows the running batch has at most."""
         self.heard_at = 0.0
         """When the task of a long batch has last been heard of, by the same clock."""
-
-        self.asked_at: float | None = None
-        """Since when a sign of life waits for the destination's answer, by the same clock. None while none does."""
-        self.answer_s = 0.0
-        """How long the last one has waited."""
-
-    def server_answer_s(self, now_s: float) -> float:
-        """How long the destination took for its last answer, or takes for the next one where that is longer."""
-        asked_at = self.asked_at
-        return max(self.answer_s, 0.0 if asked_at is None else now_s - asked_at)
+        self.server_answer = ServerAnswer()
 
     def is_overdue(self, now_s: float, *, told_at_s: float) -> bool:
         """Whether the running batch takes longer than its rows do, since its begin or since it was heard or told of."""
@@ -242,13 +255,11 @@ def keep_lease(state: QueryState, lease: GenerationLease) -> None:
     Ends the query when another job has taken over, or the destination was put back.
     """
     while not state.ended.wait(TICK_S):
-        state.asked_at = time.monotonic()
         try:
-            beat(lease)
+            with state.server_answer.awaited():
+                beat(lease)
         except Exception as error:  # without it, batches could wait for ever for one who has asked them to
             state.fail(error)
-        finally:
-            state.answer_s, state.asked_at = time.monotonic() - state.asked_at, None
 
 
 def beat(lease: GenerationLease) -> None:
@@ -309,7 +320,7 @@ def report_long_batches(state: QueryState, plan: SinkPlan, report: Reporter) -> 
                     plan.generation,
                     under_way[0],
                     elapsed_s=now - under_way[1],
-                    answer_s=state.server_answer_s(now),
+                    answer_s=state.server_answer.took_s(now),
                     wait_share=processor_wait_share(),
                 )
             )
@@ -321,6 +332,20 @@ class EarlyEnd:
 
     ending: threading.Event = field(default_factory=threading.Event)
     failure: Exception | None = None
+
+
+def _now_and_then(look: Callable[[], bool], every_s: float) -> Callable[[], bool]:
+    """The same look, which finds nothing in between."""
+    looked_s = -math.inf
+
+    def is_due_and_finds() -> bool:
+        nonlocal looked_s
+        if (now_s := time.monotonic()) - looked_s < every_s:
+            return False
+        looked_s = now_s
+        return look()
+
+    return is_due_and_finds
 
 
 @contextmanager
@@ -343,15 +368,7 @@ def ended_early(
     early, over = EarlyEnd(), threading.Event()
     watch = SchemaWatch(cluster, plan.kafka.client(), plan.pipeline, tables, uncopied)
     looks = Looks(len(topics))
-    orders_looked_s = -math.inf
-
-    def has_other_orders() -> bool:
-        nonlocal orders_looked_s
-        now_s = time.monotonic()
-        if now_s - orders_looked_s < _ORDERS_LOOK_S:
-            return False
-        orders_looked_s = now_s
-        return has_orders()
+    has_other_orders = _now_and_then(has_orders, _ORDERS_LOOK_S)
 
     def has_log_moved() -> bool:
         """Whether the next query has to read other shapes. Looks only where that is due."""

@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 
 from cdc.kafka.topic_names import table_topic
 from jobs.dead_letters.store import DeadLetters
-from jobs.driver import run_sinks
 from sinks.registry import SinkSettings
 from tests.databases import until
 from tests.events import Put
+from tests.job_process import run_sinks
 from tests.spark_here import Job
 from tests.spark_session import worker_with
 from tests.view_jobs import TWEETS, USERS, WRITERS, ViewPipeline, traffic

@@ -16,7 +16,6 @@ from pyspark.sql import SparkSession
 from cdc.kafka.topic_names import PROGRESS, control_topic
 from cdc.model.table import Table
 from jobs.consistency import Consistency, load_consistency
-from jobs.driver import run_sinks
 from jobs.executor.task_input import StepsInput, Task
 from jobs.generations.asides import Wish, give_order
 from jobs.offsets import Offsets
@@ -27,7 +26,7 @@ from stack.stack import Endpoints
 from tests.bank import CHECKING, SAVINGS, Bank, State
 from tests.databases import until
 from tests.events import Change, Log, kafka_settings
-from tests.job_process import spark_settings
+from tests.job_process import run_sinks, spark_settings
 from tests.polling import Poller
 from tests.spark_here import Job
 from tests.view_task_process import ENDED, KILLED, ViewTasks

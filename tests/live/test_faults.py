@@ -27,7 +27,6 @@ from pyspark.sql import SparkSession
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from cdc.postgres.slot import emit_heartbeat
-from jobs.driver import run_sinks
 from lockstep.console import EXIT_TAKEN_OVER
 from monitor.collector import LagCollector
 from sinks.contract import OpenedSink
@@ -37,7 +36,7 @@ from tests.builders import column, table
 from tests.databases import url_of
 from tests.events import Log, Put, kafka_settings
 from tests.faulty_proxy import FaultyProxy
-from tests.job_process import spark_settings
+from tests.job_process import run_sinks, spark_settings
 from tests.job_reports import Seen
 from tests.pipeline import Pipeline, traffic, wait_until
 from tests.services import Services

@@ -21,7 +21,7 @@ from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.topic_names import DEAD_LETTERS, control_topic
 from cdc.model.event import JsonValue
 from cdc.protocol.control_records import SchemaRecord
-from jobs.driver import TAKEN_OVER, run_sinks
+from jobs.driver import TAKEN_OVER
 from jobs.generations.status import JobState, JobStatus, job_status
 from jobs.query.checkpoint import Checkpoint, checkpoint_location
 from sinks.contract import Progress
@@ -33,7 +33,7 @@ from stack.stack import Endpoints
 from tests.builders import column, table
 from tests.databases import until
 from tests.events import Change, Delete, Log, Put, kafka_settings
-from tests.job_process import JobProcess, spark_settings
+from tests.job_process import JobProcess, run_sinks, spark_settings
 from tests.spark_here import Job
 from tests.spark_session import python_workers
 

@@ -13,7 +13,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.postgres.slot import emit_heartbeat
-from jobs.driver import run_sinks
 from lockstep.capture.recover import recover
 from lockstep.verify.full_comparison import compare_sinks, open_source
 from sinks.registry import open_sink
@@ -21,7 +20,7 @@ from sinks.wrappers.projection import Projection
 from stack.stack import Endpoints, Stack
 from tests.captured import Captured
 from tests.databases import Database
-from tests.job_process import spark_settings
+from tests.job_process import run_sinks, spark_settings
 from tests.readers import Read, cache_reader, reading, search_reader, warehouse_reader
 from tests.services import temporary_directory
 from tests.spark_here import Job

@@ -18,7 +18,6 @@ from cdc.model.event import JsonValue, Position
 from cdc.model.table import Table, TableName
 from jobs.dead_letters.record import DeadLetter
 from jobs.dead_letters.store import DeadLetters
-from jobs.driver import run_sinks
 from jobs.executor.result import RejectedEvent
 from jobs.generations.asides import Wish, give_order
 from lockstep.cli.main import exit_code
@@ -31,7 +30,7 @@ from sinks.registry import open_sink
 from stack.stack import Endpoints
 from tests.builders import column, table
 from tests.events import Delete, Log, Put, kafka_settings, key_bytes, value_bytes
-from tests.job_process import spark_settings
+from tests.job_process import run_sinks, spark_settings
 from tests.spark_here import Job
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]

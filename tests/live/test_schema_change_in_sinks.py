@@ -21,14 +21,13 @@ from redis import Redis
 
 from cdc.model.errors import LockstepError
 from cdc.postgres.slot import emit_heartbeat
-from jobs.driver import run_sinks
 from lockstep.verify.options import VerifyOptions
 from lockstep.verify.verify import verify
 from sinks.registry import open_sink
 from stack.stack import Endpoints
 from tests.captured import StartCapture
 from tests.databases import Database, until
-from tests.job_process import JobProcess, spark_settings
+from tests.job_process import JobProcess, run_sinks, spark_settings
 from tests.live.test_schema_change import SETUP
 from tests.spark_here import Job, Rebuild
 

@@ -18,7 +18,6 @@ from cdc.kafka.control_topics import read_tables
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import SchemaRecord
-from jobs.driver import run_sinks
 from jobs.generations.asides import (
     Aside,
     AsideState,
@@ -42,7 +41,7 @@ from stack.stack import Endpoints
 from tests.builders import column, table
 from tests.databases import until
 from tests.events import Delete, Log, Put, kafka_settings
-from tests.job_process import JobProcess, spark_settings
+from tests.job_process import JobProcess, run_sinks, spark_settings
 from tests.pipeline import Pipeline as Captures
 from tests.spark_here import Job
 from tests.topics import configure

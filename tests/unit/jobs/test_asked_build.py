@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable
 from jobs.asked_build import AskedBuild
-from jobs.driver import Source, run_sinks
+from jobs.driver import Source
 from jobs.generations.build_request import (
     BuildRequest,
     has_driver,
@@ -35,6 +35,7 @@ from sinks.memory import MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
 from sinks.registry import definition
 from tests.generations import ORDERS, Time, prepared_store
+from tests.job_process import run_sinks
 
 _KAFKA = KafkaSettings(bootstrap_servers="nowhere:1")
 _SPARK = cast("SparkSession", object())
