@@ -19,12 +19,6 @@ from jobs.executor.view_log import ViewLog
 from jobs.offsets import Offsets
 from sinks.contract import TopicPartition
 
-MARKERS_S: Final = 0.5
-"""How long the position waits to go past the markers of transactions, behind which nothing has come."""
-
-RECORD_S: Final = 5.0
-"""How long a batch that is to end waits for the progress record of what it has read."""
-
 _STALLED_S: Final = 10.0
 """Who hasn't read for so long is behind: what comes next may be compacted."""
 

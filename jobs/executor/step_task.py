@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from jobs.consistency import Consistency, load_consistency, save_consistency
 from jobs.executor.deliver import apply_portion, portions
-from jobs.executor.log_feed import MARKERS_S, RECORD_S, LogFeed, delivered
-from jobs.executor.long_batch import ALIVE_S, TELL_S, DriverLine, LongBatch, Told, take_told
+from jobs.executor.log_feed import LogFeed, delivered
+from jobs.executor.long_batch import DriverLine, LongBatch
 from jobs.executor.open_sinks import close_sink, freeze_opened, opened_for
 from jobs.executor.result import Result
 from jobs.executor.task_input import Task
+from jobs.executor.task_pace import DriverReports, LogEnd, NextCut
 from jobs.executor.view_log import NEVER, Cut, ViewLog
 from jobs.executor.waiting_records import WaitingRecords
 from jobs.offsets import Offsets
@@ -88,11 +89,9 @@ class _Steps:
             topics=list(task.tables),
         )
         self._waiting = WaitingRecords()
-        self._last_cut: Cut | None = None
-        self._told: Offsets = {}
-        self._told_came = 0
-        self._told_s = self._moved_s = time.monotonic()
-        self._at_end_s: float | None = None
+        self._cuts = NextCut(self._log, is_long=line is not None)
+        self._end = LogEnd(self._log, result)
+        self._reports = DriverReports(self._log, result)
 
     def follow(self) -> None:
         """Until the batch has to end. Raises as ``LogFeed`` and ``Sink.apply``, and DataLost."""
@@ -115,13 +114,8 @@ class _Steps:
                 self._waiting.add(records)
             else:
                 self._fill(records)
-        cut = log.cut()
-        if cut is not None:
-            self._last_cut = cut
+        if (cut := self._cuts.find(now_s, waits=self._waits)) is not None:
             self._step(cut)
-        elif self._last_cut is not None and not self._waits and now_s - self._moved_s > MARKERS_S:
-            # Behind the last events are the markers of their transactions.
-            self._step(self._last_cut)
 
     def _fill(self, records: pa.Table) -> None:
         """Apply what has come to a generation that isn't consistent yet."""
@@ -141,7 +135,7 @@ class _Steps:
         taken = self._log.take(cut)
         reached = self._feed.of_topics(taken.next_offsets)
         is_empty = taken.records is None and not self._waiting.rows
-        if is_empty and before.is_reached and not self._moves(reached):
+        if is_empty and before.is_reached and (self._position == reached or not self._cuts.is_due()):
             return
         after = before.after(epoch=cut.epoch, lsn=cut.lsn, commit_time_ms=cut.commit_time_ms)
         with self._at_work(), self._whole.step():
@@ -158,7 +152,7 @@ class _Steps:
             save_consistency(self._opened.records, self._task.generation, after)
         self._waiting.clear()
         self._consistency, self._position, self._stored = after, reached, reached
-        self._moved_s = time.monotonic()
+        self._cuts.was_taken()
         self._result.next_offsets = reached
         self._result.commit_time_ms = max(self._result.commit_time_ms, cut.commit_time_ms)
 
@@ -184,11 +178,6 @@ class _Steps:
         apply_portion(self._task, self._opened.sink, portion, next_offsets, self._result)
         self._tell_of_life()
 
-    def _moves(self, next_offsets: Offsets) -> bool:
-        """Whether to store a position before which nothing was new. Not at once: each transaction has a marker."""
-        waits = self._line is not None and time.monotonic() - self._moved_s <= MARKERS_S
-        return not waits and self._position != next_offsets
-
     @property
     def _waits(self) -> bool:
         return self._log.waits or bool(self._waiting.rows)
@@ -197,36 +186,19 @@ class _Steps:
         if self._result.rejected or self._result.resolved:
             return True
         if self._line is None:
-            return self._is_done(now_s)
+            return self._end.is_reached(now_s, is_taken_in=self._consistency.is_reached and not self._waits)
         self._tell(self._line, now_s)
         return self._line.is_over()
 
     def _tell(self, line: DriverLine, now_s: float) -> None:
         """Let the driver know how far this is, every so often."""
-        reached = self._result.next_offsets
-        if now_s - self._told_s < (TELL_S if reached != self._told else ALIVE_S):
-            return
-        came = self._log.came
-        told = take_told(self._result, self._told, has_got_on=came > self._told_came)
-        told.read = self._read() if self._waits else {}
-        line.tell(told)
-        self._told, self._told_came, self._told_s = dict(reached), came, now_s
+        if self._reports.is_due(now_s, has_news=self._reports.has_moved):
+            told = self._reports.take(now_s)
+            told.read = self._read() if self._waits else {}
+            line.tell(told)
 
     def _tell_of_life(self) -> None:
-        """Within a step, which may take long. Only of its end the driver is told how far it is."""
-        if self._line is not None and time.monotonic() - self._told_s >= ALIVE_S:
-            self._line.tell(Told(has_got_on=True))
-            self._told_s = time.monotonic()
-
-    def _is_done(self, now_s: float) -> bool:
-        """Whether all that was published is taken in, or the progress record of what was read doesn't come."""
-        if self._log.is_behind:
-            self._at_end_s = None
-            return False
-        if self._at_end_s is None:
-            self._at_end_s = now_s
-        if self._consistency.is_reached and not self._waits:
-            return True
-        self._result.lacks_record = now_s - self._at_end_s > RECORD_S
-        self._result.awaits_copy = self._result.lacks_record and self._log.awaits_copy
-        return self._result.lacks_record
+        """Within a step, which may take long."""
+        now_s = time.monotonic()
+        if self._line is not None and self._reports.is_due(now_s, has_news=False):
+            self._line.tell(self._reports.sign_of_life(now_s, has_got_on=True))

@@ -22,11 +22,12 @@ from cdc.model.tag import Tag
 from jobs.executor.decode import decode
 from jobs.executor.deliver import tags_of, with_records
 from jobs.executor.left_out_rows import LeftOutRows
-from jobs.executor.log_feed import MARKERS_S, RECORD_S, LogFeed, delivered
-from jobs.executor.long_batch import ALIVE_S, TELL_S, DriverLine, LongBatch, Told, take_told
+from jobs.executor.log_feed import LogFeed, delivered
+from jobs.executor.long_batch import DriverLine, LongBatch, Told
 from jobs.executor.open_sinks import close_sink, freeze_opened, sink_for
 from jobs.executor.result import VALUES_BYTES_MAX, Failure, RejectedEvent, Result, check_rejections
 from jobs.executor.task_input import Task, ViewInput
+from jobs.executor.task_pace import DriverReports, LogEnd, NextCut
 from jobs.executor.view_building import BuildProgress
 from jobs.executor.view_log import Cut, Taken, ViewLog
 from jobs.executor.view_notes import BUILDING, RUN, TAG, note_name
@@ -354,10 +355,6 @@ class _Run:
         self._is_taking_in = builds
         """Whether a state is being built, of which not all events are there yet."""
         self._progress = progress
-        self._told: Offsets = {}
-        self._told_came = 0
-        self._told_s = time.monotonic()
-        self._at_end_s: float | None = None
         self._began: Offsets = {}
         self._to_read = 0
         self._log = ViewLog(task.tables, self._position.offsets, append_only=task.append_only)
@@ -368,12 +365,13 @@ class _Run:
             progress_topic=self._input.progress_topic,
             topics=list(task.tables),
         )
-        self._last_cut: Cut | None = None
+        self._cuts = NextCut(self._log, is_long=line is not None)
+        self._end = LogEnd(self._log, result)
+        self._reports = DriverReports(self._log, result)
         self._left_out = LeftOutRows()
         self._is_kept_first = False  # whether this part ends, so that the driver keeps what is known of these rows
         self._noted: Tag | None = None
         self._noted_time: NotedTime | None = None
-        self._moved_s = time.monotonic()
 
     def follow(self) -> None:
         """Until the batch has to end. Raises _TooMuch and _IsOver."""
@@ -422,7 +420,7 @@ class _Run:
         self._note_read()
         self._tell(now_s)
         if self._line is None or not self._goes_on:
-            return self._is_done(now_s)
+            return self._end.is_reached(now_s, is_taken_in=not self._is_taking_in and not self._log.waits)
         if self._line.is_over():
             return True
         self._progress.hear(self._line.take_stored())
@@ -461,36 +459,19 @@ class _Run:
         """Let the driver know how far this is, every so often. One that ends by itself tells of a building alone."""
         if self._line is None:
             return
-        told = self._result.next_offsets
-        has_news = self._building is not None or (self._goes_on and told != self._told)
-        if now_s - self._told_s < (TELL_S if has_news else ALIVE_S):
+        has_news = self._building is not None or (self._goes_on and self._reports.has_moved)
+        if not self._reports.is_due(now_s, has_news=has_news):
             return
-        came = self._log.came
-        has_got_on = came > self._told_came
-        now = take_told(self._result, self._told, has_got_on=has_got_on) if self._goes_on else Told()
+        now = self._reports.take(now_s) if self._goes_on else self._reports.sign_of_life(now_s, has_got_on=False)
         now.view, now.shard = self._figures(), self._result.shard
         now.read = self._feed.of_topics(self._log.next_offsets) if self._log.waits else {}
         self._line.tell(now)
-        self._told, self._told_came, self._told_s = dict(told), came, now_s
-        self._progress.tell(self._told)
+        self._progress.tell(self._result.next_offsets)
 
     def _figures(self) -> ViewFigures:
         building = None if self._building is None else self._building.now
         at_ms = time.time_ns() // 1_000_000
         return ViewFigures.of(self._view.position(), self._size(), building=building, at_ms=at_ms)
-
-    def _is_done(self, now_s: float) -> bool:
-        """Whether all that was published is taken in, or the progress record of what was read doesn't come."""
-        if self._log.is_behind:
-            self._at_end_s = None
-            return False
-        if self._at_end_s is None:
-            self._at_end_s = now_s
-        if not self._is_taking_in and not self._log.waits:
-            return True
-        self._result.lacks_record = now_s - self._at_end_s > RECORD_S
-        self._result.awaits_copy = self._result.lacks_record and self._log.awaits_copy
-        return self._result.lacks_record
 
     def _take(self) -> None:
         """Take in what has come, up to the newest cut."""
@@ -501,14 +482,8 @@ class _Run:
                     raise _TooMuch
             else:
                 self._keep(log.take_all())
-        cut = log.cut()
-        now = time.monotonic()
-        if cut is not None:
-            self._last_cut = cut
+        if (cut := self._cuts.find(time.monotonic(), waits=log.waits)) is not None:
             self._step(cut)
-        elif self._last_cut is not None and not log.waits and now - self._moved_s > MARKERS_S:
-            # Behind the last events are the markers of their transactions.
-            self._step(self._last_cut)
 
     def _keep(self, records: pa.Table | None) -> None:
         if records is not None:
@@ -552,7 +527,7 @@ class _Run:
             self._build(cut, taken)
         elif (
             taken.records is None
-            and not self._moves(taken.next_offsets)
+            and (self._position.offsets == taken.next_offsets or not self._cuts.is_due())
             and not self._view.is_due(cut.commit_time_ms)  # time goes on where nothing else happens
         ):
             return
@@ -575,14 +550,9 @@ class _Run:
                     raise
                 raise _TooMuch from None
         self._position = self._view.position()
-        self._moved_s = time.monotonic()
+        self._cuts.was_taken()
         self._result.commit_time_ms = max(self._result.commit_time_ms, cut.commit_time_ms)
         self._deliver()
-
-    def _moves(self, next_offsets: Offsets) -> bool:
-        """Whether to keep a position before which nothing was new. Not at once: each transaction has a marker."""
-        waits = self._line is not None and time.monotonic() - self._moved_s <= MARKERS_S
-        return not waits and self._position.offsets != next_offsets
 
     def _build(self, cut: Cut, taken: Taken) -> None:
         assert self._building is not None

@@ -1,5 +1,6 @@
 """What a step of a consistent sink has in it: all that is below a cut, and nothing of what is beyond."""
 
+import time
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
@@ -16,11 +17,11 @@ from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord
 from jobs.consistency import Consistency, load_consistency
 from jobs.executor import step_task
-from jobs.executor.log_feed import RECORD_S
 from jobs.executor.long_batch import ALIVE_S, Told
 from jobs.executor.result import Result
 from jobs.executor.step_task import _Steps
 from jobs.executor.task_input import StepsInput, Task
+from jobs.executor.task_pace import RECORD_S
 from jobs.offsets import Offsets
 from sinks.contract import Batch, OpenedSink, Outcome
 from sinks.memory import MemoryRecords, MemorySink, MemoryStore, open_memory
@@ -269,13 +270,13 @@ def test_a_step_that_waits_for_the_copy_of_a_table_is_at_work(bank: MemoryStore)
     record = ProgressRecord(24, 24, {"a": (0,)}, EPOCH, uncopied=("b",))
     steps.run._log.add_record(record)
     steps.run._take(0.0)
-    assert not steps.run._is_over(steps.run._told_s + ALIVE_S)
+    assert not steps.run._is_over(time.monotonic() + ALIVE_S)
     assert told == [Told(has_got_on=True)]
 
 
 def test_the_driver_hears_that_a_step_is_written(bank: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Told] = []
-    monkeypatch.setattr(step_task, "ALIVE_S", 0.0)
+    monkeypatch.setattr("jobs.executor.task_pace.ALIVE_S", 0.0)
     steps = Steps(bank, window_bytes=SMALL, line=SimpleNamespace(tell=told.append, at_work_on=lambda _: nullcontext()))
     steps.read("a", (1, 10, 16))
     steps.read("b", (1, -10, 16))

@@ -1,0 +1,97 @@
+"""When a task that takes whole transactions takes the next cut, tells the driver, and ends by itself."""
+
+import time
+from typing import Final
+
+from jobs.executor.long_batch import ALIVE_S, TELL_S, Told, take_told
+from jobs.executor.result import Result
+from jobs.executor.view_log import Cut, ViewLog
+from jobs.offsets import Offsets
+
+MARKERS_S: Final = 0.5
+"""How long the position waits to go past the markers of transactions, behind which nothing has come."""
+
+RECORD_S: Final = 5.0
+"""How long a batch that is to end waits for the progress record of what it has read."""
+
+
+class NextCut:
+    """Which cut of a log is taken next. ``is_long``: the batch goes on with what comes."""
+
+    def __init__(self, log: ViewLog, *, is_long: bool) -> None:
+        self._log = log
+        self._is_long = is_long
+        self._last: Cut | None = None
+        self._moved_s = time.monotonic()
+
+    def find(self, now_s: float, *, waits: bool) -> Cut | None:
+        """The newest one; where nothing ``waits`` the last one again after a while.
+
+        Behind the last events are the markers of their transactions.
+        """
+        if (cut := self._log.cut()) is not None:
+            self._last = cut
+            return cut
+        return self._last if not waits and now_s - self._moved_s > MARKERS_S else None
+
+    def is_due(self) -> bool:
+        """Whether to store a position before which nothing was new. Not at once: each transaction has a marker."""
+        return not self._is_long or time.monotonic() - self._moved_s > MARKERS_S
+
+    def was_taken(self) -> None:
+        """The position is as of the one that was found."""
+        self._moved_s = time.monotonic()
+
+
+class LogEnd:
+    """Whether a batch that doesn't go on is done."""
+
+    def __init__(self, log: ViewLog, result: Result) -> None:
+        self._log = log
+        self._result = result
+        self._since_s: float | None = None
+
+    def is_reached(self, now_s: float, *, is_taken_in: bool) -> bool:
+        """Whether all that was published is taken in, or the progress record of what was read doesn't come."""
+        if self._log.is_behind:
+            self._since_s = None
+            return False
+        if self._since_s is None:
+            self._since_s = now_s
+        if is_taken_in:
+            return True
+        self._result.lacks_record = now_s - self._since_s > RECORD_S
+        self._result.awaits_copy = self._result.lacks_record and self._log.awaits_copy
+        return self._result.lacks_record
+
+
+class DriverReports:
+    """What the driver is told, and how often."""
+
+    def __init__(self, log: ViewLog, result: Result) -> None:
+        self._log = log
+        self._result = result
+        self._told: Offsets = {}
+        self._told_came = 0
+        self._told_s = time.monotonic()
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether more was applied since the driver was told last."""
+        return self._result.next_offsets != self._told
+
+    def is_due(self, now_s: float, *, has_news: bool) -> bool:
+        """Whether to tell the driver now: of news soon, else that the task is alive."""
+        return now_s - self._told_s >= (TELL_S if has_news else ALIVE_S)
+
+    def sign_of_life(self, now_s: float, *, has_got_on: bool) -> Told:
+        """What is to be told where the driver hears at an end alone how far this is."""
+        self._told_s = now_s
+        return Told(has_got_on=has_got_on)
+
+    def take(self, now_s: float) -> Told:
+        """What is to be told now, as ``take_told``."""
+        came = self._log.came
+        told = take_told(self._result, self._told, has_got_on=came > self._told_came)
+        self._told, self._told_came, self._told_s = dict(self._result.next_offsets), came, now_s
+        return told
