@@ -25,6 +25,7 @@ from cdc.model.errors import Fenced, LockstepError, Unavailable
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
 from jobs.asked_build import AskedBuild
+from jobs.clock import now_ms
 from jobs.executor.result import Failure
 from jobs.executor.task_input import OpenSink
 from jobs.generations.build_request import BuildAnswer, BuildRequest, BuildState, load_request, save_answer
@@ -479,7 +480,7 @@ class _Group:
         today = definition(member.settings)
         generations = [generation for generation in found if not self._was_given_up(member, generation, today)]
         if not generations:
-            record = Record(self._source.pipeline, today, created_at_ms=time.time_ns() // 1_000_000)
+            record = Record(self._source.pipeline, today, created_at_ms=now_ms())
             number = begin_unless_begun(member.opened, record)
             if number is not None:
                 return {number: member.settings}

@@ -19,43 +19,53 @@ Message = tuple[int, LogMessage]
 """A level, and what the log says of a report."""
 
 
-def _facts(report: "Report", *names: str, **more: Fact) -> dict[str, Fact]:
-    """Of which sink it is, these fields of the report, and more."""
-    return {name: getattr(report, name) for name in ("sink", "generation", *names)} | more
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a job tells of its sink."""
+
+    sink: str
+
+    @property
+    def message(self) -> Message:
+        """As the log has it."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
-class SinkStarted:
+class _OfGeneration(Report):
+    generation: int
+
+    def _facts(self, *names: str, **more: Fact) -> dict[str, Fact]:
+        """Of which generation it is, these fields of the report, and more."""
+        return {name: getattr(self, name) for name in ("sink", "generation", *names)} | more
+
+
+@dataclass(frozen=True, slots=True)
+class SinkStarted(_OfGeneration):
     """A sink's query runs. ``checkpoint`` is where its offsets are."""
 
-    sink: str
-    generation: int
     checkpoint: str
 
     @property
     def message(self) -> Message:
-        return INFO, LogMessage("sink started", _facts(self, "checkpoint"))
+        return INFO, LogMessage("sink started", self._facts("checkpoint"))
 
 
 @dataclass(frozen=True, slots=True)
-class KeepsMicroBatches:
+class KeepsMicroBatches(_OfGeneration):
     """Long batches were asked for, and this generation has none, for this reason."""
 
-    sink: str
-    generation: int
     reason: str
 
     @property
     def message(self) -> Message:
-        return INFO, LogMessage("sink keeps micro-batches", _facts(self, "reason"))
+        return INFO, LogMessage("sink keeps micro-batches", self._facts("reason"))
 
 
 @dataclass(frozen=True, slots=True)
-class StatusReport:
+class StatusReport(_OfGeneration):
     """A batch has been applied and its progress stored. ``rejected_total`` counts over the generation's life."""
 
-    sink: str
-    generation: int
     batch_id: int
     rows: int
     applied: int
@@ -70,15 +80,13 @@ class StatusReport:
     def message(self) -> Message:
         facts = {name: getattr(self, name) for name in ("rows", "applied", "stale", "rejected", "duration_ms")}
         watermark = format_lsn(self.watermark_lsn)
-        return INFO, LogMessage("batch applied", _facts(self, batch=self.batch_id, **facts, watermark=watermark))
+        return INFO, LogMessage("batch applied", self._facts(batch=self.batch_id, **facts, watermark=watermark))
 
 
 @dataclass(frozen=True, slots=True)
-class WatermarkRaised:
+class WatermarkRaised(_OfGeneration):
     """Between batches, more is known to be applied."""
 
-    sink: str
-    generation: int
     watermark_lsn: int
     commit_time_ms: int
 
@@ -89,29 +97,26 @@ class WatermarkRaised:
 
 
 @dataclass(frozen=True, slots=True)
-class ViewReport:
+class ViewReport(_OfGeneration):
     """What a view holds now, and ``done`` what it has done since the last report, which was seconds ago."""
 
-    sink: str
-    generation: int
     figures: ViewFigures
     done: Counters
 
     @property
     def message(self) -> Message:
         if self.figures.building is not None:
-            facts = _facts(self, progress=self.figures.building.sentence)
+            facts = self._facts(progress=self.figures.building.sentence)
             return INFO, LogMessage("view is being built", facts)
         figures = self.figures
-        facts = _facts(self, rows=figures.rows, state_bytes=figures.state_bytes, steps=self.done.steps)
+        facts = self._facts(rows=figures.rows, state_bytes=figures.state_bytes, steps=self.done.steps)
         return DEBUG, LogMessage("view is kept", facts)
 
 
 @dataclass(frozen=True, slots=True)
-class SinkWaiting:
+class SinkWaiting(Report):
     """A server doesn't answer; nothing is lost, the same work is tried again in ``retry_in_s``."""
 
-    sink: str
     reason: str
     retry_in_s: float
 
@@ -129,14 +134,12 @@ BUSY_SHARE: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class BatchGoesOn:
+class BatchGoesOn(_OfGeneration):
     """A batch takes longer than its rows do. ``answer_s`` is how long the sink's server took for its last answer to
     the job's sign of life, or has taken so far; ``wait_share`` how much of the last seconds this process's machine had
     tasks waiting for a processor, from 0 to 1, None where the kernel doesn't say.
     """
 
-    sink: str
-    generation: int
     batch_id: int
     elapsed_s: float
     answer_s: float = 0.0
@@ -153,15 +156,14 @@ class BatchGoesOn:
 
     @property
     def message(self) -> Message:
-        facts = _facts(self, batch=self.batch_id, elapsed_s=round(self.elapsed_s))
+        facts = self._facts(batch=self.batch_id, elapsed_s=round(self.elapsed_s))
         return WARNING, LogMessage("batch goes on", facts, self.why)
 
 
 @dataclass(frozen=True, slots=True)
-class SinkFailed:
+class SinkFailed(Report):
     """This generation, or all of the sink (None), has stopped for good and needs somebody; the others go on."""
 
-    sink: str
     generation: int | None
     error: LockstepError
 
@@ -173,42 +175,35 @@ class SinkFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class SinkStopped:
+class SinkStopped(_OfGeneration):
     """This generation has stopped because it was asked to, or because it is done."""
-
-    sink: str
-    generation: int
 
     @property
     def message(self) -> Message:
-        return INFO, LogMessage("sink stopped", _facts(self))
+        return INFO, LogMessage("sink stopped", self._facts())
 
 
 @dataclass(frozen=True, slots=True)
-class TablesSetAside:
+class TablesSetAside(_OfGeneration):
     """These tables of the sink aren't as all others from now on. Without ``sentences`` there are none any more.
 
     ``has_failed``: one of them can't be applied.
     """
 
-    sink: str
-    generation: int
     sentences: tuple[str, ...]
     has_failed: bool
 
     @property
     def message(self) -> Message:
         if not self.sentences:
-            return INFO, LogMessage("no table is set aside any more", _facts(self))
-        return WARNING, LogMessage("tables are set aside", _facts(self), "\n".join(self.sentences))
+            return INFO, LogMessage("no table is set aside any more", self._facts())
+        return WARNING, LogMessage("tables are set aside", self._facts(), "\n".join(self.sentences))
 
 
 @dataclass(frozen=True, slots=True)
-class TablesChanged:
+class TablesChanged(_OfGeneration):
     """The sink has other tables from now on: ``joined`` are captured now; ``left`` no longer, and keep their rows."""
 
-    sink: str
-    generation: int
     joined: tuple[str, ...]
     left: tuple[str, ...]
 
@@ -216,33 +211,29 @@ class TablesChanged:
     def message(self) -> Message:
         changes = [name for name in ("joined", "left") if getattr(self, name)]
         explanation = "the rows of those that left stay as they are" if self.left else ""
-        return INFO, LogMessage("the sink has other tables", _facts(self, *changes), explanation)
+        return INFO, LogMessage("the sink has other tables", self._facts(*changes), explanation)
 
 
 @dataclass(frozen=True, slots=True)
-class DefinitionDiffers:
+class DefinitionDiffers(_OfGeneration):
     """The live generation was built with other settings than today's; ``settings`` names those that differ."""
 
-    sink: str
-    generation: int
     settings: tuple[str, ...]
 
     @property
     def message(self) -> Message:
         explanation = f"`lockstep rebuild {self.sink}` builds it with today's"
-        facts = _facts(self, differs_in=self.settings)
+        facts = self._facts(differs_in=self.settings)
         return WARNING, LogMessage("sink was built with other settings", facts, explanation)
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnBackfillProgress:
+class ColumnBackfillProgress(_OfGeneration):
     """Rows from before a table got these columns are given what the source shows in them; so far, or all (``is_over``).
 
     ``refused`` ones stay without, and ``reason`` is why the first of them does.
     """
 
-    sink: str
-    generation: int
     table: str
     columns: tuple[str, ...]
     rows: int
@@ -252,19 +243,17 @@ class ColumnBackfillProgress:
 
     @property
     def message(self) -> Message:
-        facts = _facts(self, "table", "columns", "rows", "refused", reason=self.reason or "none", done=self.is_over)
+        facts = self._facts("table", "columns", "rows", "refused", reason=self.reason or "none", done=self.is_over)
         return WARNING if self.refused else INFO, LogMessage("rows get the values of new columns", facts)
 
 
 @dataclass(frozen=True, slots=True)
-class UnreadableDeadLetters:
+class UnreadableDeadLetters(_OfGeneration):
     """Dead letters of this sink, or of one that they don't name, can't be read: they stay, and nothing closes them.
 
     ``records`` counts them. ``first_offset``, in ``topic``, and ``reason`` are those of the oldest.
     """
 
-    sink: str
-    generation: int
     topic: str
     records: int
     first_offset: int
@@ -274,13 +263,13 @@ class UnreadableDeadLetters:
     def message(self) -> Message:
         return WARNING, LogMessage(
             "dead letters can't be read and stay as they are",
-            _facts(self, "topic", "records", "first_offset", "reason"),
+            self._facts("topic", "records", "first_offset", "reason"),
             f"`lockstep rejections list {self.sink}` shows them",
         )
 
 
 @dataclass(frozen=True, slots=True)
-class LacksRecord:
+class LacksRecord(_OfGeneration):
     """A view, or a consistent sink, ends without the newest events: no progress record says of them that they are
     whole transactions.
 
@@ -288,8 +277,6 @@ class LacksRecord:
     complete no record says so.
     """
 
-    sink: str
-    generation: int
     watermark_lsn: int
     awaits_copy: bool = False
 
@@ -300,20 +287,18 @@ class LacksRecord:
             reason = "one of its tables is being copied, and they come when that copy is complete"
         return WARNING, LogMessage(
             "sink lacks the newest transactions",
-            _facts(self, watermark=format_lsn(self.watermark_lsn), reason=reason),
+            self._facts(watermark=format_lsn(self.watermark_lsn), reason=reason),
             "let capture run, which writes one: `lockstep run` or `lockstep capture`",
         )
 
 
 @dataclass(frozen=True, slots=True)
-class StreamReport:
+class StreamReport(_OfGeneration):
     """A batch of a stream query is done. The counts are the batch's own, but for the rows that Spark keeps.
 
     ``watermark_ms`` is the event time up to which the next batch takes events as complete, None before there is one.
     """
 
-    sink: str
-    generation: int
     batch_id: int
     results: int
     late: int
@@ -325,28 +310,10 @@ class StreamReport:
     @property
     def message(self) -> Message:
         counts = {name: getattr(self, name) for name in ("results", "late", "malformed", "refused", "state_rows")}
-        facts = _facts(self, batch=self.batch_id, **counts, watermark=time_text(self.watermark_ms))
+        facts = self._facts(batch=self.batch_id, **counts, watermark=time_text(self.watermark_ms))
         return INFO, LogMessage("stream query applied a batch", facts)
 
 
-Report = (
-    SinkStarted
-    | KeepsMicroBatches
-    | StatusReport
-    | WatermarkRaised
-    | ViewReport
-    | SinkWaiting
-    | BatchGoesOn
-    | SinkFailed
-    | SinkStopped
-    | TablesSetAside
-    | TablesChanged
-    | DefinitionDiffers
-    | ColumnBackfillProgress
-    | UnreadableDeadLetters
-    | LacksRecord
-    | StreamReport
-)
 Reporter = Callable[[Report], None]
 """Called from the sinks' own threads; must be quick."""
 

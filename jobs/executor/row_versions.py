@@ -1,6 +1,5 @@
 """Records with tags -> all versions of the tables of which the sink keeps them."""
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import pyarrow.compute
 from cdc.model.event import TableEvents
 from cdc.model.table import TableName
 from cdc.protocol.envelope import OP_OFFSET, commit_time_ms_of
+from jobs.clock import now_ms
 from jobs.executor.decode import Decoded, decode_topic
 from jobs.executor.task_input import Task
 from sinks.contract import TableVersions
@@ -88,8 +88,3 @@ def _rejected_times_ms(records: pa.Table, values: Sequence[bytes | None], decode
         for value, position in zip(values, positions, strict=True)
         if value and position in rejected
     ]
-
-
-def now_ms() -> int:
-    """The time in milliseconds since 1970."""
-    return time.time_ns() // 1_000_000

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+from jobs.clock import now_ms
 from views.figures import Building, Doing
 
 
@@ -13,7 +14,7 @@ class BuildProgress:
         self,
         *,
         monotonic: Callable[[], float] = time.monotonic,
-        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        now_ms: Callable[[], int] = now_ms,
     ) -> None:
         self._monotonic = monotonic
         self._began_ms = now_ms()

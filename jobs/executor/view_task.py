@@ -19,6 +19,7 @@ import pyarrow as pa
 from cdc.model.errors import DataLost, PositionMismatch, Unavailable
 from cdc.model.event import Events, JsonValue, Position, TableEvents
 from cdc.model.tag import Tag
+from jobs.clock import now_ms
 from jobs.executor.decode import decode
 from jobs.executor.deliver import tags_of, with_records
 from jobs.executor.left_out_rows import LeftOutRows
@@ -470,7 +471,7 @@ class _Run:
 
     def _figures(self) -> ViewFigures:
         building = None if self._building is None else self._building.now
-        at_ms = time.time_ns() // 1_000_000
+        at_ms = now_ms()
         return ViewFigures.of(self._view.position(), self._size(), building=building, at_ms=at_ms)
 
     def _take(self) -> None:

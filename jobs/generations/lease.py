@@ -32,6 +32,7 @@ import orjson
 from cdc.model.errors import DataLost, Fenced, Unavailable
 from cdc.model.table import TableName
 from cdc.model.timeouts import PAUSE_MAX_S
+from jobs.clock import now_ms
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.pause import Pause
 from jobs.generations.read_so_far import ReadSoFar
@@ -52,17 +53,13 @@ _BUSY_MAX_S: Final = PAUSE_MAX_S / 2
 _LOOK_S: Final = 0.2
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 @dataclass(frozen=True, slots=True)
 class Clock:
     """Time as arguments, in seconds; ``now_ms`` is milliseconds since 1970."""
 
     monotonic_s: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    now_ms: Callable[[], int] = _now_ms
+    now_ms: Callable[[], int] = now_ms
 
 
 SYSTEM_CLOCK: Final = Clock()

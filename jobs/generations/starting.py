@@ -7,7 +7,6 @@ ends; of one that was killed it stays, and changes no more.
 """
 
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from typing import Final
 import orjson
 
 from cdc.model.errors import LockstepError
+from jobs.clock import now_ms
 from jobs.generations.lease import HEARTBEAT_S
 from sinks.contract import OpenedSink
 
@@ -30,11 +30,9 @@ def starting_record(run: str, beats: int, *, since_ms: int, at_ms: int) -> str:
 class StartingSigns:
     """Shows at each sink that its job is on its way, in a thread for each: a server that hangs delays no other."""
 
-    def __init__(
-        self, sinks: Mapping[str, Callable[[], OpenedSink]], *, now_ms: Callable[[], int] | None = None
-    ) -> None:
+    def __init__(self, sinks: Mapping[str, Callable[[], OpenedSink]], *, now_ms: Callable[[], int] = now_ms) -> None:
         """``sinks`` open a connection to each, by its name. Those threads alone use it."""
-        self._now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
+        self._now_ms = now_ms
         self._run = uuid.uuid4().hex
         self._over = {name: threading.Event() for name in sinks}
         for name, opens in sinks.items():

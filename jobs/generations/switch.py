@@ -1,7 +1,6 @@
 """Making a generation the live one, so that no reader sees a row go back."""
 
 import math
-import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Final
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.timeouts import CATCHES_UP_S, PAUSE_MAX_S
 from cdc.processor import patient
+from jobs.clock import now_ms
 from jobs.consistency import load_consistency
 from jobs.generations.columns import load_columns
 from jobs.generations.lease import SYSTEM_CLOCK, Clock, pause_request_name, wait_for_pause
@@ -125,7 +125,7 @@ def _approach(
     while (lacking := _lacking(new, target, wanted_offsets, wanted_topics)) != _NOTHING:
         now = clock.monotonic_s()
         if now - said_at >= _SAY_S:
-            job = job_status(new.records, target, now_ms=time.time_ns() // 1_000_000)
+            job = job_status(new.records, target, now_ms=now_ms())
             if job.state is JobState.STOPPED:
                 raise LockstepError(f"{lacking.error(target, live).message}\n{job.sentence(f'generation {target}')}")
             idle = job.sentence(f"generation {target}")

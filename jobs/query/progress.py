@@ -1,13 +1,13 @@
 """A sink's progress as the driver keeps it: offsets after each batch, the watermark as soon as it is known."""
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord
+from jobs.clock import now_ms
 from jobs.generations.read_so_far import ReadSoFar
 from jobs.offsets import Offsets
 from jobs.query.applied_log import AppliedLog
@@ -23,11 +23,6 @@ RENEWAL_MS: Final = 60_000
 """Progress is saved at least this often, so that its age tells how long a sink was away, not how long it was idle."""
 
 
-def now_in_ms() -> int:
-    """Milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
-
-
 class ProgressKeeper:
     """Saves progress in the destination. Called by the batches' thread and by the thread that follows the watermark."""
 
@@ -39,7 +34,7 @@ class ProgressKeeper:
         *,
         sink: str,
         check_claim: Callable[[], None],
-        now_ms: Callable[[], int] = now_in_ms,
+        now_ms: Callable[[], int] = now_ms,
         lacks_columns: bool = False,
         result: TableName | None = None,
     ) -> None:

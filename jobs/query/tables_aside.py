@@ -1,13 +1,13 @@
 """The tables of a sink that its queries leave out: somebody has ordered that, or they can't be applied."""
 
 import threading
-import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
+from jobs.clock import now_ms
 from jobs.generations.asides import (
     Aside,
     Asides,
@@ -79,7 +79,7 @@ class TablesAside:
         Raises what the destination raises, and as ``GenerationLease.save_record``.
         """
         before = load_asides(records, self._generation)
-        asides = next_asides(tables, orders, before, left=left, uncaptured=uncaptured, now_ms=_now_ms())
+        asides = next_asides(tables, orders, before, left=left, uncaptured=uncaptured, now_ms=now_ms())
         with self._lock:
             if asides != before:
                 self._save(lease, asides)
@@ -100,7 +100,7 @@ class TablesAside:
     def fail(self, lease: GenerationLease, errors: Mapping[TableName, LockstepError], orders: Orders) -> None:
         """Go on without these tables. Raises SetAside, and as ``GenerationLease.save_record``."""
         with self._lock:
-            asides = failed(self._asides, errors, orders, now_ms=_now_ms())
+            asides = failed(self._asides, errors, orders, now_ms=now_ms())
             self._save(lease, asides)
             self._asides = asides
         raise SetAside
@@ -171,9 +171,5 @@ class TablesAside:
 
 def is_any_due(asides: Asides) -> bool:
     """Whether one of them is to be tried again by now."""
-    now_ms = _now_ms()
-    return any(aside.is_due(now_ms) for aside in asides.values())
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+    at_ms = now_ms()
+    return any(aside.is_due(at_ms) for aside in asides.values())

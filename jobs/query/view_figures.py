@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Final
 
 from cdc.model.errors import LockstepError
+from jobs.clock import now_ms
 from jobs.generations.lease import GenerationLease
 from jobs.generations.view_state import ToldView, dump_told, parse_told, told_name
 from jobs.report import Reporter, ViewReport
@@ -28,7 +29,7 @@ class FiguresKeeper:
         report: Reporter,
         *,
         monotonic: Callable[[], float] = time.monotonic,
-        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        now_ms: Callable[[], int] = now_ms,
     ) -> None:
         self._lease = lease
         self._sink, self._generation = sink, generation

@@ -35,6 +35,7 @@ from cdc.model.errors import (
 from cdc.model.log_message import LogMessage
 from cdc.model.table import Table
 from cdc.model.timeouts import BATCH_ENDS_S
+from jobs.clock import now_ms
 from jobs.executor.result import RESULT_SCHEMA, from_arrow
 from jobs.executor.stream_results import apply_results
 from jobs.executor.stream_topics import check_topic_ids
@@ -154,7 +155,7 @@ class StreamJob:
         with closing((opened := self._plan.opened(1)).sink):
             number = newest_generation(self._plan, opened)
             if number is None:
-                record = Record(self._plan.pipeline, {}, created_at_ms=_now_ms())
+                record = Record(self._plan.pipeline, {}, created_at_ms=now_ms())
                 number = begin_generation(opened, record)
         with closing((opened := self._plan.opened(number)).sink):
             lease = self._opened_lease(number)
@@ -584,7 +585,7 @@ class _Run:
         done = Figures(
             batch=batch_id,
             watermark_ms=this.watermark_ms or None,
-            at_ms=_now_ms(),
+            at_ms=now_ms(),
             results=result.rows - result.set_aside,
             late=counts[LATE],
             malformed=counts[MALFORMED],
@@ -771,7 +772,3 @@ def stream_error(query: str, text: str) -> LockstepError:
         hint="records were deleted before they were read, or the topic was recreated; where a new start says the same,"
         f" `lockstep streams rebuild {query}` builds the result from what the topics still hold",
     )
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -26,6 +26,7 @@ from cdc.kafka.topic_names import stream_result_topic
 from cdc.kafka.topic_reader import Record, TopicReader
 from cdc.model.errors import Fenced, LockstepError, Unavailable
 from cdc.model.log_message import LogMessage
+from jobs.clock import now_ms
 from jobs.executor.result import Failure
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
@@ -252,7 +253,7 @@ class RowPoster:
             if self._is_given_up(generation):  # its records go, and must not come back
                 return
             known = self._known.get(generation) or Posted.parse(self._lease.record(name))
-            at = self._known[generation] = kept_back(known, reason, now_ms=time.time_ns() // 1_000_000)
+            at = self._known[generation] = kept_back(known, reason, now_ms=now_ms())
             self._save(name, at)
 
     def _post(self, generation: int) -> None:
@@ -316,7 +317,7 @@ class RowPoster:
         reason = refused_row(answer)
         check_refused(self._plan.name, self._refused_in_a_row, reason)
         self._check_going_on()
-        at_ms = time.time_ns() // 1_000_000
+        at_ms = now_ms()
         with self._gate_passed(generation):
             self._refused.keep(record, topic=topic, generation=generation, reason=reason, at_ms=at_ms)
         self._refused_in_a_row += 1

@@ -1,7 +1,6 @@
 """Begins to build the result of a stream query again, from what its topics hold."""
 
-import time
-
+from jobs.clock import now_ms
 from jobs.generations.record import Phase, Record, begin_generation, set_phase
 from jobs.streams.plan import StreamQueryPlan
 
@@ -21,6 +20,6 @@ def begin_again(plan: StreamQueryPlan) -> int:
                 set_phase(opened.records, each.number, Phase.RETIRED)
                 if opened.generations.live() == each.number:  # its job was quicker, and readers have it
                     set_phase(opened.records, each.number, Phase.READY)
-        return begin_generation(opened, Record(plan.pipeline, {}, created_at_ms=time.time_ns() // 1_000_000))
+        return begin_generation(opened, Record(plan.pipeline, {}, created_at_ms=now_ms()))
     finally:
         opened.sink.close()

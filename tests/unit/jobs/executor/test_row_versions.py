@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from jobs.clock import now_ms
 from jobs.executor.deliver import deliver
 from jobs.executor.result import from_arrow
-from jobs.executor.row_versions import complete_from_ms, now_ms
+from jobs.executor.row_versions import complete_from_ms
 from jobs.query.row_plan import row_plan
 from sinks.memory import MemoryStore
 from sinks.table_settings import Expressions

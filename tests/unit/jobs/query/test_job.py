@@ -176,7 +176,7 @@ def _tried(store: MemoryStore, aside: Aside) -> tuple[SinkJob, Callable[..., boo
 
 def test_a_query_ends_when_a_table_that_has_failed_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1_000_000]
-    monkeypatch.setattr("jobs.query.tables_aside._now_ms", lambda: clock[0])
+    monkeypatch.setattr("jobs.query.tables_aside.now_ms", lambda: clock[0])
     _, looks = _tried(prepared_store(1), Aside(AsideState.FAILED, 5, retry_at_ms=clock[0] + 60_000))
     assert not looks()
     clock[0] += 60_000
