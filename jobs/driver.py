@@ -58,7 +58,7 @@ from jobs.report import (
 from jobs.settings import SparkSettings
 from jobs.spark.session import SparkEnded, has_jvm_ended, open_session, stop_session
 from jobs.spark.warm_up import warm_up
-from jobs.streams.job import newest_generation
+from jobs.streams.builds import newest_generation
 from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.thread import StreamThread
 from sinks.contract import CoordinationRecords, OpenedSink

@@ -22,7 +22,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from cdc.kafka.kept_topics import check_kept
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, partitions_of
-from cdc.kafka.topic_names import stream_result_topic
 from cdc.model.errors import (
     ConfigurationError,
     DataLost,
@@ -45,11 +44,8 @@ from jobs.generations.lease import GenerationLease
 from jobs.generations.prepared import preparing
 from jobs.generations.read_so_far import ReadSoFar
 from jobs.generations.record import (
-    Phase,
     Record,
     begin_generation,
-    list_generations,
-    set_phase,
 )
 from jobs.offsets import Offsets
 from jobs.query.checkpoint import Checkpoint, PlannedBatch, checkpoint_location
@@ -61,6 +57,7 @@ from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.batch_call import BatchCall
 from jobs.spark.jvm import jvm_calls, stop_query, text_of
 from jobs.spark.source import kafka_options, starting_offsets
+from jobs.streams.builds import Builds, newest_generation
 from jobs.streams.frames import LATE, MALFORMED, quoted, result_texts, side_frame, union
 from jobs.streams.pattern_state import too_many_events
 from jobs.streams.plan import StreamQueryPlan
@@ -210,12 +207,6 @@ class StreamJob:
             opened.sink.close()
 
 
-def newest_generation(plan: StreamQueryPlan, opened: OpenedSink) -> int | None:
-    """The newest build of a query's result, None where there is none. Raises LockstepError for another pipeline's."""
-    generations = [each for each in plan.builds(opened) if each.phase is not Phase.RETIRED]
-    return generations[-1].number if generations else None
-
-
 class _Run:
     """One run of the query, into one generation."""
 
@@ -247,10 +238,7 @@ class _Run:
         self._read: ReadSoFar | None = None
         lease.tells(lambda: self._read)
         self._poster: RowPoster | None = None
-        self._shown: list[int] = []
-        self._is_live = False
-        self._has_earlier = True
-        """Builds before the one that readers have may be there still."""
+        self._builds = Builds(plan, opened, generation, self._checkpoint_of)
         self._late_of: tuple[int, int] = (-1, 0)
         """A batch, and how many late events it has set aside."""
 
@@ -269,10 +257,9 @@ class _Run:
         begun = self._begun(streams, result_topic)
         frame, table, _ = self._planned(streams, begun.start)
         self._streams, self._begun_with = streams, begun
-        if self._has_other():  # what was dropped is prepared by nobody
+        if self._builds.has_other():  # what was dropped is prepared by nobody
             return True
-        location = self._location(self._generation)
-        self._checkpoint = Checkpoint(self._session, location)
+        self._checkpoint = self._checkpoint_of(self._generation)
         self._figures = load_figures(self._opened.records.load, self._generation)
         self._check_checkpoint()
         self._read = ReadSoFar(sum(self._figures.offsets.values()))
@@ -286,7 +273,7 @@ class _Run:
         shape = Shape.of(table).to_json()
         if self._opened.records.load(result_name(self._generation)) != shape:
             self._opened.records.save(result_name(self._generation), shape)
-        self._is_live = self._opened.generations.live() == self._generation
+        self._builds.look()
         self._ends = self._cluster.committed_ends(list(begun.start))
         fence = self._lease.claim(self._opened.sink.claim)
         self._table = table
@@ -299,17 +286,20 @@ class _Run:
             ),
             identities=identities,
         )  # fmt: skip
-        call = BatchCall(self._batch)
         frame = frame.repartition(2, *[f.col(quoted(column)) for column in plan.query.order_columns])
         if result_topic is not None:
             frame = frame.sortWithinPartitions(*[f.col(quoted(column)) for column in table.key])
-        rows = result_texts(frame)
+        return self._run_query(result_texts(frame))
+
+    def _run_query(self, rows: DataFrame) -> bool:
+        plan, name, location = self._plan, self._plan.name, self._checkpoint.location
+        call = BatchCall(self._batch)
         trigger: dict[str, Any] = (
             {"availableNow": True} if plan.once else {"processingTime": f"{plan.spark.trigger_ms} milliseconds"}
         )
         poster = self._start_poster()
         try:
-            if self._is_live:
+            if self._builds.is_live:
                 self._drop_earlier()
             writer = rows.writeStream.foreachBatch(call).outputMode("append").option("checkpointLocation", location)
             self._query = (
@@ -322,7 +312,7 @@ class _Run:
             self._go_live()
             if poster is not None and plan.once and not is_due:
                 poster.finish(self._stop, while_waiting=self._lease.heartbeat)
-            if self._is_live and self._has_earlier and not is_due:
+            if self._builds.has_earlier and not is_due:
                 self._drop_earlier()
             return is_due
         finally:
@@ -336,24 +326,14 @@ class _Run:
         """Have rows posted to the webhook, where there is one."""
         if self._plan.query.webhook is None:
             return None
-        self._shown = self._shown_generations()
+        self._builds.look_shown()
         self._poster = RowPoster(
             self._plan,
             self._lease,
-            generations=lambda: self._shown,
+            generations=lambda: self._builds.shown,
             said=lambda reason, retry_in_s: self._report(SinkWaiting(self._plan.name, reason, retry_in_s)),
         )
         return self._poster
-
-    def _shown_generations(self) -> list[int]:
-        """The builds whose rows readers have or had, this one the last, once it is live."""
-        known = list_generations(self._opened)
-        earlier = [
-            each.number
-            for each in known
-            if (each.is_live or each.phase is not Phase.RETIRED) and each.number < self._generation
-        ]
-        return [*sorted(earlier), *([self._generation] if self._is_live else [])]
 
     def _read_streams(self) -> dict[str, StreamSettings]:
         """The streams that the query reads. Raises ConfigurationError for a query that can't be kept."""
@@ -405,7 +385,7 @@ class _Run:
                 if reason != told:
                     self._report(SinkWaiting(self._plan.name, reason, _LOOK_S))
                 told = reason
-                if self._has_other():
+                if self._builds.has_other():
                     return True
                 look_at = time.monotonic() + _LOOK_S
             if self._stop.wait(_TICK_S):
@@ -416,10 +396,6 @@ class _Run:
         name = waiting_name(self._generation)
         if self._lease.record(name) != reason:
             self._lease.save_record(name, reason)
-
-    def _has_other(self) -> bool:
-        """Whether another build is to be worked on: a newer one has begun, or this one was given up."""
-        return newest_generation(self._plan, self._opened) != self._generation
 
     def _begun(self, streams: Mapping[str, StreamSettings], result_topic: TopicPlan | None) -> Begun:
         """What the result was begun with; noted now where it is new. Raises LockstepError where that doesn't fit."""
@@ -449,9 +425,9 @@ class _Run:
         """Log which builds, whose rows are posted before this one's, have begun a batch that nobody ends any more."""
         if self._plan.query.webhook is None:
             return
-        for number in self._shown_generations():
+        for number in self._builds.look_shown():
             figures = load_figures(self._opened.records.load, number)
-            planned = Checkpoint(self._session, self._location(number)).newest_planned()
+            planned = self._checkpoint_of(number).newest_planned()
             if (batch := unfinished_batch(figures, planned=planned)) is not None:
                 subject: Mapping[str, str | int] = {
                     "stream_query": self._plan.name,
@@ -466,13 +442,12 @@ class _Run:
                     )
                 )
 
-    def _location(self, generation: int) -> str:
-        return checkpoint_location(
-            self._plan.spark.checkpoint_directory,
-            pipeline=self._plan.pipeline,
-            sink=self._plan.name,
-            generation=generation,
+    def _checkpoint_of(self, generation: int) -> Checkpoint:
+        plan = self._plan
+        location = checkpoint_location(
+            plan.spark.checkpoint_directory, pipeline=plan.pipeline, sink=plan.name, generation=generation
         )
+        return Checkpoint(self._session, location)
 
     def _check_checkpoint(self) -> None:
         newest, batch = self._checkpoint.newest_planned(), self._figures.batch
@@ -511,12 +486,12 @@ class _Run:
                 self._poster.check()
             self._go_live()
             if time.monotonic() >= look_at:
-                if self._has_other() or self._watch.has_lost():
+                if self._builds.has_other() or self._watch.has_lost():
                     return True
-                if self._is_live and self._has_earlier:
+                if self._builds.has_earlier:
                     self._drop_earlier()
                 look_at = time.monotonic() + _LOOK_S
-        return self._failure is None and not self._stop.is_set() and self._has_other()
+        return self._failure is None and not self._stop.is_set() and self._builds.has_other()
 
     def _end(self) -> bool:
         """Let the running batch finish, and stop the query. Whether it has ended.
@@ -684,45 +659,15 @@ class _Run:
     def _go_live(self) -> None:
         """Show readers a new build once it has what the topics held when it began, and drop the one before."""
         ends = self._figures.offsets
-        if self._is_live or any(ends.get(at, 0) < end for at, end in self._ends.items()) or self._has_other():
+        if self._builds.is_live or any(ends.get(at, 0) < end for at, end in self._ends.items()):
             return
-        self._keep_shown()
-        self._opened.generations.switch()
-        self._keep_shown()  # a rebuild may have given this one up meanwhile, and not seen that it is live
-        self._is_live = True
-        if self._poster is not None:
-            self._shown = self._shown_generations()
-            self._poster.wake()
-        self._drop_earlier()
-
-    def _keep_shown(self) -> None:
-        """Note that readers have the build that is live. It was given up where a rebuild began as it went live."""
-        for each in list_generations(self._opened):
-            if each.is_live and each.phase is Phase.RETIRED:
-                set_phase(self._opened.records, each.number, Phase.READY)
+        if self._builds.go_live():
+            if self._poster is not None:
+                self._poster.wake()
+            self._drop_earlier()
 
     def _drop_earlier(self) -> None:
-        """Drop the builds before the one that readers have. A job that was killed may have left some.
-
-        One whose rows the webhook hasn't got yet stays until it has: its topic has rows that this build may lack.
-        """
-        self._has_earlier = False
-        for earlier in list_generations(self._opened):
-            if earlier.number >= self._generation:
-                continue
-            was_shown = earlier.phase is not Phase.RETIRED
-            if self._poster is not None and was_shown and not self._poster.has_posted(earlier.number):
-                self._has_earlier = True
-                continue
-            set_phase(self._opened.records, earlier.number, Phase.RETIRED)
-            self._shown = [number for number in self._shown if number != earlier.number]
-            # Before the build: what is left of one that isn't listed any more is found by nobody.
-            topic = stream_result_topic(self._plan.pipeline, self._plan.name, earlier.number)
-            if self._cluster.exists(topic):
-                self._cluster.remove([topic])
-            Checkpoint(self._session, self._location(earlier.number)).remove()
-            with closing((dropped := self._plan.opened(earlier.number)).sink):
-                dropped.generations.drop()
+        self._builds.drop_earlier(self._cluster, None if self._poster is None else self._poster.has_posted)
 
 
 def record_bytes_max(cluster: TopicAdmin, plan: TopicPlan) -> int:

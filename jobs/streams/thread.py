@@ -13,7 +13,8 @@ from jobs.generations.lease import NewerJob
 from jobs.generations.status import clear_stop, clear_takeover, save_stop, save_takeover
 from jobs.report import Report, Reporter, SinkFailed, SinkStarted, SinkStopped
 from jobs.spark.session import SparkEnded
-from jobs.streams.job import StreamJob, newest_generation
+from jobs.streams.builds import newest_generation
+from jobs.streams.job import StreamJob
 from jobs.streams.plan import StreamQueryPlan
 from sinks.contract import CoordinationRecords
 
