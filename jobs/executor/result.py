@@ -115,6 +115,14 @@ class RejectedEvent:
         return cls(Position(*position), key.encode(), given, tag, reason, is_in_log)
 
 
+_COUNTS: Final = ("rows", "set_aside", "applied", "stale")
+_GREATEST: Final = ("windows", "commit_time_ms")
+_FLAGS: Final = ("lacks_record", "awaits_copy", "has_more")
+"""Fields of a result: what several tasks had together, the greatest of them, and whether one of them had it."""
+_AS_THEY_ARE: Final = (*_COUNTS, *_GREATEST, *_FLAGS, "shard")
+"""In JSON."""
+
+
 @dataclass(slots=True)
 class Result:
     """What became of the records of a task, or of a whole batch.
@@ -153,11 +161,10 @@ class Result:
 
     def add(self, other: "Result") -> None:
         """Take another task's results in. Two tasks never share a partition, but for those of a view's shards."""
-        self.rows += other.rows
-        self.windows = max(self.windows, other.windows)
-        self.set_aside += other.set_aside
-        self.applied += other.applied
-        self.stale += other.stale
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in (*_GREATEST, *_FLAGS):
+            setattr(self, name, max(getattr(self, name), getattr(other, name)))
         if other.shard is None:
             self.next_offsets |= other.next_offsets
             self.view = other.view or self.view
@@ -168,12 +175,8 @@ class Result:
                 self.views[other.shard] = other.view
         self.reached |= other.reached
         self.views |= other.views
-        self.commit_time_ms = max(self.commit_time_ms, other.commit_time_ms)
         self.rejected += other.rejected
         self.resolved += other.resolved
-        self.lacks_record = self.lacks_record or other.lacks_record
-        self.awaits_copy = self.awaits_copy or other.awaits_copy
-        self.has_more = self.has_more or other.has_more
         self.failures += other.failures
 
 
@@ -210,34 +213,14 @@ def to_arrow(result: Result) -> "pa.RecordBatch":
     """A row with counts, offsets and failures, then a row per rejection, in ``RESULT_SCHEMA``."""
     import pyarrow as pa  # not with the words above, which commands read that have no task
 
-    facts: list[dict[str, Any]] = [
-        {
-            "rows": result.rows,
-            "windows": result.windows,
-            "set_aside": result.set_aside,
-            "applied": result.applied,
-            "stale": result.stale,
-            "next_offsets": [[*partition, offset] for partition, offset in result.next_offsets.items()],
-            "commit_time_ms": result.commit_time_ms,
-            "resolved": [[topic, key.decode()] for topic, key in result.resolved],
-            "lacks_record": result.lacks_record,
-            "awaits_copy": result.awaits_copy,
-            "has_more": result.has_more,
-            "failures": [failure.to_json() for failure in result.failures],
-            "view": None if result.view is None else result.view.to_json(),
-            "shard": result.shard,
-        }
-    ]
-    facts += [
-        {
-            "position": [event.position.topic, event.position.partition, event.position.offset],
-            "key": event.key.decode(),
-            "tag": event.tag,
-            "reason": event.reason,
-            "is_in_log": event.is_in_log,
-        }
-        for event in result.rejected
-    ]
+    whole: dict[str, Any] = {
+        **{name: getattr(result, name) for name in _AS_THEY_ARE},
+        "next_offsets": [[*partition, offset] for partition, offset in result.next_offsets.items()],
+        "resolved": [[topic, key.decode()] for topic, key in result.resolved],
+        "failures": [failure.to_json() for failure in result.failures],
+        "view": None if result.view is None else result.view.to_json(),
+    }
+    facts = [whole, *({"rejected": replace(event, value=None).to_json()} for event in result.rejected)]
     values = [None, *(event.value for event in result.rejected)]
     return pa.RecordBatch.from_arrays(
         [pa.array([orjson.dumps(fact).decode() for fact in facts], pa.string()), pa.array(values, pa.binary())],
@@ -250,34 +233,16 @@ def from_arrow(table: "pa.Table") -> Result:
     total = Result()
     for text, value in zip(table.column("facts").to_pylist(), table.column("value").to_pylist(), strict=True):
         fact = orjson.loads(text)
-        if "position" in fact:
-            total.rejected.append(
-                RejectedEvent(
-                    Position(*fact["position"]),
-                    fact["key"].encode(),
-                    value,
-                    fact["tag"],
-                    fact["reason"],
-                    fact["is_in_log"],
-                )
-            )
+        if "rejected" in fact:
+            total.rejected.append(replace(RejectedEvent.from_json(fact["rejected"]), value=value))
         else:
             total.add(
                 Result(
-                    rows=fact["rows"],
-                    windows=fact["windows"],
-                    set_aside=fact["set_aside"],
-                    applied=fact["applied"],
-                    stale=fact["stale"],
+                    **{name: fact[name] for name in _AS_THEY_ARE},
                     next_offsets={(topic, partition): offset for topic, partition, offset in fact["next_offsets"]},
-                    commit_time_ms=fact["commit_time_ms"],
                     resolved=[(topic, key.encode()) for topic, key in fact["resolved"]],
-                    lacks_record=fact["lacks_record"],
-                    awaits_copy=fact["awaits_copy"],
-                    has_more=fact["has_more"],
                     failures=[Failure.from_json(failure) for failure in fact["failures"]],
                     view=None if fact["view"] is None else ViewFigures.from_json(fact["view"]),
-                    shard=fact["shard"],
                 )
             )
     return total
