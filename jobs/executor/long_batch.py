@@ -85,6 +85,9 @@ class LongBatch:
     rows_max: int
 
 
+_COUNTS: Final = ("rows", "applied", "stale")
+
+
 @dataclass(slots=True)
 class Told:
     """What was applied since the driver was told last; ``next_offsets`` has only what has moved.
@@ -123,14 +126,9 @@ class Told:
     def to_json(self) -> bytes:
         """One line."""
         facts: dict[str, Any] = {
-            "rows": self.rows,
-            "applied": self.applied,
-            "stale": self.stale,
-            "commit_time_ms": self.commit_time_ms,
+            **{name: getattr(self, name) for name in (*_COUNTS, "commit_time_ms", "has_got_on", "shard")},
             "next_offsets": _entries(self.next_offsets),
             "view": None if self.view is None else self.view.to_json(),
-            "has_got_on": self.has_got_on,
-            "shard": self.shard,
             "read": _entries(self.read),
             "failure": None if self.failure is None else self.failure.to_json(),
             "rejected": [event.to_json() for event in self.rejected],
@@ -144,9 +142,8 @@ class Told:
         self.read |= _offsets(facts["read"])
         if len(facts) == 1:
             return False
-        self.rows += facts["rows"]
-        self.applied += facts["applied"]
-        self.stale += facts["stale"]
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + facts[name])
         self.commit_time_ms = max(self.commit_time_ms, facts["commit_time_ms"])
         self.next_offsets |= _offsets(facts["next_offsets"])
         if facts["view"] is not None:

@@ -207,10 +207,12 @@ class ProgressKeeper:
                 log_epoch=max([self._next.log_epoch, *(record.epoch for record in records)]),
             )
             # Also what a destination has refused to store before.
-            is_due = self._now_ms() - self._saved_at_ms >= RENEWAL_MS or _says_other(self._next, self._stored)
-            if _is_elsewhere(self._progress(), self._stored) or (is_due and any(self._applied.offsets.values())):
-                return self._save()
-            return None
+            progress, stored = self._progress(), self._stored
+            has_moved = _differ(progress, stored, "epoch", "watermark_lsn", "joining", "left_at_ms")
+            # What is applied next may be of another epoch of the log, or of other tables.
+            is_due = _differ(progress, stored, "selection", "log_epoch")
+            is_due |= self._now_ms() - self._saved_at_ms >= RENEWAL_MS
+            return self._save() if has_moved or (is_due and any(self._applied.offsets.values())) else None
 
     def _progress(self) -> Progress:
         position = self._held.position
@@ -242,13 +244,5 @@ def _raise(offsets: Offsets, ends: Mapping[TopicPartition, int]) -> None:
     offsets.update({at: max(end, offsets.get(at, 0)) for at, end in ends.items()})
 
 
-def _says_other(progress: Progress, stored: Progress) -> bool:
-    """What is applied next may be of another epoch of the log, or of other tables."""
-    return (progress.selection, progress.log_epoch) != (stored.selection, stored.log_epoch)
-
-
-def _is_elsewhere(progress: Progress, stored: Progress) -> bool:
-    """Whether the watermark has moved, or a topic has caught up."""
-    return (progress.epoch, progress.watermark_lsn, progress.joining, progress.left_at_ms) != (
-        *(stored.epoch, stored.watermark_lsn, stored.joining, stored.left_at_ms),
-    )
+def _differ(progress: Progress, stored: Progress, *fields: str) -> bool:
+    return any(getattr(progress, name) != getattr(stored, name) for name in fields)

@@ -434,13 +434,8 @@ class _Run:
                     "generation": number,
                     "batch": batch,
                 }
-                logger.warning(
-                    LogMessage(
-                        "a batch of the build before isn't finished",
-                        subject,
-                        "its rows come from the new build, as far as the topics still have their events",
-                    )
-                )
+                why = "its rows come from the new build, as far as the topics still have their events"
+                logger.warning(LogMessage("a batch of the build before isn't finished", subject, why))
 
     def _checkpoint_of(self, generation: int) -> Checkpoint:
         plan = self._plan

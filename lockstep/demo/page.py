@@ -4,7 +4,6 @@ The timeline is read from the view's changes, as they come. What people do there
 """
 
 import argparse
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -20,6 +19,7 @@ from pydantic import Field
 from cdc.model.errors import LockstepError
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.settings import SourceSettings
+from jobs.clock import now_ms
 from lockstep.client.token import commit_token
 from lockstep.config import read
 from lockstep.console import log_to_stderr, say
@@ -90,7 +90,7 @@ def add_timeline(app: FastAPI, source: SourceSettings) -> None:
         """Run it, and say when it was committed. Raises LockstepError with ``otherwise`` where it does nothing."""
         with _connected(source) as connection:
             done = statement(connection)
-            committed_ms = _now_ms()
+            committed_ms = now_ms()
             if not done:
                 raise LockstepError(otherwise)
             return done, Committed(lsn=commit_token(connection), committed_ms=committed_ms)
@@ -109,7 +109,7 @@ def add_timeline(app: FastAPI, source: SourceSettings) -> None:
         return People(
             people=tuple(Person(**asdict(one)) for one in found),
             visitor=timeline.VISITOR,
-            now_ms=_now_ms(),
+            now_ms=now_ms(),
         )
 
     @app.post(f"{ADDRESS}/tweet")
@@ -154,10 +154,6 @@ def _connected(source: SourceSettings) -> Iterator[_Connection]:
             yield connection
         except psycopg.Error as error:
             raise connection_error(error) from error
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

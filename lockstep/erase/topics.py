@@ -1,6 +1,5 @@
 """Erases keys from a topic: has it compacted, and reads it to see what is left."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -8,6 +7,7 @@ from typing import Final
 from cdc.kafka.forced_compaction import Compacted, ForcedCompaction, TopicRecord
 from cdc.kafka.key_records import KeyRecord, key_records
 from cdc.kafka.topic_admin import TopicAdmin
+from jobs.clock import now_ms
 from lockstep.erase.report import Place
 from sinks.contract import Leftover
 
@@ -181,7 +181,7 @@ class TopicErasing:
         records = read()
         rules = self._rules(topic)
         found = self._leftovers(topic, records, words)
-        partitions = needs_compaction(records, rules, self._compaction.remembered(topic), now_ms=_now_ms())
+        partitions = needs_compaction(records, rules, self._compaction.remembered(topic), now_ms=now_ms())
         outcome = None
         if partitions:
             lag_ms = rules.min_compaction_lag_ms
@@ -207,14 +207,10 @@ class TopicErasing:
         if not records:
             return ()
         rules, remembered = self._rules(topic), self._compaction.remembered(topic)
-        return leftovers_of(records, rules, remembered, now_ms=_now_ms(), words=words)
+        return leftovers_of(records, rules, remembered, now_ms=now_ms(), words=words)
 
     def _rules(self, topic: str) -> TopicRules:
         return TopicRules.of(self._cluster.configs([topic])[topic])
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _counted(count: int, what: str) -> str:

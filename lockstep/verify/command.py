@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 from cdc.model.errors import LockstepError
+from jobs.clock import now_ms
 from lockstep.config import Config
 from lockstep.console import EXIT_FAILED, StopOnSignals
 from lockstep.generations import describe, settings_of, settings_of_generation
@@ -39,7 +40,7 @@ def run_verify(config: Config, options: VerifyOptions, *, as_json: bool) -> int:
 
     stopping = StopOnSignals()
     with only_one(config.alerts_directory, options.sink):
-        began_ms = _now_ms()
+        began_ms = now_ms()
         try:
             report = verify(
                 config,
@@ -50,10 +51,10 @@ def run_verify(config: Config, options: VerifyOptions, *, as_json: bool) -> int:
             )
         except LockstepError as error:
             if is_of_everything(options) and not stopping():
-                failure = failure_of(error, began_ms=began_ms, ended_ms=_now_ms())
+                failure = failure_of(error, began_ms=began_ms, ended_ms=now_ms())
                 keep(config, options.sink, options.generation, failure)
             raise
-        ended_ms = _now_ms()
+        ended_ms = now_ms()
         try:  # a sink that takes its time, or nothing, keeps nobody from what was found, and the other way round
             _show(report, as_json=as_json)
         finally:
@@ -68,10 +69,6 @@ def _show(report: VerifyReport, *, as_json: bool) -> None:
         print(json.dumps(report.to_json(), indent=2), flush=True)  # noqa: T201  the result
     else:
         out.print(verify_table(report))
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def with_built_settings(config: Config, options: VerifyOptions) -> VerifyOptions:

@@ -247,29 +247,6 @@ def test_what_was_applied_before_and_what_is_new_after_a_quiet_time_is_no_backlo
     kept.batch_applied({(TOPIC, 0): 6}, rejected=0)
 
 
-def test_a_sink_is_behind_until_all_that_it_knows_of_is_applied() -> None:
-    kept, _ = keeper()
-    assert not kept.is_behind
-    kept.learn([record(100, 5)])
-    assert kept.is_behind
-    kept.batch_applied({(TOPIC, 0): 5}, rejected=0)
-    assert not kept.is_behind
-    assert not kept.lacks({(TOPIC, 0): 5})
-    assert kept.lacks({(TOPIC, 0): 5, (TOPIC, 1): 1})
-
-
-def test_what_a_start_position_left_out_keeps_no_sink_behind() -> None:
-    clock = Clock()
-    stored = Progress({(TOPIC, 0): 5}, 100, 7, clock.now_ms, {})
-    kept = _beyond_a_gap(stored, clock, {(TOPIC, 0): 9})
-    kept.learn([record(200, 12)])
-    assert kept.is_behind
-    assert kept.lacks({(TOPIC, 0): 12})
-    kept.batch_applied({(TOPIC, 0): 12}, rejected=0)
-    assert not kept.is_behind
-    assert not kept.lacks({(TOPIC, 0): 12})
-
-
 def test_a_job_in_whose_place_another_one_applies_stores_nothing() -> None:
     def check_claim() -> None:
         raise Fenced("another job has begun to apply")
