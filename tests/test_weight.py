@@ -30,9 +30,9 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 103_660,
+    "lines of the core": 103_775,
     "lines of stack and bench": 10_000,
-    "lines of tests": 99_680,
+    "lines of tests": 99_673,
     "words of docs": 43_900,
     "settings": 216,
 }
@@ -66,20 +66,20 @@ COUNTED: Final = ("cdc", "jobs", "snapshot", "lockstep/rejections/retry.py", "lo
 COUNTS: Final[dict[str, dict[str, int]]] = {
     "functions of more than 60 lines": {
         "cdc": 6,
-        "jobs": 7,
+        "jobs": 3,
         "lockstep/rejections/retry.py": 2,
         "lockstep/verify/sides/opening.py": 1,
         "snapshot": 4,
     },
-    "functions of more than 8 parameters": {"cdc": 4, "jobs": 4, "lockstep/rejections/retry.py": 1, "snapshot": 5},
+    "functions of more than 8 parameters": {"cdc": 4, "jobs": 1, "lockstep/rejections/retry.py": 1, "snapshot": 5},
     "functions more complex than 15": {
         "cdc": 1,
-        "jobs": 3,
+        "jobs": 1,
         "lockstep/rejections/retry.py": 1,
         "lockstep/verify/sides/opening.py": 1,
     },
-    "classes of more than 15 attributes": {"cdc": 4, "jobs": 11, "snapshot": 2},
-    "classes of more than 20 methods": {"cdc": 7, "jobs": 8, "snapshot": 1},
+    "classes of more than 15 attributes": {"cdc": 4, "jobs": 5, "snapshot": 2},
+    "classes of more than 20 methods": {"cdc": 7, "jobs": 5, "snapshot": 1},
 }
 """The most that there may be: they only fall. At none a place leaves ``COUNTED``."""
 

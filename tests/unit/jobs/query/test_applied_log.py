@@ -45,4 +45,4 @@ def test_behind_a_gap_what_is_read_is_complete_and_the_log_is_not() -> None:
 def test_a_log_that_is_read_again_takes_nothing_back() -> None:
     log = applied()
     log.apply({AT: 3})
-    assert (log.offsets, log.advanced) == ({AT: 5}, frozenset())
+    assert (log.offsets, log.advanced, log.watermark.lsn) == ({AT: 5}, frozenset(), 100)

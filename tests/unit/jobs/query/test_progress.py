@@ -129,13 +129,6 @@ def test_a_batch_that_comes_again_counts_its_rejections_once() -> None:
     assert kept.batch_applied({(TOPIC, 0): 6}, rejected=1).rejected == 4
 
 
-def test_reading_the_log_again_takes_nothing_back() -> None:
-    kept, _ = keeper(Progress({(TOPIC, 0): 50}, 900, 0, 0, {}))
-    again = kept.batch_applied({(TOPIC, 0): 5}, rejected=0)
-    assert again.next_offsets == {(TOPIC, 0): 50}
-    assert again.watermark_lsn == 900
-
-
 def test_an_idle_sink_renews_its_progress_now_and_then() -> None:
     clock = Clock()
     kept, generations = keeper(clock=clock)
@@ -187,14 +180,6 @@ def test_only_what_batches_told_of_counts_as_reached() -> None:
     kept.batch_applied({(TOPIC, 0): 3}, rejected=0)
     kept.batch_applied({(TOPIC, 0): 2}, rejected=0)
     assert kept.reached == {(TOPIC, 0): 3}
-
-
-def test_after_a_gap_the_watermark_stays_and_what_is_read_is_known() -> None:
-    kept = _beyond_a_gap(Progress({(TOPIC, 0): 5}, 100, 0, 0, {TOPIC: "id"}), Clock(), {(TOPIC, 0): 8})
-    kept.learn([record(900, 20)])
-    after = kept.batch_applied({(TOPIC, 0): 20}, rejected=1)
-    assert (after.next_offsets, after.skipped) == ({(TOPIC, 0): 5}, {(TOPIC, 0): 20})
-    assert (after.watermark_lsn, after.rejected) == (100, 1)
 
 
 def _beyond_a_gap(stored: Progress, clock: Clock, starts_at: Offsets) -> ProgressKeeper:
