@@ -70,6 +70,53 @@ class Taken:
     transactions: int = 0
 
 
+class _Cuts:
+    """The progress records of these topics that aren't reached yet."""
+
+    def __init__(self, topics: Iterable[str]) -> None:
+        self._topics = frozenset(topics)
+        # What each record asks for, with all before it.
+        self._required: Offsets = {}
+        # Each with whether it holds for all of the topics.
+        self._waiting: list[tuple[Cut, bool]] = []
+        # The oldest one, and since when it is.
+        self._oldest: tuple[Cut | None, float] = None, 0.0
+        # How many were reached.
+        self.reached = 0
+        # Whether the newest one holds for all of the topics.
+        self.is_copied = True
+
+    def add(self, record: ProgressRecord) -> None:
+        """The next record."""
+        for topic in self._topics & record.bounds.keys():
+            for partition, bound in enumerate(record.bounds[topic]):
+                self._required[topic, partition] = max(bound, self._required.get((topic, partition), 0))
+        self.is_copied = not self._topics.intersection(record.uncopied)
+        cut = Cut(record.epoch, record.lsn, record.commit_time_ms, dict(self._required))
+        self._waiting.append((cut, self.is_copied))
+        if len(self._waiting) > _CUTS_MAX:
+            # Bounds only grow, so one cut asks for nothing that a later one doesn't. The last one stays.
+            self._waiting = self._waiting[1::2] if len(self._waiting) % 2 == 0 else self._waiting[::2]
+
+    def is_late(self, now_s: float) -> bool:
+        """As ``ViewLog.is_late``."""
+        oldest = self._waiting[0][0] if self._waiting else None
+        if oldest is not self._oldest[0]:
+            self._oldest = oldest, now_s
+        return oldest is not None and now_s - self._oldest[1] > _LATE_S
+
+    def take(self, offsets: Offsets) -> list[Cut]:
+        """Those that are reached where everything below these offsets is read, if they hold for all of the topics."""
+        covered = 0
+        for cut, _ in self._waiting:
+            if any(offsets.get(at, 0) < bound for at, bound in cut.bounds.items()):
+                break  # bounds only grow
+            covered += 1
+        done, self._waiting = self._waiting[:covered], self._waiting[covered:]
+        self.reached += covered
+        return [cut for cut, is_complete in done if is_complete]
+
+
 class ViewLog:
     """What was read and isn't taken in yet. ``topics`` are those of the view's tables, ``position`` where it began."""
 
@@ -82,12 +129,9 @@ class ViewLog:
         floor: str = NEVER,
     ) -> None:
         """No cut is taken that is older than the tag ``floor``."""
-        self._topics = frozenset(topics)
         self._append_only = append_only
         self._reached: Offsets = dict(position)
-        self._required: Offsets = {}
-        self._cuts: list[tuple[Cut, bool]] = []
-        self._awaited: tuple[Cut | None, float] = None, 0.0
+        self._cuts = _Cuts(topics)
         self._batches: list[pa.RecordBatch] = []
         self._tagged: list[pa.Table] = []
         self._copies: dict[tuple[TopicPartition, str], int] = {}
@@ -99,8 +143,6 @@ class ViewLog:
         """How many records were read."""
         self.bytes = 0
         """Of the records that wait."""
-        self._reached_records = 0
-        self._is_copied = True
 
     # --- reading ---
 
@@ -111,13 +153,13 @@ class ViewLog:
     @property
     def awaits_copy(self) -> bool:
         """Whether one of the tables is being copied, or is to be, as far as the newest progress record says."""
-        return not self._is_copied
+        return not self._cuts.is_copied
 
     @property
     def came(self) -> int:
         """Grows whenever something is read, or all is that a progress record asks for. To whom nothing comes it
         doesn't, and it does for one who waits for a table's copy."""
-        return self.rows + self._reached_records
+        return self.rows + self._cuts.reached
 
     @property
     def is_behind(self) -> bool:
@@ -140,10 +182,7 @@ class ViewLog:
 
     def is_late(self, now_s: float) -> bool:
         """Whether the oldest cut has waited for too long to be reached. Called again and again."""
-        oldest = self._cuts[0][0] if self._cuts else None
-        if oldest is not self._awaited[0]:
-            self._awaited = oldest, now_s
-        return oldest is not None and now_s - self._awaited[1] > _LATE_S
+        return self._cuts.is_late(now_s)
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Records of one partition, in its order. Raises LockstepError for one without a tag."""
@@ -160,16 +199,7 @@ class ViewLog:
 
     def add_record(self, record: ProgressRecord) -> None:
         """The next progress record. The first one bounds all topics, as ``ProgressReader``'s does."""
-        for topic in self._topics & record.bounds.keys():
-            for partition, bound in enumerate(record.bounds[topic]):
-                self._required[topic, partition] = max(bound, self._required.get((topic, partition), 0))
-        is_complete = not self._topics.intersection(record.uncopied)
-        self._is_copied = is_complete
-        cut = Cut(record.epoch, record.lsn, record.commit_time_ms, dict(self._required))
-        self._cuts.append((cut, is_complete))
-        if len(self._cuts) > _CUTS_MAX:
-            # Bounds only grow, so one cut asks for nothing that a later one doesn't. The last one stays.
-            self._cuts = self._cuts[1::2] if len(self._cuts) % 2 == 0 else self._cuts[::2]
+        self._cuts.add(record)
 
     # --- taking ---
 
@@ -180,14 +210,7 @@ class ViewLog:
         """
         if self.is_behind:
             return None
-        covered = 0
-        for cut, _ in self._cuts:
-            if any(self._reached.get(at, 0) < bound for at, bound in cut.bounds.items()):
-                break  # bounds only grow
-            covered += 1
-        done, self._cuts = self._cuts[:covered], self._cuts[covered:]
-        self._reached_records += covered
-        complete = [cut for cut, is_complete in done if is_complete and cut.tag >= self._floor]
+        complete = [cut for cut in self._cuts.take(self._reached) if cut.tag >= self._floor]
         if not complete:
             return None
         self._look_for_copies(complete[0].tag)
@@ -258,19 +281,24 @@ class ViewLog:
         self._tagged, self._copies, self.bytes = [], {}, 0
         if until is None:
             self._floor = max(self._floor, _max(tagged.column("tag")))
-            return self._newest(tagged), (), 0
+            return _newest(tagged, self._append_only), (), 0
         is_complete = _compute.less_equal(tagged.column("tag"), pa.scalar(until.encode(), pa.binary()))
         if _compute.all(is_complete).as_py():
-            return self._newest(tagged), (), _transactions(tagged)
+            return _newest(tagged, self._append_only), (), _transactions(tagged)
         waiting = tagged.filter(_compute.invert(is_complete)).drop_columns(["tag"])
         # A batch is of one partition: that is how they came, and how they are told apart.
         self._batches = list(chain.from_iterable(_of_partitions(batch) for batch in waiting.to_batches()))
         self.bytes = sum(batch.nbytes for batch in self._batches)
         complete = tagged.filter(is_complete)
-        return (self._newest(complete) if complete.num_rows else None), self._batches, _transactions(complete)
+        return (
+            (_newest(complete, self._append_only) if complete.num_rows else None),
+            self._batches,
+            _transactions(complete),
+        )
 
-    def _newest(self, tagged: pa.Table) -> pa.Table:
-        return newest(with_event_keys(tagged, self._append_only) if self._append_only else tagged)
+
+def _newest(tagged: pa.Table, append_only: frozenset[str]) -> pa.Table:
+    return newest(with_event_keys(tagged, append_only) if append_only else tagged)
 
 
 def _of_partitions(batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
