@@ -23,9 +23,9 @@ from typing import Any, Final
 
 import psycopg
 
-from cdc.capture.assembler import Event
 from cdc.capture.loop import Pause
 from cdc.capture.published_table import PublishedTable
+from cdc.capture.questions import Event
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName
 from cdc.pipeline import Pipeline
@@ -187,12 +187,12 @@ class ChunkSession:
         """Publish what has become of the answer when the stream has passed its point."""
         # Before Kafka has the new rows: whoever dies in between must not complete a later update from the old ones.
         for key in chunk.events:
-            self.assembler.forget(published, key)
-        self.stream.toast.store.commit(self.assembler.position)
+            self.assembler.rows.toast.forget(published, key)
+        self.stream.toast.store.commit(self.assembler.progress.position)
         events: list[Event] = []
         for key, value in chunk.events.items():
             if value is not None:
-                self.assembler.remember(published, key, answer.fields[key])
+                self.assembler.rows.toast.remember_read(published, key, answer.fields[key])
                 events.append((published.topic, key, value, None))
             else:
                 events.append((published.topic, key, answer.deleted, None))

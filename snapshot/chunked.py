@@ -26,8 +26,8 @@ from typing import Any, Final
 import orjson
 import psycopg
 
-from cdc.capture.assembler import OrdinaryRows
 from cdc.capture.loop import Pause
+from cdc.capture.row_changes import OrdinaryRows
 from cdc.model.lsn import format_lsn
 from cdc.model.table import Table, TableName
 from cdc.model.tag import SNAPSHOT_SEQ
@@ -228,13 +228,13 @@ class ChunkedCopies:
         at = look.point.lsn
         shape = replace(look.shape, epoch=loop.state.epoch)
         published = self._stream.tables.of(shape)
-        before = assembler.tables.get(name) or assembler.passed_over.get(name)
+        before = assembler.relations.tables.get(name) or assembler.relations.passed_over.get(name)
         is_new = before is None or before.table != shape
         asked = loop.state.copying.get(name, TableCopy())
         self._say(f"copying {name} at {format_lsn(at)}, in chunks beside the stream")
         # A process that dies after the commit must not complete an update from values of before it.
         self._stream.toast.store.clear(published.topic)
-        self._stream.toast.store.commit(assembler.position)
+        self._stream.toast.store.commit(assembler.progress.position)
         copy = TableCopy(
             since=at,
             membership=look.membership.to_text(),
@@ -246,14 +246,14 @@ class ChunkedCopies:
         records = [SchemaRecord(shape, at, change, from_epoch=state.epoch)] if is_new else []
         self._publisher.commit(state, records, progress=False)
         loop.adopt(state)
-        assembler.replace(published, copying=True)
+        loop.follow(assembler.relations.replace(published, copying=True))
         self._active = self._as_active(look)
         return Pause(loop.state, pause.frame)
 
     def _resume(self, name: TableName, copy: TableCopy) -> _Active | None:
         """Go on with a copy of an earlier session; None where it has to begin again."""
         look = self._session.look(name)
-        published = self._assembler.tables.get(name)
+        published = self._assembler.relations.tables.get(name)
         if look is not None and look.order is not None and published is not None:
             change = look.membership.since(copy.membership)
             if not change.whole and not change.altered and look.shape.schema_id == published.table.schema_id:
@@ -270,7 +270,7 @@ class ChunkedCopies:
     def _begin_again(self, name: TableName) -> None:
         self._say(f"{name}: its copy begins again, since the table was altered")
         self._put_down()
-        self._assembler.distrust(name)
+        self._assembler.relations.distrust(name)
         self._loop.adopt(self._loop.state.to_be_copied([name]))
 
     def _leave(self, name: TableName) -> None:
@@ -283,7 +283,7 @@ class ChunkedCopies:
         self._put_down()
         copy = self._loop.state.copying.get(name)
         if copy is not None and copy.has_begun:
-            self._assembler.distrust(name)
+            self._assembler.relations.distrust(name)
             self._loop.adopt(self._loop.state.to_be_copied([name]))
 
     def _next_range(self, active: _Active, copy: TableCopy, frame: Frame | None) -> Pause | None:
@@ -302,7 +302,7 @@ class ChunkedCopies:
                 active.limit_s *= 2
                 self._waits.later(name, 0, "its next row takes long to be found; VACUUM removes dead ones")
                 return Pause(self._loop.state, frame)
-        published = self._assembler.tables[name]
+        published = self._assembler.relations.tables[name]
         events = row_events(published, point.lsn, self._loop.state).of_lines(list(found.lines))
         lines = {key: line for (key, _), line in zip(events, found.lines, strict=True)} if copy.passes > 1 else {}
         size = sum(len(value) for _, value in events)
@@ -315,7 +315,7 @@ class ChunkedCopies:
         self._loop.send_rows(OrdinaryRows(published.topic, rows_left, size, None))
         for key, line in lines.items():
             if key in chunk.events:
-                self._assembler.remember(published, key, split_row(line[:-1]))
+                self._assembler.rows.toast.remember_read(published, key, split_row(line[:-1]))
         if found.lines:
             active.rows_at_once = next_chunk_rows(
                 len(found.lines) if found.is_cut else rows_at_once,
@@ -343,7 +343,7 @@ class ChunkedCopies:
     def _find_gone(self, active: _Active, copy: TableCopy, frame: Frame | None) -> Pause | None:
         """Keys whose newest event is older than the copy; when none is left, the copy has ended."""
         if active.scan is None:
-            topic = self._assembler.tables[active.name].topic
+            topic = self._assembler.relations.tables[active.name].topic
             since = tag_text(tag_prefix(self._loop.state.epoch, copy.since), SNAPSHOT_SEQ)
             log = self._stream.log
             active.scan = TopicScan(log.record_lists(topic, wait_s=_SCAN_WAIT_S), since, log.key_set())
@@ -360,7 +360,7 @@ class ChunkedCopies:
     def _look_up(self, active: _Active, copy: TableCopy, keys: Sequence[bytes], frame: Frame | None) -> "_Step":
         """Publish what the source has of these keys of events: a row, or that it is gone."""
         name, loop = active.name, self._loop
-        published = self._assembler.tables[name]
+        published = self._assembler.relations.tables[name]
         # Keys that the table had before it got another one, or another type of it, have no row.
         own = [key for key in map(orjson.loads, keys) if is_key(published.table, key)]
         texts = [key_texts(published.table, key) for key in own]
@@ -375,7 +375,7 @@ class ChunkedCopies:
         pause = self._session.publish_up_to(point.lsn, frame, chunk)
         if pause is None or not self._goes_on(active, copy):
             return _Step(pause)
-        self._session.send_answer(self._assembler.tables[name], answer, chunk)
+        self._session.send_answer(self._assembler.relations.tables[name], answer, chunk)
         self._rate.taken(len(rows))
         self._session.take_more_keys()
         self._session.adopt(name, _without(loop.state.copying[name], chunk), point.lsn)
@@ -388,11 +388,11 @@ class ChunkedCopies:
         Repairs of the table that wait come next: their keys may lie in chunks that were read before they came.
         """
         name, loop = active.name, self._loop
-        topic = self._assembler.tables[name].topic
+        topic = self._assembler.relations.tables[name].topic
         state = loop.state.with_whole(name)
         self._publisher.commit(state, covering=[topic])
         loop.adopt(state)
-        self._assembler.copied(name)
+        self._assembler.relations.copied(name)
         rows = state.copied[name]
         self._put_down()
         self._copied(CopyProgress(name, rows, rows, active.size, finished=True))
@@ -412,7 +412,7 @@ class ChunkedCopies:
         if now is None or now.since != copy.since:
             self._put_down()
             return False
-        published = self._assembler.tables.get(active.name)
+        published = self._assembler.relations.tables.get(active.name)
         if published is None or published.table.schema_id != active.shape.schema_id:
             self._begin_again(active.name)
             return False

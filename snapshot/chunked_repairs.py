@@ -94,7 +94,7 @@ class ChunkedRepairs:
             return None
         if not self._has_shape(name, look):
             return Pause(loop.state, pause.frame)
-        self._session.send_answer(self._assembler.tables[name], answer, chunk)
+        self._session.send_answer(self._assembler.relations.tables[name], answer, chunk)
         self._session.adopt(name, None, look.point.lsn)
         loop.commit()  # a session that is lost before has the next one answer the request
         self._repairs.done_keys(name, asked)
@@ -120,7 +120,7 @@ class ChunkedRepairs:
         if look is None:
             self._ignore(name, f"it isn't in publication {self._session.pipeline.publication} under this name")
             return None
-        known = self._assembler.tables.get(name)
+        known = self._assembler.relations.tables.get(name)
         if known is None or known.table.key != look.shape.key:
             self._ignore(name, "its key is another one by now")
             return None
@@ -138,16 +138,16 @@ class ChunkedRepairs:
     def _has_shape(self, name: TableName, look: Look) -> bool:
         """Whether the stream is at the shape of the chunk. One of which it has had no row yet is recorded first."""
         loop, assembler = self._loop, self._assembler
-        if name not in loop.state.copied or name not in assembler.tables:
+        if name not in loop.state.copied or name not in assembler.relations.tables:
             return False
-        known = assembler.tables[name]
+        known = assembler.relations.tables[name]
         if known.table.schema_id != look.shape.schema_id:
             relation = self._stream.shapes.current_relation(name)
             adopted = self._stream.shapes.adopt(relation, known) if relation is not None else None
             if adopted is not None and adopted.table.schema_id == look.shape.schema_id:  # else altered again since
-                assembler.record(adopted)
+                assembler.rows.envelopes.record_shape(adopted)
                 loop.commit()
-            known = assembler.tables[name]
+            known = assembler.relations.tables[name]
             if known.table.schema_id != look.shape.schema_id:
                 loop.adopt(loop.state.to_be_copied([name]))
         return name in loop.state.copied  # else it is copied first, and the repair comes after that

@@ -247,7 +247,7 @@ class StreamCopies:
         # All rows come again: nothing depends on what its columns' numbers meant before.
         shape = replace(point.shapes[name], epoch=loop.state.epoch)
         published = self._stream.tables.of(shape)
-        published_before = assembler.tables.get(name) or assembler.passed_over.get(name)
+        published_before = assembler.relations.tables.get(name) or assembler.relations.passed_over.get(name)
         new = published_before is None or published_before.table != shape
         recorded = loop.state.memberships.get(name)
         change = membership.since(recorded) if recorded else None
@@ -262,7 +262,7 @@ class StreamCopies:
         self._say(f"copying {name} at {format_lsn(point.slot.consistent_point)}")
         # A process that dies after the copy's last commit must not complete an update from values of before it.
         self._stream.toast.store.clear(published.topic)
-        self._stream.toast.store.commit(assembler.position)
+        self._stream.toast.store.commit(assembler.progress.position)
         state = copy_into_stream(
             published,
             reader=point.reader,
@@ -278,8 +278,8 @@ class StreamCopies:
             report=self._copied,
         )
         loop.adopt(state)
-        assembler.replace(published)
-        self._stream.toast.reload(published, assembler.position)  # the copy went past it
+        loop.follow(assembler.relations.replace(published))
+        self._stream.toast.reload(published, assembler.progress.position)  # the copy went past it
         if not leaves:
             self._repairs.done(name)
 

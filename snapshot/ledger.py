@@ -8,7 +8,7 @@ copied once, under any of the snapshots, and blocks that came after the first on
 
 Rows of a table with a key may be published by both, copy and stream. Those of an append-only table may not. So of its
 ranges that are missing, S2 copies the row versions alone that S1 showed as well. One that S1 showed and that was
-changed or deleted before C2 is missing then. The stream shows that it was: see ``Assembler``.
+changed or deleted before C2 is missing then. The stream shows that it was: see ``RowChanges``.
 """
 
 import hashlib

@@ -6,16 +6,15 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from cdc.capture.assembler import Assembler, Event
 from cdc.capture.batch import Batch, Committed, commit_pace
 from cdc.capture.confirmation import Clock, Confirmation
 from cdc.capture.loop import CaptureLoop, Pause
 from cdc.capture.messages_and_outbox import Headers
-from cdc.capture.published_table import PublishedTable
+from cdc.capture.questions import Event
 from cdc.capture.settings import CaptureSettings
 from cdc.model.errors import Unavailable
 from cdc.model.lsn import Lsn
-from cdc.model.table import Table, TableName
+from cdc.model.table import Table
 from cdc.pace import Pace
 from cdc.protocol.control_records import CaptureState, SchemaRecord
 from cdc.protocol.walsender import Frame
@@ -165,20 +164,36 @@ class MemoryPublisher:
         return [event for batch in self.batches for event in batch]
 
 
-class _Downstream:
-    """The open batch, and no store of large values."""
+class Surroundings(history.Answers):
+    """The source and the topics around the stream."""
 
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
+    def __init__(
+        self,
+        capture: "Capture",
+        inspect: Callable[[CaptureState], CaptureState],
+        *,
+        is_resumed: bool,
+        interval_s: float,
+        **answers: Any,
+    ) -> None:
+        super().__init__(**answers)
+        self._capture = capture
+        self._inspect = inspect
+        self._is_resumed = is_resumed
+        self.interval_s = interval_s
+        self.stopping: Callable[[], bool] = lambda: capture.stream.exhausted
 
-    def commit_pending(self, assembler: Assembler) -> None:
-        self._batch.commit_pending(assembler)
+    def is_resumed(self) -> bool:
+        return self._is_resumed
 
-    def reload_toast(self, published: PublishedTable, position: tuple[int, int]) -> None:
-        pass  # no topic has what the memory lacks
+    def inspect(self, state: CaptureState) -> CaptureState:
+        return self._inspect(state)
 
-    def passed_over(self, name: TableName, columns: Sequence[str]) -> None:
-        pass  # the assembler says so too
+    def heartbeat(self) -> None:
+        self._capture.heartbeats.append(self._capture.time.now_s)
+
+    def keep_alive(self) -> None:
+        self._capture.confirmation.send_status_if_due()
 
 
 class Capture:
@@ -195,7 +210,8 @@ class Capture:
         pace: Pace | None = None,
         heartbeat_interval_s: float = 1e9,
         inspect: Callable[[CaptureState], CaptureState] = lambda state: state,
-        is_resumed: Callable[[], bool] = lambda: True,
+        is_resumed: bool = True,
+        answers: Mapping[str, Any] = MappingProxyType({}),
         parts: Mapping[str, Any] = MappingProxyType({}),
         **settings: int,
     ) -> None:
@@ -210,40 +226,36 @@ class Capture:
         if shapes:
             self.state = replace(self.state, copied={shape.name: 1 for shape in shapes})
         clock = self.time.clock()
-        self._confirmation = Confirmation(
+        self.confirmation = Confirmation(
             self.stream, clock, interval_s=STATUS_INTERVAL_S, confirmed=Lsn(self.state.resume_lsn)
         )
         self._batch = Batch(
             publisher=self.publisher,
-            confirmation=self._confirmation,
+            confirmation=self.confirmation,
             state=self.state,
             settings=CaptureSettings(**settings),
             clock=clock,
             report=self.reports.append,
             pace=pace,
         )
-        self.assembler = history.assembler(*shapes, at=self.state, downstream=_Downstream(self._batch), **parts)
+        self.assembler = history.assembler(*shapes, at=self.state, **parts)
+        self.surroundings = Surroundings(
+            self, inspect, is_resumed=is_resumed, interval_s=heartbeat_interval_s, **answers
+        )
         self.pause: Pause | None = None
-        self._heartbeat_interval_s = heartbeat_interval_s
-        self._inspect = inspect
-        self._is_resumed = is_resumed
 
     def run(self, *, stopping: Callable[[], bool] | None = None, until: int | None = None) -> "Capture":
         """Run until the script ends, or ``stopping``, or the loop pauses."""
+        if stopping is not None:
+            self.surroundings.stopping = stopping
         self.loop = CaptureLoop(
-            stream=self.stream,
-            batch=self._batch,
-            assembler=self.assembler,
-            confirmation=self._confirmation,
-            clock=self.time.clock(),
-            stopping=stopping or (lambda: self.stream.exhausted),
-            heartbeat=lambda: self.heartbeats.append(self.time.now_s),
-            heartbeat_interval_s=self._heartbeat_interval_s,
-            inspect=self._inspect,
-            is_resumed=self._is_resumed,
+            self.stream, self._batch, self.assembler, self.surroundings, self.confirmation, self.time.clock()
         )
-        self.pause = self.loop.run(until=None if until is None else Lsn(until))
+        self.pause = self.loop.run(until=None if until is None else Lsn(until), may_copy=self._lacks_copies)
         return self
+
+    def _lacks_copies(self, state: CaptureState) -> bool:
+        return any(name not in state.copied for name in self.assembler.relations.tables)
 
     def positions(self) -> list[tuple[int, int, int]]:
         """(commit LSN, seq, end LSN) of every committed state."""

@@ -1,10 +1,27 @@
 """Capture without servers: tables, states and assemblers as they are after a start, for histories of ``tests.wal``."""
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-from cdc.capture.assembler import Assembler, Event
+from cdc.capture.assembler import Assembler
+from cdc.capture.messages_and_outbox import MessageChannel
 from cdc.capture.published_table import PublishedTable
+from cdc.capture.questions import (
+    Event,
+    NeedLargeValues,
+    NeedLiveKeys,
+    NeedRowBefore,
+    NeedShape,
+    Notice,
+    Question,
+    Steps,
+    Uncaptured,
+)
+from cdc.capture.relations import Relations
+from cdc.capture.resume import StreamProgress
+from cdc.capture.row_changes import RowChanges
 from cdc.kafka.topic_names import table_topic
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName
@@ -12,6 +29,7 @@ from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.pgoutput import Message, Relation
 from cdc.stream.row_encoding import chosen_row_encoding
+from cdc.toast.memory import MemoryStore
 from tests.builders import table
 from tests.wal import HANDOFF, RELATION_ID, relation
 
@@ -51,17 +69,64 @@ def _published(shape: Table) -> PublishedTable:
     return PublishedTable(table_topic("shop", shape.name), encoder, kernel=chosen_row_encoding().kernel(encoder))
 
 
-def assembler(*shapes: Table, at: CaptureState | None = None, **parts: Any) -> Assembler:
-    """An assembler that goes on from a state. ``parts`` are its shapes, log and memory, where a test has them."""
+class Answers:
+    """What is asked of source, topics and memory. A shape is taken as it was known, and no topic has anything."""
+
+    def __init__(
+        self,
+        *,
+        log: Any = None,
+        shapes: Any = None,
+        notices: Mapping[str, Callable[[bytes], object]] = MappingProxyType({}),
+        on_uncaptured: Callable[[TableName], object] = lambda _: None,
+    ) -> None:
+        self._log = log
+        self._shapes = shapes
+        self._notices = notices
+        self._on_uncaptured = on_uncaptured
+        self.asked: list[Question] = []
+
+    def answer(self, question: Question) -> Any:
+        self.asked.append(question)
+        match question:
+            case NeedShape(relation, known, xid):
+                return self._shapes.adopt(relation, known, xid) if self._shapes is not None else known
+            case NeedLiveKeys(topic):
+                return self._log.live_keys(topic)
+            case NeedRowBefore():
+                return self._log.row_before(question.topic, question.key, question.prefix)
+            case Notice(prefix, content):
+                return self._notices[prefix](content)
+            case Uncaptured(name):
+                self._on_uncaptured(name)
+            case NeedLargeValues():
+                pass  # no topic has what the memory lacks
+        return None
+
+
+NOTHING_ELSE = Answers()
+
+
+def assembler(
+    *shapes: Table,
+    at: CaptureState | None = None,
+    tables: Mapping[TableName, PublishedTable] | None = None,
+    memory: Any = None,
+    messages: MessageChannel | None = None,
+    notices: Sequence[str] = (),
+    **known: Any,
+) -> Assembler:
+    """An assembler that goes on from a state. ``known`` is what else is known of relations."""
     begin = at or state()
-    return Assembler(
-        published(*shapes),
-        epoch=begin.epoch,
-        skip_to=(begin.commit_lsn, begin.seq),
+    progress = StreamProgress(
+        position=(begin.commit_lsn, begin.seq),
         end_lsn=Lsn(begin.end_lsn),
         commit_time_ms=begin.commit_time_ms,
-        **{"begun": begin.begun, **parts},
+        begun=begin.begun,
     )
+    followed = Relations(published(*shapes) if tables is None else tables, **known)
+    rows = RowChanges(followed, progress, MemoryStore() if memory is None else memory, epoch=begin.epoch)
+    return Assembler(rows, messages=messages, notices=notices)
 
 
 def relations(*shapes: Table) -> list[Relation]:
@@ -69,6 +134,33 @@ def relations(*shapes: Table) -> list[Relation]:
     return [relation(shape, RELATION_ID + index) for index, shape in enumerate(shapes or (table(),))]
 
 
-def events(follower: Assembler, messages: Iterable[tuple[int, Message]]) -> Sequence[Event]:
+def events(
+    follower: Assembler, messages: Iterable[tuple[int, Message]], answers: Answers = NOTHING_ELSE
+) -> Sequence[Event]:
     """Everything that the messages come to."""
-    return [event for lsn, message in messages for event in follower.feed(message, lsn)]
+    return [event for lsn, message in messages for event in fed(follower, message, lsn, answers)]
+
+
+def fed(follower: Assembler, message: Message, lsn: int = 0, answers: Answers = NOTHING_ELSE) -> Iterator[Event]:
+    """What one message comes to, event by event, as the loop publishes it."""
+    outcome = follower.feed(message, lsn)
+    yield from outcome if isinstance(outcome, tuple) else followed(outcome, answers)
+
+
+def followed(steps: Steps, answers: Answers = NOTHING_ELSE) -> Iterator[Event]:
+    """The events among these steps."""
+    answer = None
+    with contextlib.suppress(StopIteration):
+        while True:
+            step = steps.send(answer)
+            answer = None if isinstance(step, tuple) else answers.answer(step)
+            if isinstance(step, tuple):
+                yield from step
+            elif isinstance(step, NeedLiveKeys):
+                for key in answer:
+                    yield from step.gone(key)
+
+
+def copied(follower: Assembler, published: PublishedTable) -> None:
+    """The stream is at a copy of the table, and has described it as it is known."""
+    assert not list(followed(follower.relations.replace(published)))

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -18,11 +19,11 @@ import orjson
 import psycopg
 from pyspark.sql import SparkSession
 
-from cdc.capture.assembler import Assembler, Event
 from cdc.capture.published_table import PublishedTable
+from cdc.capture.questions import Event
 from cdc.kafka.control_topics import read_state, read_tables
 from cdc.model.errors import Unavailable
-from cdc.model.lsn import Lsn, parse_lsn
+from cdc.model.lsn import parse_lsn
 from cdc.model.table import quote_identifier
 from cdc.postgres.connection import connect
 from cdc.postgres.settings import SourceSettings
@@ -38,6 +39,7 @@ from monitor.waits import Waits
 from sinks.registry import open_sink
 from sinks.wrappers.projection import Projection
 from stack.stack import Endpoints
+from tests import history
 from tests.spark_here import Job, Rebuild
 from tests.topics import read_committed, remove_later
 
@@ -326,12 +328,9 @@ url = "{self.endpoints.warehouse_url}"
         tables = read_tables(self.client, self.name)
         topics = self.config.topics()
         encoder = {"server": self.name, "database": state.database, "version": "0.1.0"}
-        assembler = Assembler(
-            {name: PublishedTable(topics[name], TableEncoder(tables[name], **encoder)) for name in topics},
-            epoch=state.epoch,
-            skip_to=(state.handoff, 0),
-            end_lsn=Lsn(0),
-            commit_time_ms=0,
+        follower = history.assembler(
+            tables={name: PublishedTable(topics[name], TableEncoder(tables[name], **encoder)) for name in topics},
+            at=replace(state, commit_lsn=state.handoff, seq=0, end_lsn=0, begun=None),
         )
         events: list[Event] = []
         with self.sql() as connection:
@@ -340,7 +339,7 @@ url = "{self.endpoints.warehouse_url}"
                 " 'proto_version', '1', 'publication_names', %s, 'messages', 'true')",
                 (f"{self.config.slot}_oracle", self.config.publication),
             ):
-                events += assembler.feed(decode(data), parse_lsn(lsn))
+                events += history.fed(follower, decode(data), parse_lsn(lsn))
         return events
 
     def published(self, *, snapshot: bool = False) -> dict[tuple[str, int], list[Event]]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from cdc.capture.assembler import Event
+from cdc.capture.questions import Event
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName
@@ -85,7 +85,7 @@ def outcome(
     """Capture these frames, by Python where there is no ``encoding``. Lengths of runs go to ``encoded``."""
     memory = MemoryStore()
     capture = Capture(frames, shapes=shapes, parts={"memory": memory}, **options)
-    for index, published in enumerate(capture.assembler.tables.values()):
+    for index, published in enumerate(capture.assembler.relations.tables.values()):
         published.toast = rules[index] if rules else None
         kernel = None if encoding is None else encoding.kernel(published.encoder)
         published.kernel = None if kernel is None else CountingKernel(kernel, [] if encoded is None else encoded)

@@ -7,7 +7,7 @@ from typing import Any
 from confluent_kafka import Consumer, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from cdc.capture.assembler import Event
+from cdc.capture.questions import Event
 from cdc.kafka.consumer import find_leaders
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.protocol.envelope import TAG_HEADER

@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from cdc.capture.assembler import Assembler, Event, OrdinaryRows
+from cdc.capture.assembler import Assembler
 from cdc.capture.confirmation import Clock, Confirmation
 from cdc.capture.messages_and_outbox import Headers
+from cdc.capture.questions import Event
+from cdc.capture.row_changes import OrdinaryRows
 from cdc.capture.settings import CaptureSettings
 from cdc.model.lsn import Lsn
 from cdc.pace import Pace
@@ -110,9 +112,7 @@ class Batch:
         self._clock = clock
         self._report = report
         self._memory = memory
-        self._rows_max = settings.batch_rows
-        self._bytes_max = settings.batch_bytes
-        self._age_max_s = AGE_MAX_S
+        self._settings = settings
         self._bytes = 0
         self._records: dict[str, int] = {}
         self._opened_s = clock.monotonic_s()
@@ -121,8 +121,6 @@ class Batch:
         """The state that the next commit goes on from."""
         self.events = 0
         """Events that aren't committed yet."""
-        self.published_end = Lsn(state.end_lsn)
-        """The end of the last transaction that a commit of ours has covered."""
         self.committed_s = self._opened_s
         """When the last commit ended, on the monotonic clock."""
         self.watch: Watch | None = None
@@ -157,21 +155,21 @@ class Batch:
 
     def room(self) -> tuple[int, int]:
         """The events, and the bytes, after which it is full."""
-        return self._rows_max - self.events, self._bytes_max - self._bytes
+        return self._settings.batch_rows - self.events, self._settings.batch_bytes - self._bytes
 
     def is_full(self) -> bool:
         """Whether it has as many events or bytes as one Kafka transaction takes."""
-        return self.events >= self._rows_max or self._bytes >= self._bytes_max
+        return self.events >= self._settings.batch_rows or self._bytes >= self._settings.batch_bytes
 
     def is_overdue(self) -> bool:
         """Whether its first event has waited as long as an event may."""
-        return self.events > 0 and self._clock.monotonic_s() - self._opened_s > self._age_max_s
+        return self.events > 0 and self._clock.monotonic_s() - self._opened_s > AGE_MAX_S
 
     def gathers_for_s(self) -> float:
         """How long a commit that isn't urgent should wait for more, in seconds; 0 when it is time for it."""
         until_s = self._next_commit_s
         if self.events:
-            until_s = min(until_s, self._opened_s + self._age_max_s)
+            until_s = min(until_s, self._opened_s + AGE_MAX_S)
         return max(0.0, until_s - self._clock.monotonic_s())
 
     def owes_progress(self) -> bool:
@@ -190,25 +188,27 @@ class Batch:
     def commit(self, assembler: Assembler) -> None:
         """Commit what was sent together with the position and the new shapes of the assembler, then confirm it."""
         began_s = self._clock.monotonic_s()
-        commit_lsn, seq = position = assembler.position
-        shapes = tuple(assembler.new_shapes)
-        self.state = self.state.published(
+        progress, relations, unread = assembler.progress, assembler.relations, assembler.rows.unread
+        commit_lsn, seq = position = progress.position
+        shapes = tuple(relations.new_shapes)
+        state = self.state.published(
             commit_lsn=commit_lsn,
             seq=seq,
-            end_lsn=assembler.end_lsn,
-            commit_time_ms=assembler.commit_time_ms,
-            last_transaction=assembler.last_transaction,
-            begun=assembler.begun,
-        )
+            end_lsn=progress.end_lsn,
+            commit_time_ms=progress.commit_time_ms,
+            last_transaction=progress.last_transaction,
+            begun=progress.begun,
+        ).with_unread(unread)
+        for name, partition in relations.new_partitions:
+            state = state.with_partition(name, partition)
         rewritten = {record.table.name for record in shapes if record.change.rewritten}
-        self.state = self.state.with_unread(assembler.unread)
-        self.state = self.state.to_be_copied(rewritten).never_copied(assembler.passed_over)
+        self.state = state.to_be_copied(rewritten).never_copied(relations.passed_over)
         bounds = self._publisher.commit(self.state, shapes, interval_s=self._pace.interval_s)
         # Never before Kafka: a memory that is ahead of it would answer with values yet to come.
         if self._memory is not None:
             self._memory.commit(position, bounds)
-        assembler.new_shapes.clear()
-        assembler.unread.clear()
+        for committed in (relations.new_shapes, relations.new_partitions, unread):
+            committed.clear()
         # The last complete transaction is left out, so that the next start gets it again and can compare it.
         self._confirmation.committed(Lsn(self.state.resume_lsn))
         self.committed_s = self._clock.monotonic_s()
@@ -217,6 +217,5 @@ class Batch:
         # From its beginning: a commit that takes long has gathered enough already.
         self._next_commit_s = began_s + self._pace.interval_s
         self._report(Committed(self.events, self.state, self._records, took_s, self._pace.interval_s))
-        self.published_end = assembler.end_lsn
         self.events = self._bytes = 0
         self._records = {}

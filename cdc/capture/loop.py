@@ -4,11 +4,23 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from cdc.capture.assembler import Assembler, Event, OrdinaryRows
+from cdc.capture.assembler import Assembler
 from cdc.capture.batch import Batch, Watch
 from cdc.capture.confirmation import Clock, Confirmation
+from cdc.capture.questions import (
+    Event,
+    Events,
+    LeftUnread,
+    NeedLargeValues,
+    NeedLiveKeys,
+    NeedRowBefore,
+    Notice,
+    Question,
+    Steps,
+)
+from cdc.capture.row_changes import OrdinaryRows
 from cdc.model.errors import MalformedMessage, Unavailable
 from cdc.model.lsn import Lsn
 from cdc.protocol.control_records import CaptureState
@@ -34,7 +46,6 @@ _PINGS_MAX = 20
 asks until all of it is confirmed. It never will be, since nothing is confirmed but what Kafka has."""
 
 _BEGIN = ord("B")
-_TRUNCATE = ord("T")
 
 
 class Stream(Protocol):
@@ -62,54 +73,73 @@ class Pause:
     frame: Frame | None
 
 
+class Source(Protocol):
+    """What lies around the stream: the database, the topics, and what was kept of them."""
+
+    interval_s: float
+    """How often it is inspected, and written to where nothing is committed."""
+
+    def stopping(self) -> bool:
+        """Whether the loop was told to stop."""
+        ...
+
+    def answer(self, question: Question) -> Any:
+        """As the question says; keys of NeedLiveKeys as an iterator. What it raises ends the loop."""
+        ...
+
+    def is_resumed(self) -> bool:
+        """Whether it is known that this is the stream that was published from."""
+        ...
+
+    def inspect(self, state: CaptureState) -> CaptureState:
+        """Look at the source; the state with the tables that have to be copied again."""
+        ...
+
+    def heartbeat(self) -> None:
+        """Write something, so that the slot and the watermark of an idle database go on."""
+        ...
+
+    def keep_alive(self) -> None:
+        """Called now and then whatever comes: send status updates, and see to other connections."""
+        ...
+
+
 class CaptureLoop:
     """Publishes the stream; ``run`` until it is told to stop or has to pause.
 
     A batch ends when the socket is dry and the last commit began long enough ago, or when it is large or old enough. In
-    the middle of a transaction, a dry socket doesn't end it. ``heartbeat`` is called when nothing was committed for
-    ``heartbeat_interval_s``, so that an idle database's slot and the watermark go on. At least that often, ``inspect``
-    gets the state and returns it with the tables that have to be copied again. Whatever stream and batch raise ends the
-    loop.
+    the middle of a transaction, a dry socket doesn't end it. Whatever stream, source and batch raise ends the loop.
 
-    When nothing waits for a commit, the server is told up to where everything is in Kafka. Before ``is_resumed``, it
-    isn't known yet that it is the one that was published from.
+    When nothing waits for a commit, the server is told up to where everything is in Kafka, once the stream is resumed.
     """
 
     def __init__(
         self,
-        *,
         stream: Stream,
         batch: Batch,
         assembler: Assembler,
+        source: Source,
         confirmation: Confirmation,
         clock: Clock,
-        stopping: Callable[[], bool],
-        heartbeat: Callable[[], object],
-        heartbeat_interval_s: float,
-        inspect: Callable[[CaptureState], CaptureState] = lambda state: state,
-        is_resumed: Callable[[], bool] = lambda: True,
-        keep_alive: Callable[[], None] | None = None,
     ) -> None:
-        """``keep_alive`` is called now and then whatever comes, and sends status updates; by default nothing else."""
-        self._keep_alive = keep_alive or confirmation.send_status_if_due
         self._stream = stream
         self._batch = batch
         self._assembler = assembler
+        self._source = source
         self._confirmation = confirmation
         self._clock = clock
-        self._stopping = stopping
-        self._heartbeat = heartbeat
-        self._heartbeat_interval_s = heartbeat_interval_s
-        self._inspect = inspect
-        self._is_resumed = is_resumed
+        self._following: Frame | None = None
+        """A frame that was received already."""
         self._all_sent_to = Lsn(0)
+        """Everything that commits before it has come."""
         self._unserved = 0
+        """Messages since the connections were seen to."""
         self._pings = 0
-        self._pinged_s = clock.monotonic_s()
-        self._heartbeat_s = self._inspected_s = clock.monotonic_s()
-        self._inspection_is_due = False
-        self._is_past_pause = False
-        self._pause_due_s = math.inf
+        """Requests for a status, one after the other."""
+        self._now_s = self._pinged_s = self._heartbeat_s = clock.monotonic_s()
+        """When the clock was looked at last, when the last request came, and the last heartbeat was written."""
+        self._inspect_at_s = self._now_s + source.interval_s
+        self._pause_at_s = math.inf
 
     @property
     def state(self) -> CaptureState:
@@ -120,14 +150,41 @@ class CaptureLoop:
         """Go on from this state: a copy has committed it, or wants tables to be copied."""
         self._batch.state = state
 
-    def look_next(self) -> None:
-        """Inspect after the transaction that is being read, and before the next one."""
-        self._inspected_s = -math.inf
-        self._inspection_is_due = True
-
     def pause_after(self, seconds: float) -> None:
         """Ask ``may_copy`` after so long also under a backlog: then a batch ends between two transactions."""
-        self._pause_due_s = self._clock.monotonic_s() + seconds
+        self._pause_at_s = self._clock.monotonic_s() + seconds
+
+    def follow(self, steps: Steps) -> None:
+        """Publish the events among these steps of the assembler, and answer its questions."""
+        answer = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration:
+                return
+            answer = self._done(step)
+
+    def _done(self, step: Events | Question) -> Any:
+        batch = self._batch
+        if isinstance(step, tuple):
+            batch.add(step)
+            return None
+        if isinstance(step, NeedLiveKeys | NeedRowBefore | NeedLargeValues):
+            batch.commit_pending(self._assembler)
+        elif isinstance(step, LeftUnread):
+            if batch.watch is not None:
+                batch.watch(step.topic, step.keys)
+            return None
+        answer = self._source.answer(step)
+        if isinstance(step, NeedLiveKeys):
+            # As many deletes as the table has rows, in Kafka transactions of bounded size and age.
+            for key in answer:
+                batch.add(step.gone(key))
+                if batch.is_full() or batch.is_overdue():
+                    batch.commit_pending(self._assembler)
+        elif isinstance(step, Notice) and answer:
+            self._inspect_at_s = -math.inf
+        return answer
 
     def send(self, events: Iterable[Event]) -> None:
         """Add events of a copy to the open batch, between two transactions. ``adopt`` a state that describes them."""
@@ -156,7 +213,7 @@ class CaptureLoop:
         *,
         first: Frame | None = None,
         until: Lsn | None = None,
-        may_copy: Callable[[CaptureState], bool] | None = None,
+        may_copy: Callable[[CaptureState], bool] = lambda _: False,
     ) -> Pause | None:
         """Publish until told to stop (None), the open batch finished first; or until a Pause.
 
@@ -166,12 +223,11 @@ class CaptureLoop:
         Raises MalformedMessage for bytes that it can't decode, and whatever stream, assembler and batch raise. What the
         open batch holds is lost then.
         """
-        stream, batch, assembler = self._stream, self._batch, self._assembler
-        may_copy = may_copy or self._lacks_copies
+        stream, batch, progress = self._stream, self._batch, self._assembler.progress
+        self._following = first
         dry = False
         while True:
-            frame = stream.receive() if first is None else first
-            first = None
+            frame, self._following = self._following or stream.receive(), None
             if frame is None and not dry:
                 dry = True
                 stream.wait(_NAP_S)
@@ -181,21 +237,14 @@ class CaptureLoop:
                 dry = False
                 if frame[0] == XLOG_DATA:
                     self._pings = 0
-                    ordinary = self._ordinary(frame) if assembler.has_kernels else None
-                    if ordinary is not None:
-                        batch.add_rows(ordinary)
-                        first = ordinary.following
-                    elif not self._publish(frame, until):
-                        # Also what gave no events: what is copied here would be older than it at the next start.
-                        if self._must_commit(full=True, dry=False):
-                            batch.commit(assembler)
-                        return Pause(self.state, frame)
-                    full = (
-                        batch.is_full()
-                        or (self._serve_if_due() and batch.is_overdue())
-                        # Full batches end inside of transactions, so a backlog would never come to a look.
-                        or ((self._inspection_is_due or self._pause_is_due(until)) and not assembler.in_transaction)
-                    )
+                    if not self._publish(frame, until):
+                        return self._paused_before(frame)
+                    full = batch.is_full()
+                    if self._unserved >= _SERVE_EVERY:
+                        self._serve(wal_start(frame))
+                        full |= batch.is_overdue()
+                    # Full batches end inside of transactions, so a backlog would never come to a look.
+                    full |= not progress.in_transaction and self._is_to_pause(until)
                 elif frame[0] == KEEPALIVE:
                     at_pause = self._answer(bytes(frame), until)
                 else:
@@ -204,79 +253,85 @@ class CaptureLoop:
                     continue
             # From here on the socket is dry, the batch is full, or a pause is near.
             if self._must_commit(full=full, dry=frame is None):
-                gathers_for_s = 0.0 if full or at_pause or self._stopping() else batch.gathers_for_s()
+                gathers_for_s = 0.0 if full or at_pause or self._source.stopping() else batch.gathers_for_s()
                 if gathers_for_s > 0:
                     stream.wait(gathers_for_s)
                     continue
-                batch.commit(assembler)
-                if self._stopping():
+                batch.commit(self._assembler)
+                if self._source.stopping():
                     return None
                 dry = False
-            elif self._stopping() and not batch.events:
+            elif self._source.stopping() and not batch.events:
                 self._confirmation.send_status()
                 return None
             elif frame is None:
                 self._idle()
-            if assembler.in_transaction or batch.events:
-                continue
-            self._inspect_if_due()
-            if until is None:
-                self._pause_due_s, self._is_past_pause = math.inf, False
-            if at_pause or (until is None and may_copy(self.state)):
+            if not progress.in_transaction and not batch.events and self._may_pause(until, at_pause, may_copy):
                 return Pause(self.state, None)
 
-    def _pause_is_due(self, until: Lsn | None) -> bool:
-        return self._is_past_pause and until is None
+    def _is_to_pause(self, until: Lsn | None) -> bool:
+        """Whether it was time for an inspection or a copy when the clock was looked at last."""
+        return self._now_s > self._inspect_at_s or (until is None and self._now_s >= self._pause_at_s)
 
-    def _ordinary(self, frame: Frame) -> OrdinaryRows | None:
-        """The events of the ordinary rows that are here, from this frame on; None when it is none of them."""
-        self._batch.opens()
-        rows_max, bytes_max = self._batch.room()
-        ordinary = self._assembler.ordinary(
-            frame,
-            self._stream.receive,
-            rows_max=min(rows_max, _RUN_ROWS),
-            bytes_max=min(bytes_max, _RUN_BYTES),
-        )
-        if ordinary is not None:
-            self._unserved += len(ordinary.rows)
-            if self._unserved >= _SERVE_EVERY:
-                self._confirmation.received = max(self._confirmation.received, wal_start(frame))
-        return ordinary
+    def _paused_before(self, frame: Frame) -> Pause:
+        # Also what gave no events is committed: what is copied here would be older than it at the next start.
+        if self._must_commit(full=True, dry=False):
+            self._batch.commit(self._assembler)
+        return Pause(self.state, frame)
+
+    def _may_pause(self, until: Lsn | None, at_pause: bool, may_copy: Callable[[CaptureState], bool]) -> bool:
+        """Between two transactions, with nothing open: inspect the source if it is time; whether a copy may begin."""
+        self._now_s = self._clock.monotonic_s()
+        if self._now_s > self._inspect_at_s:
+            self._inspect_at_s = self._now_s + self._source.interval_s
+            self.adopt(self._source.inspect(self.state))
+        if until is not None:
+            return at_pause
+        self._pause_at_s = math.inf
+        return may_copy(self.state)
 
     def _publish(self, arrived: Frame, until: Lsn | None) -> bool:
-        """Send the events of one message; False when it begins a transaction that commits at ``until`` or later."""
+        """Send the events of a message, and of ordinary rows that are here; False when it begins a transaction that
+        commits at ``until`` or later.
+        """
+        batch, assembler = self._batch, self._assembler
+        if assembler.relations.has_kernels:
+            batch.opens()
+            rows_max, bytes_max = batch.room()
+            ordinary = assembler.ordinary(
+                arrived,
+                self._stream.receive,
+                rows_max=min(rows_max, _RUN_ROWS),
+                bytes_max=min(bytes_max, _RUN_BYTES),
+            )
+            if ordinary is not None:
+                self._unserved += len(ordinary.rows)
+                batch.add_rows(ordinary)
+                self._following = ordinary.following
+                return True
         lsn = wal_start(arrived)
-        self._unserved += 1
-        if self._assembler.uncaptured_relations and self._assembler.is_done_with(arrived):
+        if assembler.relations.uncaptured_ids and assembler.is_done_with(arrived):
+            self._unserved += 1
             return True
         frame = bytes(arrived)
         message = message_of(frame, lsn)
-        kind = frame[WAL_DATA_OFFSET]
-        if kind == _TRUNCATE:
-            # As many deletes as the table has rows, in Kafka transactions of bounded size and age.
-            for event in self._assembler.truncate(message, lsn):  # type: ignore[arg-type]  # by its kind
-                self._batch.add((event,))
-                is_tombstone = event[2] is None  # which belongs to the delete before it
-                if is_tombstone and (self._batch.is_full() or self._batch.is_overdue()):
-                    self._batch.commit_pending(self._assembler)
-        elif until is not None and kind == _BEGIN and message.commit_lsn >= until:  # type: ignore[union-attr]  # by its kind
+        if until is not None and frame[WAL_DATA_OFFSET] == _BEGIN and message.commit_lsn >= until:  # type: ignore[union-attr]  # by its kind
             return False
+        outcome = assembler.feed(message, lsn)
+        if isinstance(outcome, tuple):
+            batch.add(outcome)
         else:
-            self._batch.add(self._assembler.feed(message, lsn))
-        if self._unserved >= _SERVE_EVERY:
-            self._confirmation.received = max(self._confirmation.received, lsn)
+            self.follow(outcome)
+        self._unserved += 1
         return True
 
-    def _serve_if_due(self) -> bool:
-        """Under a backlog, see to the connections once in many messages. Whether it was time for that."""
-        if self._unserved < _SERVE_EVERY:
-            return False
+    def _serve(self, lsn: Lsn) -> None:
+        """Under a backlog, see to the connections once in many messages, the last of which starts at this LSN."""
         self._unserved = 0
-        self._keep_alive()
+        self._confirmation.received = max(self._confirmation.received, lsn)
+        self._source.keep_alive()
         self._batch.serve()
-        self._look_at_clock()
-        return True
+        self._now_s = self._clock.monotonic_s()
 
     def _answer(self, frame: bytes, until: Lsn | None) -> bool:
         """Take in a keepalive; whether the server has sent everything that commits before ``until``.
@@ -286,58 +341,39 @@ class CaptureLoop:
         keepalive = parse_keepalive(frame)
         self._confirmation.received = max(self._confirmation.received, keepalive.wal_end)
         if keepalive.reply_requested:
-            self._count_ping()
+            now_s = self._clock.monotonic_s()
+            # One that comes alone only wants to know whether we are there.
+            self._pings = 1 if now_s - self._pinged_s > _IDLE_S else self._pings + 1
+            self._pinged_s = now_s
+            if self._pings > _PINGS_MAX:
+                raise Unavailable("PostgreSQL shuts down, and waits for its readers to leave")
             self._confirmation.send_status()
-        if self._assembler.in_transaction:
+        if self._assembler.progress.in_transaction:
             return False
         self._all_sent_to = max(self._all_sent_to, keepalive.wal_end)
         return until is not None and keepalive.wal_end >= until
 
-    def _count_ping(self) -> None:
-        now_s = self._clock.monotonic_s()
-        if now_s - self._pinged_s > _IDLE_S:
-            self._pings = 0  # one that only wants to know whether we are there
-        self._pinged_s = now_s
-        self._pings += 1
-        if self._pings > _PINGS_MAX:
-            raise Unavailable("PostgreSQL shuts down, and waits for its readers to leave")
-
     def _must_commit(self, *, full: bool, dry: bool) -> bool:
         """Whether something waits for a commit, and it isn't a transaction whose rest is coming."""
-        batch, assembler = self._batch, self._assembler
-        if assembler.in_transaction and not full and not batch.is_overdue():
+        batch, progress = self._batch, self._assembler.progress
+        if progress.in_transaction and not full and not batch.is_overdue():
             return False
         return (
             batch.events > 0
-            or assembler.end_lsn > batch.published_end
-            or bool(assembler.new_shapes)
+            or progress.end_lsn > batch.state.end_lsn
+            or bool(self._assembler.relations.new_shapes)
             or (dry and batch.owes_progress())
         )
 
     def _idle(self) -> None:
         """Nothing came and nothing waits: heartbeat and status update when they are due, then sleep a little."""
-        if self._clock.monotonic_s() - max(self._batch.committed_s, self._heartbeat_s) > self._heartbeat_interval_s:
-            self._heartbeat()
+        if self._clock.monotonic_s() - max(self._batch.committed_s, self._heartbeat_s) > self._source.interval_s:
+            self._source.heartbeat()
             self._heartbeat_s = self._clock.monotonic_s()
-        if not self._assembler.in_transaction and not self._batch.events and self._is_resumed():
+        if not self._assembler.progress.in_transaction and not self._batch.events and self._source.is_resumed():
             self._confirmation.nothing_waits(self._all_sent_to)
-        self._keep_alive()
+        self._source.keep_alive()
         self._stream.wait(_IDLE_S)
-
-    def _look_at_clock(self) -> None:
-        now_s = self._clock.monotonic_s()
-        self._inspection_is_due = now_s - self._inspected_s > self._heartbeat_interval_s
-        self._is_past_pause = now_s >= self._pause_due_s
-
-    def _inspect_if_due(self) -> None:
-        self._look_at_clock()
-        if self._inspection_is_due:
-            self._inspection_is_due = False
-            self._inspected_s = self._clock.monotonic_s()
-            self.adopt(self._inspect(self.state))
-
-    def _lacks_copies(self, state: CaptureState) -> bool:
-        return any(name not in state.copied for name in self._assembler.tables)
 
 
 def message_of(frame: bytes, lsn: Lsn) -> Message:

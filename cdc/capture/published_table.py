@@ -6,7 +6,6 @@ from cdc.capture.old_rows import ALL_WHOLE
 from cdc.model.table import Table
 from cdc.protocol.control_records import SchemaRecord
 from cdc.protocol.envelope import TableEncoder
-from cdc.protocol.pgoutput import Relation
 from cdc.toast.rule import ToastRule
 
 if TYPE_CHECKING:
@@ -54,26 +53,3 @@ class PublishedTable:
         """What the stream has of old rows, as of the last Relation message."""
         self.unrecorded: SchemaRecord | None = None
         """The shape's record, when it is new and no row of it has come yet."""
-
-
-def shape_difference(table: Table, relation: Relation) -> str:
-    """How a described relation differs from the table's recorded shape, in words; empty when it doesn't."""
-    known_columns = {column.name: column for column in table.columns}
-    described = {column.name for column in relation.columns}
-    added = [column.name for column in relation.columns if column.name not in known_columns]
-    dropped = [name for name in known_columns if name not in described]
-    changed = [
-        column.name
-        for column in relation.columns
-        if column.name in known_columns
-        and (column.type_oid, column.type_modifier)
-        != (known_columns[column.name].type_oid, known_columns[column.name].type_modifier)
-    ]
-    parts = [
-        f"{word} {', '.join(names)}"
-        for word, names in (("new column", added), ("without column", dropped), ("other type of", changed))
-        if names
-    ]
-    if not parts and [column.name for column in relation.columns] != [column.name for column in table.columns]:
-        return "its columns have another order"
-    return "; ".join(parts)

@@ -12,21 +12,17 @@ _ANY_BYTES: Final = (1 << 63) - 1
 
 
 class ToastRows:
-    """Rows of the stream -> JSON values in a memory. Without a memory, and for tables without a rule, it does nothing.
+    """Rows of the stream -> JSON values in a memory. For tables without a rule it does nothing.
 
     Values are kept by what a column is, whatever its name; here they are given by the column's index in the row.
     """
 
-    def __init__(self, memory: ToastMemory | None) -> None:
+    def __init__(self, memory: ToastMemory) -> None:
         self._memory = memory
-
-    def remembers(self, published: PublishedTable) -> bool:
-        """Whether anything is ever kept of the table's rows."""
-        return self._memory is not None and published.toast is not None
 
     def known(self, published: PublishedTable, key: bytes, indexes: Sequence[int]) -> dict[int, bytes]:
         """The JSON of those of these columns that are known of a row, by index."""
-        if not indexes or self._memory is None or published.toast is None:
+        if not indexes or published.toast is None:
             return {}
         values = self._memory.get(published.topic, key) or {}
         columns = published.table.columns
@@ -34,11 +30,10 @@ class ToastRows:
 
     def is_left_out(self, published: PublishedTable, key: bytes) -> bool:
         """Whether the newest event of a row has none of it."""
-        return self._memory is not None and LEFT_OUT in (self._memory.get(published.topic, key) or ())
+        return LEFT_OUT in (self._memory.get(published.topic, key) or ())
 
     def leave_out(self, published: PublishedTable, key: bytes) -> None:
         """Know nothing of a row but that."""
-        assert self._memory is not None
         self._memory.put(published.topic, key, LEFT_OUT_ROW)
 
     def remember(
@@ -54,7 +49,7 @@ class ToastRows:
         ``known_json`` is the JSON of values that ``fields`` lacks. ``unchanged`` are the indexes that the update left
         out.
         """
-        if self._memory is None or published.toast is None:
+        if published.toast is None:
             return
         complete = [known_json.get(index, value) for index, value in enumerate(fields)] if known_json else fields
         values = cast(Sequence[bytes | None], complete)
@@ -62,32 +57,32 @@ class ToastRows:
 
     def remember_read(self, published: PublishedTable, key: bytes, fields: Fields) -> None:
         """The same for a row that was read from the table, which says less of how its values are stored."""
-        if self._memory is not None and published.toast is not None:
+        if published.toast is not None:
             values = cast(Sequence[bytes | None], fields)
             self._put(published, key, values, published.toast.suspects(values))
 
     def short_bytes(self, published: PublishedTable) -> int:
         """Nothing is kept of a row whose texts have at most so many bytes; -1 where each has to be looked at."""
-        return _ANY_BYTES if self._memory is None or published.toast is None else published.toast.safe_bytes
+        return _ANY_BYTES if published.toast is None else published.toast.safe_bytes
 
     def forget_short(self, published: PublishedTable, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """What ``remember`` does with whole rows that are short: nothing that is kept of their keys holds any longer.
 
         ``rows`` are events' keys and values.
         """
-        if self._memory is not None and published.toast is not None and self._memory.may_have(published.topic):
+        if published.toast is not None and self._memory.may_have(published.topic):
             for key, _ in rows:
                 self._memory.forget(published.topic, key)
 
     def forget(self, published: PublishedTable, key: bytes) -> None:
         """Nothing is known of a row any more."""
-        if self._memory is not None and published.toast is not None:
+        if published.toast is not None:
             self._memory.forget(published.topic, key)
 
     def shape_in_use(self, published: PublishedTable) -> None:
         """A table has another shape now. Without a rule nothing of its rows is followed, so nothing known of them stays
         true: under replica identity FULL, for instance, which may end again."""
-        if self._memory is not None and published.toast is None:
+        if published.toast is None:
             self._memory.clear(published.topic)
 
     def _put(
@@ -98,7 +93,6 @@ class ToastRows:
         indexes: Sequence[int],
         known_json: Mapping[int, bytes] = _NONE_KNOWN,
     ) -> None:
-        assert self._memory is not None
         columns, encode = published.table.columns, published.encoder.column
         large = {
             columns[index].identity: known_json[index] if index in known_json else encode(index, value)

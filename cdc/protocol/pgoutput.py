@@ -1,7 +1,7 @@
 """pgoutput messages, protocol version 1 with logical messages: bytes in, frozen dataclasses out.
 
 Layouts: PostgreSQL documentation, "Logical Replication Message Formats". The decoder has no state:
-``cdc.capture.assembler`` knows which relation an id means.
+``cdc.capture.relations`` knows which relation an id means.
 """
 
 import struct

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -10,17 +10,32 @@ from typing import Any, Final
 
 import psycopg
 
-from cdc.capture.assembler import Assembler, Notice
+from cdc.capture.assembler import Assembler
 from cdc.capture.batch import Batch, Committed, Publisher
 from cdc.capture.confirmation import Clock, Confirmation, KeepAlive
 from cdc.capture.loop import CaptureLoop, Stream
 from cdc.capture.messages_and_outbox import MessageChannel, OutboxChannel, OutboxTopics
 from cdc.capture.published_table import PublishedTable
+from cdc.capture.questions import (
+    LeftUnread,
+    NeedLargeValues,
+    NeedLiveKeys,
+    NeedRowBefore,
+    NeedShape,
+    Notice,
+    PassedOver,
+    Question,
+    Uncaptured,
+)
+from cdc.capture.relations import Relations
+from cdc.capture.resume import StreamProgress
 from cdc.capture.resumed_stream import ResumedStream
+from cdc.capture.row_changes import RowChanges
 from cdc.kafka.control_topics import read_schema_records
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import MESSAGES, control_topic, is_outbox_topic, outbox_topic, shared_outbox_topic
 from cdc.kafka.topic_reader import TopicReader
+from cdc.model.errors import UnsupportedChange
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName
 from cdc.pipeline import Pipeline
@@ -53,34 +68,132 @@ StreamWrapper = Callable[[ReplicationConnection], Stream]
 
 
 @dataclass(frozen=True, slots=True)
-class _Downstream:
-    """The open batch, the store of large values, and who reads what happens."""
+class _Notices:
+    """What messages for capture itself make of the state. It is committed together with the messages' position: nobody
+    who reads on from there forgets what was asked.
+    """
 
+    pipeline: Pipeline
     batch: Batch
-    toast: ToastCache
+    assembler: Assembler
+    repairs: RepairRequests
+    order_secret: bytes
     say: Callable[[str], None]
 
-    def commit_pending(self, assembler: Assembler) -> None:
-        self.batch.commit_pending(assembler)
+    def obey(self, notice: Notice) -> None:
+        if notice.prefix == REPAIR_PREFIX:
+            self._repair(notice.content)
+        elif notice.prefix == COPIES_PREFIX:
+            self._copy_order(notice.content)
 
-    def reload_toast(self, published: PublishedTable, position: tuple[int, int]) -> None:
-        self.toast.reload(published, position)
+    def _repair(self, content: bytes) -> None:
+        relations = self.assembler.relations
+        self.repairs.add(content, {**relations.passed_over, **relations.tables})
+        for name in self.repairs.take_whole_tables():
+            if not self.assembler.progress.comes_again:
+                self.say(f"{name}: copying it again, as was asked for")
+                self.batch.state = self.batch.state.asked_to_copy(name)
 
-    def left_unread(self, topic: str, keys: Sequence[bytes]) -> None:
-        if self.batch.watch is not None:
-            self.batch.watch(topic, keys)
-
-    def passed_over(self, name: TableName, columns: Sequence[str]) -> None:
-        if not columns:
-            self.say(
-                f"{name}: a row was changed or deleted while the table's first copy was interrupted, and may be missing"
-                " from it; its changes wait for a copy of it"
-            )
+    def _copy_order(self, content: bytes) -> None:
+        try:
+            order = CopyOrder.from_bytes(content)
+        except UnreadableRequest as error:
+            self.say(f"warning: an order about copies is ignored: {error}")
             return
-        self.say(
-            f"{name}: an update left the large values of {', '.join(columns)} untouched, so PostgreSQL didn't send"
-            " them, and the topic doesn't hold them as they are now; its changes wait for a copy of it"
+        if order.slot != self.pipeline.slot or self.assembler.progress.comes_again:
+            return
+        if order.pid or not order.is_signed(self.order_secret):
+            self.say(unsigned(order))
+            return
+        before = self.batch.state.with_unread(self.assembler.rows.unread)
+        self.batch.state, said = obeyed(before, order, self.pipeline.source.table_names)
+        for name in self.batch.state.copied.keys() - before.copied.keys():
+            self.assembler.relations.copied(name)
+        for sentence in said:
+            self.say(f"{sentence} (ordered by role {order.role})")
+
+
+@dataclass(slots=True)
+class _Source:
+    """What the loop asks: the database, the topics, and the store of large values."""
+
+    sql: psycopg.Connection[Any]
+    stream: ResumedStream
+    batch: Batch
+    assembler: Assembler
+    notices: _Notices
+    shapes: CatalogueShapes
+    log: TopicReader
+    toast: ToastCache
+    watch: TableWatch
+    topics: TopicWatch
+    visible: VisibleCommits
+    unfinished: UnfinishedTransactions
+    keep_alive: KeepAlive
+    stopping: Callable[[], bool]
+    interval_s: float
+    say: Callable[[str], None]
+    altering: int | None = None
+    """The transaction whose statements have altered something, until that is looked at."""
+
+    def answer(self, question: Question) -> Any:
+        match question:
+            case NeedShape():
+                return self._shape(question)
+            case NeedLiveKeys():
+                return self.log.live_keys(question.topic)
+            case NeedRowBefore():
+                return self.log.row_before(question.topic, question.key, question.prefix)
+            case NeedLargeValues():
+                self.toast.reload(question.published, question.position)
+            case Uncaptured():
+                self.watch.described(self.batch.state, question.name, self.unfinished.newest, self.visible)
+            case PassedOver():
+                self.say(f"{question.name}: {_why_passed_over(question)}")
+            case Notice(prefix=prefix) if prefix == DDL_PREFIX:
+                self.altering = self.unfinished.newest
+                return True
+            case Notice():
+                self.notices.obey(question)
+            case LeftUnread():
+                pass  # the copy that goes on is told by the loop
+        return None
+
+    def _shape(self, question: NeedShape) -> PublishedTable | None:
+        try:
+            return self.shapes.adopt(question.relation, question.known, question.xid)
+        except UnsupportedChange:
+            if question.is_followed:
+                raise
+            return None  # the table's copy says what is wrong
+
+    def is_resumed(self) -> bool:
+        return self.stream.is_resumed
+
+    def inspect(self, state: CaptureState) -> CaptureState:
+        if self.altering is not None:
+            self.visible.wait_for(self.altering, "tables, types or a publication were altered")
+            self.altering = None
+        self.shapes.forget()
+        self.unfinished.all_seen_by(current_snapshot(self.sql))  # which forgets those that have ended
+        if not self.stream.is_resumed:
+            return state
+        return self.watch.inspect(self.topics.inspect(state), self.assembler, self.shapes)
+
+    def heartbeat(self) -> None:
+        emit_heartbeat(self.sql)
+
+
+def _why_passed_over(table: PassedOver) -> str:
+    if not table.columns:
+        return (
+            "a row was changed or deleted while the table's first copy was interrupted, and may be missing from it; its"
+            " changes wait for a copy of it"
         )
+    return (
+        f"an update left the large values of {', '.join(table.columns)} untouched, so PostgreSQL didn't send them, and"
+        " the topic doesn't hold them as they are now; its changes wait for a copy of it"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,29 +242,20 @@ class StreamOpener:
         tables = PublishedTables(pipeline, sql, state.database)
         records = read_schema_records(pipeline.kafka.client(), pipeline.name)
         recorded = {record.table.name: record.table for record in records}
-        # Topics keep the shapes of all tables that were ever captured; those no longer configured are only counted.
-        # A table without a copy on its topic is followed once it has one: before, an update may lack what isn't there.
-        shapes_of = {name: tables.of(recorded[name]) for name in pipeline.source.table_names if name in recorded}
-        copying = {name for name, copy in state.copying.items() if copy.has_begun}
-        published = {name: shape for name, shape in shapes_of.items() if name in state.memberships or name in copying}
-        passed_over = {name: shape for name, shape in shapes_of.items() if name not in published}
-        uncaptured = {name: tables.only_counted(table) for name, table in recorded.items() if name not in shapes_of}
-        relations = {record.table.oid: record.table for record in records if record.table.name in shapes_of}
-        of_today = {0, *(table.oid for table in recorded.values())}
-        former = {oid: tables.only_counted(table) for oid, table in relations.items() if oid not in of_today}
         self.was_published.update(recorded)  # a table has its shape recorded with its copy, which only begins then
         watch = TableWatch(pipeline, sql, self.say, shapes=recorded, was_published=self.was_published)
         topics = TopicWatch(pipeline, self.keep_alive)
+        # A table without a copy on its topic is followed once it has one: before, an update may lack what isn't there.
+        followed = {*state.memberships, *(name for name, copy in state.copying.items() if copy.has_begun)}
         state = watch.inspect(state)
+        relations = self._relations(tables, records, followed, state)
         stream, confirmed = self._stream(state)
         clock = Clock(time.monotonic, lambda: time.time_ns() // 1000)
         interval_s = min(_STATUS_INTERVAL_S, sender_timeout_s(sql) / 4)
         confirmation = Confirmation(stream, clock, interval_s=interval_s, confirmed=confirmed)
         self.keep_alive.add(confirmation.send_status_if_due)
-        directory = pipeline.values_directory / pipeline.slot
-        log = TopicReader(pipeline.kafka.client(), self.keep_alive, directory=directory)
-        moved_rows = self.closing.enter_context(SpillingMap(directory))
-        toast = ToastCache(pipeline, log, state, published.values(), self.say)
+        log = TopicReader(pipeline.kafka.client(), self.keep_alive, directory=pipeline.values_directory / pipeline.slot)
+        toast = ToastCache(pipeline, log, state, relations.tables.values(), self.say)
         self.closing.callback(toast.close)
         batch = Batch(
             publisher=self.publisher,
@@ -163,60 +267,53 @@ class StreamOpener:
             memory=toast.store,
         )
         unfinished = UnfinishedTransactions()
+        assembler = self._assembler(state, relations, toast, unfinished)
         visible = VisibleCommits(sql, self.keep_alive)
-        shapes = CatalogueShapes(
+        membership_of, names_before = lambda name: _membership(batch.state, name), partial(_names_before, records)
+        shapes = CatalogueShapes(sql, pipeline, tables.of, self.say, visible, membership_of, names_before)
+        source = _Source(
             sql,
-            pipeline,
-            tables.of,
-            self.say,
-            visible,
-            membership_of=lambda name: _membership(batch.state, name),
-            names_before=partial(_names_before, records),
-        )
-        altering: list[int] = []  # the transaction whose statements have altered something, until that is looked at
-
-        def ddl_told(*_: object) -> None:
-            altering[:] = [unfinished.newest]
-            loop.look_next()
-
-        assembler = self._assembler(
-            state,
-            published,
-            passed_over,
-            uncaptured,
-            former,
+            stream,
+            batch,
+            assembler,
+            _Notices(pipeline, batch, assembler, self.repairs, self.order_secret, self.say),
             shapes,
             log,
             toast,
-            batch,
-            moved_rows,
-            unfinished,
-            visible,
             watch,
-            ddl_told=ddl_told,
+            topics,
+            visible,
+            unfinished,
+            self.keep_alive,
+            self.stopping,
+            pipeline.source.heartbeat_interval_s,
+            self.say,
         )
+        loop = CaptureLoop(stream, batch, assembler, source, confirmation, clock)
+        return LiveStream(loop, assembler, tables, watch, shapes, toast, log, unfinished, source.is_resumed)
 
-        def inspect(state: CaptureState) -> CaptureState:
-            if altering:
-                visible.wait_for(altering.pop(), "tables, types or a publication were altered")
-            shapes.forget()
-            unfinished.all_seen_by(current_snapshot(sql))  # which forgets those that have ended
-            return watch.inspect(topics.inspect(state), assembler, shapes) if stream.is_resumed else state
-
-        loop = CaptureLoop(
-            stream=stream,
-            batch=batch,
-            assembler=assembler,
-            confirmation=confirmation,
-            clock=clock,
-            stopping=self.stopping,
-            heartbeat=lambda: emit_heartbeat(sql),
-            heartbeat_interval_s=pipeline.source.heartbeat_interval_s,
-            inspect=inspect,
-            is_resumed=lambda: stream.is_resumed,
-            keep_alive=self.keep_alive,
+    def _relations(
+        self,
+        tables: PublishedTables,
+        records: Sequence[SchemaRecord],
+        followed: Collection[TableName],
+        state: CaptureState,
+    ) -> Relations:
+        """Topics keep the shapes of all tables that were ever captured; those no longer configured are only counted."""
+        recorded = {record.table.name: record.table for record in records}
+        shapes = {name: tables.of(recorded[name]) for name in self.pipeline.source.table_names if name in recorded}
+        published = {name: shape for name, shape in shapes.items() if name in followed}
+        of_today = {0, *(table.oid for table in recorded.values())}
+        relations = {record.table.oid: record.table for record in records if record.table.name in shapes}
+        return Relations(
+            published,
+            passed_over={name: shape for name, shape in shapes.items() if name not in followed},
+            uncaptured={name: tables.only_counted(table) for name, table in recorded.items() if name not in shapes},
+            former={oid: tables.only_counted(table) for oid, table in relations.items() if oid not in of_today},
+            outdated=state.outdated(published),
+            copying={name for name, copy in state.copying.items() if copy.has_begun and name in published},
+            outbox=_outbox_channel(self.pipeline, self.say),
         )
-        return LiveStream(loop, assembler, tables, watch, shapes, toast, log, unfinished, lambda: stream.is_resumed)
 
     def _stream(self, state: CaptureState) -> tuple[ResumedStream, Lsn]:
         """The stream, and what its slot was told before."""
@@ -226,82 +323,27 @@ class StreamOpener:
         return ResumedStream(stream, opened.last, begun=opened.begun, hint=RECOVER), opened.confirmed
 
     def _assembler(
-        self,
-        state: CaptureState,
-        published: Mapping[TableName, PublishedTable],
-        passed_over: Mapping[TableName, PublishedTable],
-        uncaptured: Mapping[TableName, PublishedTable],
-        former: Mapping[int, PublishedTable],
-        shapes: CatalogueShapes,
-        log: TopicReader,
-        toast: ToastCache,
-        batch: Batch,
-        moved_rows: SpillingMap,
-        unfinished: UnfinishedTransactions,
-        visible: VisibleCommits,
-        watch: TableWatch,
-        ddl_told: Notice,
+        self, state: CaptureState, relations: Relations, toast: ToastCache, unfinished: UnfinishedTransactions
     ) -> Assembler:
-        copying = {name for name, copy in state.copying.items() if copy.has_begun}
-
-        def asked(content: bytes, captured: Mapping[TableName, PublishedTable]) -> None:
-            """Committed together with the position of the request: nobody who reads on from there forgets it."""
-            self.repairs.add(content, captured)
-            for name in self.repairs.take_whole_tables():
-                if not assembler.comes_again:
-                    self.say(f"{name}: copying it again, as was asked for")
-                    batch.state = batch.state.asked_to_copy(name)
-
-        def ordered(content: bytes, _: object) -> None:
-            try:
-                order = CopyOrder.from_bytes(content)
-            except UnreadableRequest as error:
-                self.say(f"warning: an order about copies is ignored: {error}")
-                return
-            if order.slot != self.pipeline.slot or assembler.comes_again:
-                return
-            if order.pid or not order.is_signed(self.order_secret):
-                self.say(unsigned(order))
-                return
-            before = batch.state.with_unread(assembler.unread)
-            batch.state, said = obeyed(before, order, self.pipeline.source.table_names)
-            for name in batch.state.copied.keys() - before.copied.keys():
-                assembler.copied(name)
-            for sentence in said:
-                self.say(f"{sentence} (ordered by role {order.role})")
-
-        def of_partition(name: TableName, partition: int) -> None:
-            """Committed together with its rows: whoever reads on from there knows that there are some."""
-            batch.state = batch.state.with_partition(name, partition)
-
-        assembler = Assembler(
-            published,
-            passed_over=passed_over,
-            uncaptured=uncaptured,
-            former=former,
-            outdated=state.outdated(published),
-            copying=copying & published.keys(),
-            unfinished=unfinished,
-            epoch=state.epoch,
-            skip_to=(state.commit_lsn, state.seq),
+        """It goes on where the state ends."""
+        pipeline = self.pipeline
+        progress = StreamProgress(
+            position=(state.commit_lsn, state.seq),
             end_lsn=Lsn(state.end_lsn),
             commit_time_ms=state.commit_time_ms,
             last_transaction=state.last_transaction,
             begun=state.begun,
-            only_local=self.pipeline.source.origin == "none",
-            shapes=shapes,
-            log=log,
-            memory=toast.store,
-            downstream=_Downstream(batch, toast, self.say),
-            messages=_message_channel(self.pipeline, state.database),
-            outbox=_outbox_channel(self.pipeline, self.say),
-            notices={REPAIR_PREFIX: asked, COPIES_PREFIX: ordered, DDL_PREFIX: ddl_told},
-            moved_rows=moved_rows,
-            handoff=state.handoff,
-            on_uncaptured=lambda name: watch.described(batch.state, name, unfinished.newest, visible),
-            on_partition=of_partition,
+            only_local=pipeline.source.origin == "none",
         )
-        return assembler
+        moved_rows = self.closing.enter_context(SpillingMap(pipeline.values_directory / pipeline.slot))
+        return Assembler(
+            RowChanges(
+                relations, progress, toast.store, epoch=state.epoch, moved_rows=moved_rows, handoff=state.handoff
+            ),
+            messages=_message_channel(pipeline, state.database),
+            notices=(REPAIR_PREFIX, COPIES_PREFIX, DDL_PREFIX),
+            unfinished=unfinished,
+        )
 
 
 def _message_channel(pipeline: Pipeline, database: str) -> MessageChannel:

@@ -103,17 +103,17 @@ class TableWatch:
             if change.whole:
                 changed.add(name)
                 if assembler is not None:
-                    assembler.distrust(name)
+                    assembler.relations.distrust(name)
                 self._say(f"{name}: rows may have changed without an event: {change.whole}; copying it again")
             elif name not in state.copied:
                 continue  # all of it is to be copied; if that is cancelled, the next look finds the same
             elif change.partitions:
                 changed.add(name)
                 if not change.altered:
-                    published = assembler.tables.get(name) if assembler is not None else None
+                    published = assembler.relations.tables.get(name) if assembler is not None else None
                     self._only_leaves[name] = published.table.schema_id if published is not None else ""
                 elif assembler is not None:
-                    assembler.distrust(name)
+                    assembler.relations.distrust(name)
                 self._say(f"{name}: partitions came; copying them")
             elif not change.altered or self._record_altered(assembler, shapes, name, state, now[name].storage.columns):
                 refreshed[name] = now[name].to_text()
@@ -173,7 +173,7 @@ class TableWatch:
             if change is None or change.whole or change.altered:
                 changed.add(name)
                 if assembler is not None:
-                    assembler.distrust(name)
+                    assembler.relations.distrust(name)
                 why = "it isn't published" if change is None else change.whole or "its columns were altered"
                 self._say(f"{name}: its copy begins again: {why}")
         return changed
@@ -278,14 +278,14 @@ class TableWatch:
         if waiting.columns != columns or state.end_lsn < waiting.seen_at:
             return False
         called = self._renamed_to.get(name, name)
-        relation, published = shapes.current_relation(called), assembler.tables.get(name)
+        relation, published = shapes.current_relation(called), assembler.relations.tables.get(name)
         if relation is None or published is None:
             return False
         adopted = shapes.adopt(relation, published)
         now = memberships(self._sql, state.publication, [called])
         if called not in now or now[called].storage.columns != columns:
             return False  # altered while we asked: the next look waits again
-        assembler.record(adopted)
+        assembler.rows.envelopes.record_shape(adopted)
         del self._altered[name]
         return True
 

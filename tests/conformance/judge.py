@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from cdc.capture.assembler import Event
+from cdc.capture.questions import Event
 from tests.conformance.case import Case, Way
 from tests.values import literal
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.capture.assembler import Event
+from cdc.capture.questions import Event
 from cdc.model.tag import TEXT_LENGTH
 from tests.conformance.case import MAJORS, Case, Way
 from tests.conformance.judge import (

@@ -23,7 +23,7 @@ import psutil
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from cdc.capture.assembler import Event
+from cdc.capture.questions import Event
 from cdc.model.table import TableName
 from lockstep.package import package
 from stack import process, versions

@@ -9,7 +9,6 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from cdc.capture.assembler import Assembler
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import ReplicaIdentity, TableName
 from cdc.model.tag import Tag
@@ -28,7 +27,7 @@ from cdc.protocol.walsender import status_update
 from snapshot.table_reader import SnapshotReader
 from tests.copy_lines import snapshot_rows
 from tests.databases import PUBLICATION, Database, until
-from tests.history import published
+from tests.history import assembler, events, state
 
 pytestmark = pytest.mark.live
 
@@ -247,12 +246,12 @@ def test_a_transaction_in_flight_while_the_slot_is_created_is_in_the_stream_and_
         copied = sorted(row[0] for row in snapshot_rows(reader, shape))  # type: ignore[type-var]
     in_flight.connection.close()
     point = slot.consistent_point
-    follower = Assembler(published(shape), epoch=1, skip_to=(point, 0), end_lsn=point, commit_time_ms=0)
+    follower = assembler(shape, at=state(commit_lsn=point, end_lsn=point))
     messages = published_table.stream(in_flight.name, point)
-    events = [event for lsn, message in messages for event in follower.feed(message, lsn)]
+    published = events(follower, messages)
     assert copied == [b"1", b"2", b"3"]
-    assert [key for _, key, _, _ in events] == [b'{"id":4}']
-    assert (events[0][2] or b"")[TAG_START:TAG_END].decode() >= str(Tag(1, point, 1))
+    assert [key for _, key, _, _ in published] == [b'{"id":4}']
+    assert (published[0][2] or b"")[TAG_START:TAG_END].decode() >= str(Tag(1, point, 1))
 
 
 def test_the_snapshot_shows_nothing_that_commits_after_the_slot(published_table: Database) -> None:
@@ -309,8 +308,8 @@ def test_the_stream_describes_the_shape_that_the_catalogue_has(database: Databas
     slot, start = database.create_slot()
     shape = load_tables(database.connection, [T], PUBLICATION)[T]
     database.execute("insert into t values (1, 'x', '{1}', 'calm', 1)")
-    follower = Assembler(published(shape), epoch=1, skip_to=(start, 0), end_lsn=start, commit_time_ms=0)
-    (event,) = [event for lsn, message in database.stream(slot, start) for event in follower.feed(message, lsn)]
+    follower = assembler(shape, at=state(commit_lsn=start, end_lsn=start))
+    (event,) = events(follower, database.stream(slot, start))
     assert event[1] == b'{"v":"x","id":1}'
 
 

@@ -46,7 +46,7 @@ def inspect(database: Database, captured: Captured) -> Inspect:
 
     def look(state: CaptureState) -> list[SchemaRecord]:
         watch.inspect(state, follower, shapes)
-        return follower.new_shapes
+        return follower.relations.new_shapes
 
     return look
 

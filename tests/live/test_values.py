@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import psycopg
 import pytest
 
-from cdc.capture.assembler import Assembler, Event
 from cdc.capture.published_table import PublishedTable
+from cdc.capture.questions import Event
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName
 from cdc.postgres.replication import ReplicationConnection
@@ -17,6 +17,7 @@ from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.pgvalues import json_encoder
 from snapshot.table_reader import SnapshotReader
 from stack import versions
+from tests import history
 from tests.copy_lines import snapshot_rows
 from tests.databases import Database
 from tests.values import ARRAYS, EXTENSIONS, SCALARS, TYPES, known, literal
@@ -52,8 +53,8 @@ def _published(tables: dict[str, Table]) -> dict[TableName, PublishedTable]:
 def _events(
     database: Database, tables: dict[str, Table], slot: str, start: Lsn, user: str | None = None
 ) -> list[Event]:
-    follower = Assembler(_published(tables), epoch=1, skip_to=(start, 0), end_lsn=start, commit_time_ms=0)
-    return [event for lsn, message in database.stream(slot, start, user=user) for event in follower.feed(message, lsn)]
+    follower = history.assembler(tables=_published(tables), at=history.state(commit_lsn=start, end_lsn=start))
+    return [*history.events(follower, database.stream(slot, start, user=user))]
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from cdc.capture.assembler import Event
 from cdc.capture.batch import SLOWEST_S, Batch, Committed
 from cdc.capture.confirmation import Confirmation
+from cdc.capture.questions import Event
 from cdc.capture.settings import CaptureSettings
 from cdc.model.errors import Unavailable
 from cdc.model.lsn import Lsn

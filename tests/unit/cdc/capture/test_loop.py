@@ -140,7 +140,7 @@ def test_what_waits_for_its_commit_is_not_told_to_be_in_kafka() -> None:
 
 def test_nothing_is_told_of_a_source_that_may_be_another_one() -> None:
     wal_end = FIRST + 0x8000
-    capture = Capture([keepalive_frame(wal_end)], *IDLE_FOR_25_S[:10], is_resumed=lambda: False).run()
+    capture = Capture([keepalive_frame(wal_end)], *IDLE_FOR_25_S[:10], is_resumed=False).run()
     assert wal_end not in capture.journal.of("complete")
 
 
@@ -446,7 +446,8 @@ def test_a_message_that_something_was_altered_has_it_looked_at_before_the_next_t
         batch_rows=100,
         heartbeat_interval_s=3600,
         inspect=inspect,
-        parts={"notices": {"told": lambda *_: capture.loop.look_next()}},
+        parts={"notices": ["told"]},
+        answers={"notices": {"told": lambda _: True}},
     )
     capture.run()
     assert looks == [FIRST_END + 0x1000]
@@ -455,12 +456,14 @@ def test_a_message_that_something_was_altered_has_it_looked_at_before_the_next_t
 def test_a_commit_between_two_runs_takes_new_shapes_along() -> None:
     capture = Capture(frames(rows(2)), [keepalive_frame(FIRST + 0x1000)], []).run(until=FIRST + 0x1000)
     shape = table(column("id", "int8"), column("note"), column("more"))
-    capture.assembler.new_shapes.append(SchemaRecord(shape, 0, ShapeChange(rewritten="its key is another one")))
+    capture.assembler.relations.new_shapes.append(
+        SchemaRecord(shape, 0, ShapeChange(rewritten="its key is another one"))
+    )
     before = capture.loop.state
     capture.loop.commit()
     assert [record.table for record in capture.publisher.shapes] == [shape]
     assert capture.publisher.states[-1] == replace(before, copied={})
-    assert capture.assembler.new_shapes == []
+    assert capture.assembler.relations.new_shapes == []
 
 
 class _Widened:
@@ -478,7 +481,7 @@ class _Widened:
 def test_a_rewritten_table_leaves_the_ledger_in_the_commit_of_its_first_row() -> None:
     wider = table(column("id", "int8"), column("note"), column("more"))
     body = [insert(b"1", b"x"), relation(wider), insert(b"2", b"y", b"z")]
-    capture = Capture(frames(body), parts={"shapes": _Widened()}).run()
+    capture = Capture(frames(body), answers={"shapes": _Widened()}).run()
     assert [record.table for record in capture.publisher.shapes] == [wider]
     assert [dict(state.copied) for state in capture.publisher.states] == [{}]
     assert capture.pause is not None
@@ -490,7 +493,7 @@ def test_a_truncate_of_many_rows_is_committed_in_parts_that_a_restart_can_tell()
             return [b'{"id":%d}' % number for number in range(5)]
 
     truncate = Truncate((RELATION_ID,), cascade=False, restart_identity=False)
-    capture = Capture(frames([insert(b"9", b"x"), truncate]), parts={"log": Log()}, batch_rows=4).run()
+    capture = Capture(frames([insert(b"9", b"x"), truncate]), answers={"log": Log()}, batch_rows=4).run()
     assert committed_rows(capture) == [1, 4, 4, 2]
     assert [state.seq for state in capture.publisher.states] == [1, 1, 1, 2]
     assert [state.end_lsn for state in capture.publisher.states] == [HANDOFF, HANDOFF, HANDOFF, FIRST_END]
@@ -504,7 +507,7 @@ def test_a_truncate_whose_deletes_take_long_is_committed_meanwhile() -> None:
                 yield b'{"id":%d}' % number
 
     truncate = Truncate((RELATION_ID,), cascade=False, restart_identity=False)
-    capture = Capture(frames([insert(b"9", b"x"), truncate]), parts={"log": Log()})
+    capture = Capture(frames([insert(b"9", b"x"), truncate]), answers={"log": Log()})
     capture.run()
     assert committed_rows(capture) == [1, 6, 4]
 

@@ -1,0 +1,110 @@
+"""What the assembler gives to the loop: events, or a question that only a catalogue, a topic or a store can answer.
+
+The assembler waits for nothing. A message that needs an answer comes as ``Steps``: the loop publishes the events among
+them, answers the questions, and goes on with the message.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cdc.capture.messages_and_outbox import Headers
+from cdc.capture.published_table import PublishedTable
+from cdc.model.table import TableName
+from cdc.protocol.pgoutput import Relation
+
+Event = tuple[str, bytes, bytes | None, bytes | Headers | None]
+"""(topic, key, value, a tombstone's tag or headers). A plain tuple: one is made for every row."""
+
+Events = tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NeedShape:
+    """Which table does this relation describe? The answer has ``unrecorded`` set where its shape is a new one.
+
+    For a table that has no key by now it is None, or UnsupportedChange where the table is followed.
+    """
+
+    relation: Relation
+    known: PublishedTable
+    """The table as it was recorded."""
+    xid: int | None
+    """The transaction in which it is described, None outside of one."""
+    is_followed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NeedLiveKeys:
+    """A table was emptied: which keys does its topic hold? What was sent before is committed first.
+
+    The events of each key are published as it comes; a commit may come between two keys.
+    """
+
+    topic: str
+    gone: Callable[[bytes], Events]
+    """The events that say that a key is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class NeedRowBefore:
+    """Which row had this key before the transaction? Its JSON, None where it had none. What was sent before is
+    committed first.
+    """
+
+    topic: str
+    key: bytes
+    prefix: bytes
+    """The part of the tag that all events of the transaction share."""
+
+
+@dataclass(frozen=True, slots=True)
+class NeedLargeValues:
+    """The memory lacks a table's large values: it is filled from the table's topic. What was sent before is committed
+    first.
+    """
+
+    published: PublishedTable
+    position: tuple[int, int]
+    """(commit LSN, seq) of the last change that is committed then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A message for capture itself came. The answer says whether to look at the source before the next transaction."""
+
+    prefix: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Uncaptured:
+    """The stream describes a table that isn't captured. Whoever raises ends the run before the transaction's end is
+    published.
+    """
+
+    name: TableName
+
+
+@dataclass(frozen=True, slots=True)
+class LeftUnread:
+    """The rows of these keys changed, and the change isn't published: the copy of their table reads them."""
+
+    topic: str
+    keys: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A table isn't followed from here to its copy."""
+
+    name: TableName
+    columns: Sequence[str]
+    """Of these columns an update left out the values, and nobody knows them. None: a row of an append-only table was
+    changed, and its copy may lack what it was."""
+
+
+Question = NeedShape | NeedLiveKeys | NeedRowBefore | NeedLargeValues | Notice | Uncaptured | LeftUnread | PassedOver
+
+Steps = Generator[Events | Question, Any, None]
+"""Events to publish, and questions to answer, in this order. The answer is sent to the generator."""
