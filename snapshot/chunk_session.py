@@ -213,7 +213,7 @@ class Answer:
     def __init__(
         self, published: PublishedTable, lsn: int, state: CaptureState, rows: Sequence[Fields], keys: Sequence[bytes]
     ) -> None:
-        encode = row_events(published, lsn, state)
+        encode = RowEvents.of(published, lsn, state)
         self.fields: dict[bytes, Fields] = {}
         self.events: dict[bytes, bytes | None] = dict.fromkeys(keys)
         for fields in rows:
@@ -222,17 +222,6 @@ class Answer:
             self.events[key] = value
         self.deleted = encode.of_delete()
         self.tombstone_tag = encode.tombstone_tag
-
-
-def row_events(published: PublishedTable, lsn: int, state: CaptureState) -> RowEvents:
-    """The encoder of rows as of this position."""
-    return RowEvents(
-        published.encoder,
-        published.kernel,
-        epoch=state.epoch,
-        consistent_point=lsn,
-        commit_time_ms=state.commit_time_ms,
-    )
 
 
 def _text(value: Field) -> str:

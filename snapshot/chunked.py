@@ -24,28 +24,26 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
-import psycopg
 
 from cdc.capture.loop import Pause
 from cdc.capture.row_changes import OrdinaryRows
 from cdc.model.lsn import format_lsn
 from cdc.model.table import Table, TableName
 from cdc.model.tag import SNAPSHOT_SEQ
-from cdc.pipeline import Pipeline
 from cdc.protocol.control_records import CaptureState, SchemaRecord, ShapeChange, TableCopy
 from cdc.protocol.copy_text import split_row
 from cdc.protocol.envelope import is_key, tag_prefix, tag_text
 from cdc.protocol.walsender import Frame
 from cdc.row_rate import RowRate
-from cdc.stream.live_stream import LiveStream
 from cdc.stream.repair_requests import RepairRequests
 from snapshot.chunk_reader import Gone, KeyOrder, Locked, NothingYet, Point, TooLarge
-from snapshot.chunk_session import Answer, ChunkSession, Look, row_events
+from snapshot.chunk_session import Answer, ChunkSession, Look
 from snapshot.chunked_repairs import ChunkedRepairs
 from snapshot.chunks import FIRST_ROWS, PendingChunk, next_chunk_rows
 from snapshot.copy import Copied, CopyProgress
 from snapshot.keys import key_texts
 from snapshot.preparation import require_keys
+from snapshot.row_events import RowEvents
 from snapshot.table_reader import NoRoomForLocks
 from snapshot.topic_scan import TopicScan
 
@@ -89,31 +87,20 @@ class ChunkedCopies:
 
     def __init__(
         self,
-        pipeline: Pipeline,
-        sql: psycopg.Connection[Any],
-        stream: LiveStream,
-        *,
-        publisher: Any,
+        session: ChunkSession,
         repairs: RepairRequests,
-        say: Callable[[str], None],
+        publisher: Any,
         copied: Callable[[CopyProgress], None],
-        while_waiting: Callable[[], None],
     ) -> None:
-        session = ChunkSession(pipeline, sql, stream, say=say, while_waiting=while_waiting)
+        settings = session.pipeline.snapshot
         self._session = session
         self._repairs = ChunkedRepairs(session, repairs)
-        self._pipeline = pipeline
-        self._stream = stream
-        self._loop = stream.loop
-        self._assembler = stream.assembler
         self._publisher = publisher
-        self._waits = session.waits
-        self._say = say
         self._copied = copied
-        self._target_s = pipeline.snapshot.chunk_ms / 1000
-        self._rate = RowRate(pipeline.snapshot.rows_per_s, time.monotonic)
-        self._rows_max = math.ceil(pipeline.snapshot.rows_per_s * _RATE_PORTION_S) or sys.maxsize
-        self._keyed = frozenset(pipeline.source.keyed_names)
+        self._target_s = settings.chunk_ms / 1000
+        self._rate = RowRate(settings.rows_per_s, time.monotonic)
+        self._rows_max = math.ceil(settings.rows_per_s * _RATE_PORTION_S) or sys.maxsize
+        self._keyed = frozenset(session.pipeline.source.keyed_names)
         self._active: _Active | None = None
         self._unserved: set[TableName] = set()
 
@@ -123,14 +110,14 @@ class ChunkedCopies:
 
     def serves(self, name: TableName) -> bool:
         """Whether a table is copied in chunks, as far as that is known; else the stream has to stop for it."""
-        return name in self._keyed and name not in self._unserved and not self._stream.watch.only_leaves(name)
+        return name in self._keyed and name not in self._unserved and not self._session.stream.watch.only_leaves(name)
 
     def wants(self, state: CaptureState) -> bool:
         """Whether a chunk can be read now."""
         if self._next(state) is not None or self._repairs.next(state) is not None:
             return True
-        if self._waits or self._rate.wait_s() > 0:
-            self._loop.pause_after(LATER_S)
+        if self._session.waits or self._rate.wait_s() > 0:
+            self._session.loop.pause_after(LATER_S)
         return False
 
     def step(self, frame: Frame | None) -> Pause | None:
@@ -139,7 +126,7 @@ class ChunkedCopies:
         Raises what the source, the stream and Kafka raise.
         """
         began_s = time.monotonic()
-        state = self._loop.state
+        state = self._session.loop.state
         pause: Pause | None = Pause(state, frame)
         if self._session.is_lost():
             self._put_down()  # what it has asked is gone with it
@@ -153,17 +140,17 @@ class ChunkedCopies:
             elif self._session.sees_all(name):
                 pause = self._copy(name, frame)
         except Gone:
-            self._stream.watch.missing(name)
+            self._session.stream.watch.missing(name)
             self._put_down()
-            self._waits.later(name, MUCH_LATER_S)
+            self._session.waits.later(name, MUCH_LATER_S)
         except Locked:
-            self._waits.later(name, LATER_S, LOCKED)
+            self._session.waits.later(name, LATER_S, LOCKED)
         except NoRoomForLocks:
             self._leave(name)
         except TooLarge:
             self._session.take_fewer_keys()
         # Under a backlog the stream gets as much time as the chunk took.
-        self._loop.pause_after(min(time.monotonic() - began_s, 1.0))
+        self._session.loop.pause_after(min(time.monotonic() - began_s, 1.0))
         return pause
 
     def _next(self, state: CaptureState) -> TableName | None:
@@ -172,11 +159,11 @@ class ChunkedCopies:
             return None
         lacking = [
             name
-            for name in self._pipeline.source.table_names
+            for name in self._session.pipeline.source.table_names
             if name not in state.copied
             and self.serves(name)
             and not (name in state.copying and state.copying[name].paused)
-            and not self._waits.for_table(name)
+            and not self._session.waits.for_table(name)
         ]
         begun = [name for name in lacking if name in state.copying and state.copying[name].has_begun]
         return next(iter([*begun, *lacking]), None)
@@ -187,7 +174,7 @@ class ChunkedCopies:
         self._active = None
 
     def _copy(self, name: TableName, frame: Frame | None) -> Pause | None:
-        state = self._loop.state
+        state = self._session.loop.state
         copy = state.copying.get(name)
         if self._active is not None and self._active.name != name:
             self._put_down()
@@ -195,7 +182,7 @@ class ChunkedCopies:
             return self._begin(name, frame)
         active = self._active or self._resume(name, copy)
         if active is None:
-            return Pause(self._loop.state, frame)
+            return Pause(self._session.loop.state, frame)
         self._active = active
         if copy.keys and not copy.is_incomplete and (copy.is_through or not active.has_read_again):
             active.has_read_again = True  # by turns: there may be new ones all the time
@@ -207,7 +194,7 @@ class ChunkedCopies:
             self._session.adopt(
                 name, replace(copy, after=None, is_through=False, is_incomplete=False, passes=copy.passes + 1)
             )
-            return Pause(self._loop.state, frame)
+            return Pause(self._session.loop.state, frame)
         return self._find_gone(active, copy, frame)
 
     def _begin(self, name: TableName, frame: Frame | None) -> Pause | None:
@@ -217,24 +204,24 @@ class ChunkedCopies:
         look = self._session.look(name)
         if look is None:
             raise Gone
-        require_keys(self._pipeline, [look.shape])
+        require_keys(self._session.pipeline, [look.shape])
         if look.order is None:
             self._unserved.add(name)
-            return Pause(self._loop.state, frame)
+            return Pause(self._session.loop.state, frame)
         pause = self._session.publish_up_to(look.point.lsn, frame)
         if pause is None:
             return None
-        loop, assembler = self._loop, self._assembler
+        loop, assembler = self._session.loop, self._session.assembler
         at = look.point.lsn
         shape = replace(look.shape, epoch=loop.state.epoch)
-        published = self._stream.tables.of(shape)
+        published = self._session.stream.tables.of(shape)
         before = assembler.relations.tables.get(name) or assembler.relations.passed_over.get(name)
         is_new = before is None or before.table != shape
         asked = loop.state.copying.get(name, TableCopy())
-        self._say(f"copying {name} at {format_lsn(at)}, in chunks beside the stream")
+        self._session.say(f"copying {name} at {format_lsn(at)}, in chunks beside the stream")
         # A process that dies after the commit must not complete an update from values of before it.
-        self._stream.toast.store.clear(published.topic)
-        self._stream.toast.store.commit(assembler.progress.position)
+        self._session.stream.toast.store.clear(published.topic)
+        self._session.stream.toast.store.commit(assembler.progress.position)
         copy = TableCopy(
             since=at,
             membership=look.membership.to_text(),
@@ -253,11 +240,11 @@ class ChunkedCopies:
     def _resume(self, name: TableName, copy: TableCopy) -> _Active | None:
         """Go on with a copy of an earlier session; None where it has to begin again."""
         look = self._session.look(name)
-        published = self._assembler.relations.tables.get(name)
+        published = self._session.assembler.relations.tables.get(name)
         if look is not None and look.order is not None and published is not None:
             change = look.membership.since(copy.membership)
             if not change.whole and not change.altered and look.shape.schema_id == published.table.schema_id:
-                self._say(f"going on with the copy of {name}, after {copy.rows} rows")
+                self._session.say(f"going on with the copy of {name}, after {copy.rows} rows")
                 return self._as_active(look)
         self._begin_again(name)
         return None
@@ -268,23 +255,23 @@ class ChunkedCopies:
         return _Active(look.shape.name, look.shape, look.order, look.point.oid, look.point.columns, estimated)
 
     def _begin_again(self, name: TableName) -> None:
-        self._say(f"{name}: its copy begins again, since the table was altered")
+        self._session.say(f"{name}: its copy begins again, since the table was altered")
         self._put_down()
-        self._assembler.relations.distrust(name)
-        self._loop.adopt(self._loop.state.to_be_copied([name]))
+        self._session.assembler.relations.distrust(name)
+        self._session.loop.adopt(self._session.loop.state.to_be_copied([name]))
 
     def _leave(self, name: TableName) -> None:
         """Have the stream stop for the table's copy, which begins again there: that locks one partition at a time."""
-        self._say(
+        self._session.say(
             f"{name}: PostgreSQL has no room for the locks that a chunk takes, of all partitions and their indexes;"
             " the table is copied as a whole, and the stream stops for that"
         )
         self._unserved.add(name)
         self._put_down()
-        copy = self._loop.state.copying.get(name)
+        copy = self._session.loop.state.copying.get(name)
         if copy is not None and copy.has_begun:
-            self._assembler.relations.distrust(name)
-            self._loop.adopt(self._loop.state.to_be_copied([name]))
+            self._session.assembler.relations.distrust(name)
+            self._session.loop.adopt(self._session.loop.state.to_be_copied([name]))
 
     def _next_range(self, active: _Active, copy: TableCopy, frame: Frame | None) -> Pause | None:
         name = active.name
@@ -292,7 +279,7 @@ class ChunkedCopies:
         rows_at_once = min(active.rows_at_once, self._rows_max)
         with self._session.reading().at_point(name) as point:
             if not self._is_as_before(active, point):
-                return Pause(self._loop.state, frame)
+                return Pause(self._session.loop.state, frame)
             try:
                 found = self._session.reading().rows_after(
                     active.shape, active.order, copy.after, rows=rows_at_once, limit_s=active.limit_s
@@ -300,10 +287,10 @@ class ChunkedCopies:
             except NothingYet:
                 active.rows_at_once = max(1, rows_at_once // 8)
                 active.limit_s *= 2
-                self._waits.later(name, 0, "its next row takes long to be found; VACUUM removes dead ones")
-                return Pause(self._loop.state, frame)
-        published = self._assembler.relations.tables[name]
-        events = row_events(published, point.lsn, self._loop.state).of_lines(list(found.lines))
+                self._session.waits.later(name, 0, "its next row takes long to be found; VACUUM removes dead ones")
+                return Pause(self._session.loop.state, frame)
+        published = self._session.assembler.relations.tables[name]
+        events = RowEvents.of(published, point.lsn, self._session.loop.state).of_lines(list(found.lines))
         lines = {key: line for (key, _), line in zip(events, found.lines, strict=True)} if copy.passes > 1 else {}
         size = sum(len(value) for _, value in events)
         took_s = time.monotonic() - began_s
@@ -312,10 +299,10 @@ class ChunkedCopies:
         if pause is None or not self._goes_on(active, copy):
             return pause
         rows_left = [(key, value) for key, value in chunk.events.items() if value is not None]
-        self._loop.send_rows(OrdinaryRows(published.topic, rows_left, size, None))
+        self._session.loop.send_rows(OrdinaryRows(published.topic, rows_left, size, None))
         for key, line in lines.items():
             if key in chunk.events:
-                self._assembler.rows.toast.remember_read(published, key, split_row(line[:-1]))
+                self._session.assembler.rows.toast.remember_read(published, key, split_row(line[:-1]))
         if found.lines:
             active.rows_at_once = next_chunk_rows(
                 len(found.lines) if found.is_cut else rows_at_once,
@@ -326,14 +313,14 @@ class ChunkedCopies:
         active.limit_s = _ROW_LIMIT_S
         active.size += size
         self._rate.taken(len(found.lines))
-        done = _without(self._loop.state.copying[name], chunk)
+        done = _without(self._session.loop.state.copying[name], chunk)
         rows = done.rows + (len(found.lines) if copy.passes == 1 else 0)
         copy = replace(done, after=found.last or copy.after, rows=rows, is_through=found.last is None)
         self._session.adopt(name, copy, point.lsn)
-        self._waits.over(name)
+        self._session.waits.over(name)
         new = Copied(len(rows_left), size)
         self._copied(CopyProgress(name, rows, max(rows, active.estimated), active.size, finished=False, new=new))
-        return Pause(self._loop.state, pause.frame)
+        return Pause(self._session.loop.state, pause.frame)
 
     def _read_again(self, active: _Active, copy: TableCopy, frame: Frame | None) -> Pause | None:
         """The rows of updates that couldn't be completed."""
@@ -343,12 +330,12 @@ class ChunkedCopies:
     def _find_gone(self, active: _Active, copy: TableCopy, frame: Frame | None) -> Pause | None:
         """Keys whose newest event is older than the copy; when none is left, the copy has ended."""
         if active.scan is None:
-            topic = self._assembler.relations.tables[active.name].topic
-            since = tag_text(tag_prefix(self._loop.state.epoch, copy.since), SNAPSHOT_SEQ)
-            log = self._stream.log
+            topic = self._session.assembler.relations.tables[active.name].topic
+            since = tag_text(tag_prefix(self._session.loop.state.epoch, copy.since), SNAPSHOT_SEQ)
+            log = self._session.stream.log
             active.scan = TopicScan(log.record_lists(topic, wait_s=_SCAN_WAIT_S), since, log.key_set())
         if not active.scan.go_on(self._target_s):
-            return Pause(self._loop.state, frame)
+            return Pause(self._session.loop.state, frame)
         keys = active.scan.portion(self._session.keys_at_once)
         if not keys:
             return self._end(active, frame)
@@ -359,8 +346,8 @@ class ChunkedCopies:
 
     def _look_up(self, active: _Active, copy: TableCopy, keys: Sequence[bytes], frame: Frame | None) -> "_Step":
         """Publish what the source has of these keys of events: a row, or that it is gone."""
-        name, loop = active.name, self._loop
-        published = self._assembler.relations.tables[name]
+        name, loop = active.name, self._session.loop
+        published = self._session.assembler.relations.tables[name]
         # Keys that the table had before it got another one, or another type of it, have no row.
         own = [key for key in map(orjson.loads, keys) if is_key(published.table, key)]
         texts = [key_texts(published.table, key) for key in own]
@@ -370,16 +357,16 @@ class ChunkedCopies:
                 return _Step(Pause(loop.state, frame))
             found, _ = reader.find_readable(published.table, texts)
             rows = self._session.rows_of(published, found)
-        answer = Answer(published, point.lsn, self._loop.state, rows, keys)
+        answer = Answer(published, point.lsn, self._session.loop.state, rows, keys)
         chunk = PendingChunk(published.topic, point.snapshot, answer.events)
         pause = self._session.publish_up_to(point.lsn, frame, chunk)
         if pause is None or not self._goes_on(active, copy):
             return _Step(pause)
-        self._session.send_answer(self._assembler.relations.tables[name], answer, chunk)
+        self._session.send_answer(self._session.assembler.relations.tables[name], answer, chunk)
         self._rate.taken(len(rows))
         self._session.take_more_keys()
         self._session.adopt(name, _without(loop.state.copying[name], chunk), point.lsn)
-        self._waits.over(name)
+        self._session.waits.over(name)
         return _Step(Pause(loop.state, pause.frame), is_published=True)
 
     def _end(self, active: _Active, frame: Frame | None) -> Pause:
@@ -387,16 +374,16 @@ class ChunkedCopies:
 
         Repairs of the table that wait come next: their keys may lie in chunks that were read before they came.
         """
-        name, loop = active.name, self._loop
-        topic = self._assembler.relations.tables[name].topic
+        name, loop = active.name, self._session.loop
+        topic = self._session.assembler.relations.tables[name].topic
         state = loop.state.with_whole(name)
         self._publisher.commit(state, covering=[topic])
         loop.adopt(state)
-        self._assembler.relations.copied(name)
+        self._session.assembler.relations.copied(name)
         rows = state.copied[name]
         self._put_down()
         self._copied(CopyProgress(name, rows, rows, active.size, finished=True))
-        self._say(f"{name} is copied: {rows} rows")
+        self._session.say(f"{name} is copied: {rows} rows")
         return Pause(loop.state, frame)
 
     def _is_as_before(self, active: _Active, point: Point) -> bool:
@@ -408,11 +395,11 @@ class ChunkedCopies:
 
     def _goes_on(self, active: _Active, copy: TableCopy) -> bool:
         """Whether the table is still being copied by this copy, in the same shape."""
-        now = self._loop.state.copying.get(active.name)
+        now = self._session.loop.state.copying.get(active.name)
         if now is None or now.since != copy.since:
             self._put_down()
             return False
-        published = self._assembler.relations.tables.get(active.name)
+        published = self._session.assembler.relations.tables.get(active.name)
         if published is None or published.table.schema_id != active.shape.schema_id:
             self._begin_again(active.name)
             return False

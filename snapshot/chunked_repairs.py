@@ -38,18 +38,15 @@ class ChunkedRepairs:
 
     def __init__(self, session: ChunkSession, repairs: RepairRequests) -> None:
         self._session = session
-        self._stream = session.stream
-        self._loop = session.loop
-        self._assembler = session.assembler
-        self._say = session.say
-        self._waits = session.waits
         self._repairs = repairs
         self._repaired: dict[TableName, _Repaired] = {}
         self._waits_for = ""
 
     def next(self, state: CaptureState) -> TableName | None:
         """A table of which rows are to be read again. One that lacks its copy gets that instead."""
-        names = (name for name in self._repairs.tables() if name in state.copied and not self._waits.for_table(name))
+        names = (
+            name for name in self._repairs.tables() if name in state.copied and not self._session.waits.for_table(name)
+        )
         return next(names, None)
 
     def repair(self, name: TableName, frame: Frame | None) -> Pause | None:
@@ -57,7 +54,7 @@ class ChunkedRepairs:
 
         What keeps it from being read is said, and keeps nothing else: it is tried again later.
         """
-        loop = self._loop
+        loop = self._session.loop
         problems = Counter[str]()
         try:
             if not self._session.sees_all(name):
@@ -79,8 +76,8 @@ class ChunkedRepairs:
             waits_for = connection_error(raised) if isinstance(raised, psycopg.Error) else raised
             if waits_for.message != self._waits_for:
                 self._waits_for = waits_for.message
-                self._say(f"warning: a repair waits: {waits_for.message}")
-            self._waits.later(name, _LATER_S)
+                self._session.say(f"warning: a repair waits: {waits_for.message}")
+            self._session.waits.later(name, _LATER_S)
             return Pause(loop.state, frame)
         types = ", ".join(f"{column.name} {column.type_name}" for column in look.shape.key_columns)
         for _, why in unreadable:
@@ -94,56 +91,59 @@ class ChunkedRepairs:
             return None
         if not self._has_shape(name, look):
             return Pause(loop.state, pause.frame)
-        self._session.send_answer(self._assembler.relations.tables[name], answer, chunk)
+        self._session.send_answer(self._session.assembler.relations.tables[name], answer, chunk)
         self._session.adopt(name, None, look.point.lsn)
         loop.commit()  # a session that is lost before has the next one answer the request
         self._repairs.done_keys(name, asked)
         self._session.take_more_keys()
-        self._waits.over(name)
+        self._session.waits.over(name)
         self._waits_for = ""
         repaired = self._repaired.setdefault(name, _Repaired())
         repaired.problems += problems
         repaired.rows += sum(value is not None for value in chunk.events.values())
         repaired.deletes += sum(value is None for value in chunk.events.values())
         if name not in self._repairs.tables():
-            self._say(
-                f"{name}: published {repaired.rows} rows and {repaired.deletes} deletes again at"
-                f" {format_lsn(look.point.lsn)}, for a repair"
-            )
-            for reason, count in repaired.problems.items():
-                self._say(f"warning: keys of a repair of {name} are ignored ({count}): {reason}")
-            del self._repaired[name]
+            self._say_repaired(name, look)
         return Pause(loop.state, pause.frame)
+
+    def _say_repaired(self, name: TableName, look: Look) -> None:
+        repaired = self._repaired.pop(name)
+        self._session.say(
+            f"{name}: published {repaired.rows} rows and {repaired.deletes} deletes again at"
+            f" {format_lsn(look.point.lsn)}, for a repair"
+        )
+        for reason, count in repaired.problems.items():
+            self._session.say(f"warning: keys of a repair of {name} are ignored ({count}): {reason}")
 
     def _repairable(self, name: TableName, look: Look | None) -> PublishedTable | None:
         """How the table is published in the shape that it has now; None where the repair isn't to be done so."""
         if look is None:
             self._ignore(name, f"it isn't in publication {self._session.pipeline.publication} under this name")
             return None
-        known = self._assembler.relations.tables.get(name)
+        known = self._session.assembler.relations.tables.get(name)
         if known is None or known.table.key != look.shape.key:
             self._ignore(name, "its key is another one by now")
             return None
         require_keys(self._session.pipeline, [look.shape])
-        recorded = self._loop.state.memberships.get(name)
+        recorded = self._session.loop.state.memberships.get(name)
         whole = "it lacks its copy" if recorded is None else look.membership.since(recorded).whole
         if whole:
-            self._say(f"{name}: {whole}; copying it again instead of a repair")
-            self._loop.adopt(self._loop.state.to_be_copied([name]))
+            self._session.say(f"{name}: {whole}; copying it again instead of a repair")
+            self._session.loop.adopt(self._session.loop.state.to_be_copied([name]))
             return None
         if known.table.schema_id == look.shape.schema_id:
             return known
-        return self._stream.tables.of(replace(look.shape, epoch=known.table.epoch))
+        return self._session.stream.tables.of(replace(look.shape, epoch=known.table.epoch))
 
     def _has_shape(self, name: TableName, look: Look) -> bool:
         """Whether the stream is at the shape of the chunk. One of which it has had no row yet is recorded first."""
-        loop, assembler = self._loop, self._assembler
+        loop, assembler = self._session.loop, self._session.assembler
         if name not in loop.state.copied or name not in assembler.relations.tables:
             return False
         known = assembler.relations.tables[name]
         if known.table.schema_id != look.shape.schema_id:
-            relation = self._stream.shapes.current_relation(name)
-            adopted = self._stream.shapes.adopt(relation, known) if relation is not None else None
+            relation = self._session.stream.shapes.current_relation(name)
+            adopted = self._session.stream.shapes.adopt(relation, known) if relation is not None else None
             if adopted is not None and adopted.table.schema_id == look.shape.schema_id:  # else altered again since
                 assembler.rows.envelopes.record_shape(adopted)
                 loop.commit()
@@ -153,6 +153,6 @@ class ChunkedRepairs:
         return name in loop.state.copied  # else it is copied first, and the repair comes after that
 
     def _ignore(self, name: TableName, why: str) -> None:
-        self._say(f"warning: a repair of {name} is ignored: {why}")
+        self._session.say(f"warning: a repair of {name} is ignored: {why}")
         self._repairs.done(name)
         self._repaired.pop(name, None)

@@ -7,7 +7,7 @@ tags, also for the deletes of keys that the table no longer has.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -94,79 +94,97 @@ class Interrupted(Exception):
     """The copy was told to stop before its end; what is committed is not in the ledger."""
 
 
-class _TableCopy:
-    """One table's copy at one consistent point."""
+@dataclass
+class StreamCopy:
+    """The copy of one table at the stream's position, a consistent point. Raises Interrupted when told to stop: the
+    next start begins it again.
+    """
 
-    def __init__(
-        self,
-        published: PublishedTable,
-        *,
-        reader: Reader,
-        publisher: Publisher,
-        state: CaptureState,
-        consistent_point: int,
-        settings: CaptureSettings,
-        stopping: Callable[[], bool],
-        report: Callable[[CopyProgress], None] = lambda _: None,
-    ) -> None:
-        self._published = published
-        self._reader = reader
-        self._publisher = publisher
-        self._state = state
-        self._settings = settings
-        self._stopping = stopping
-        self._report = report
-        self._events = RowEvents(
-            published.encoder,
-            published.kernel,
-            epoch=state.epoch,
-            consistent_point=consistent_point,
-            commit_time_ms=state.commit_time_ms,
-        )
+    published: PublishedTable
+    reader: Reader
+    publisher: Publisher
+    state: CaptureState
+    """The committed state. It has the table in its ledger after ``copy``."""
+    consistent_point: int
+    settings: CaptureSettings
+    stopping: Callable[[], bool]
+    report: Callable[[CopyProgress], None]
+
+    def __post_init__(self) -> None:
+        self._events = RowEvents.of(self.published, self.consistent_point, self.state)
         self._pending = self._pending_bytes = 0
         self._opened_s = 0.0
         self._sent_so_far = self._told = Copied()
-        self._estimated = reader.estimated_rows(published.table)
+        self._estimated = self.reader.estimated_rows(self.published.table)
 
-    def rows(self, leaves: Sequence[int] = (), copied: Callable[[bytes], None] = lambda _: None) -> int:
-        """Publish every row and return their number; ``copied`` gets their keys. Raises Interrupted."""
-        for lines in self._reader.lines(self._published.table, leaves, while_waiting=self.wait):
+    def copy(
+        self,
+        membership: str,
+        *,
+        leaves: Sequence[int],
+        live_keys: Callable[[str], AbstractContextManager[LiveKeys]],
+        schemas: Sequence[SchemaRecord],
+    ) -> None:
+        """With ``leaves`` only the rows of these new partitions are added. Without it, all rows are published, and a
+        delete for every key that the topic holds and the table doesn't. The rows of an append-only table have no keys,
+        so a truncate comes before them: they are all that is left.
+        """
+        table, topic = self.published.table, self.published.topic
+        if not leaves and not table.key:
+            # Its truncate takes away what was copied before: from then on nobody can cancel this.
+            self.state = self.state.to_be_copied([table.name])
+        self.publisher.commit(self.state, schemas, progress=False)
+        if leaves:
+            rows = self.state.copied.get(table.name, 0) + self._rows(leaves)
+        elif table.key:
+            with live_keys(topic) as vanished:
+                rows = self._rows(copied=vanished.discard)
+                for key in vanished:
+                    self._delete(key)
+        else:
+            # All that is there goes at once: rows that come again, also those of a copy that was interrupted, would be
+            # twice.
+            self._send_rows([self._events.of_truncate()], rows=0)
+            rows = self._rows()
+        state = replace(
+            self.state,
+            copied={**self.state.copied, table.name: rows},
+            memberships={**self.state.memberships, table.name: membership},
+        )
+        self.state = state.with_copy(table.name, None)  # which asked for it
+        self.publisher.commit(self.state, covering=[topic])
+        self._tell(rows, max(rows, self._estimated), finished=True)
+
+    def _rows(self, leaves: Sequence[int] = (), copied: Callable[[bytes], None] = lambda _: None) -> int:
+        """Publish every row and return their number; ``copied`` gets their keys."""
+        for lines in self.reader.lines(self.published.table, leaves, while_waiting=self._wait):
             events = self._events.of_lines(lines)
             sent = 0
             while sent < len(events):
-                some = events[sent : sent + self._settings.batch_rows - self._pending]
+                some = events[sent : sent + self.settings.batch_rows - self._pending]
                 self._send_rows(some, rows=len(some))
                 sent += len(some)
             for key, _ in events:
                 copied(key)
         return self._sent_so_far.rows
 
-    def delete(self, key: bytes) -> None:
-        """Publish that a key is gone. Raises Interrupted."""
+    def _delete(self, key: bytes) -> None:
         value = self._events.of_delete()
         self._open()
-        self._publisher.send(self._published.topic, key, value)
-        self._publisher.send(self._published.topic, key, None, self._events.tombstone_tag)
+        self.publisher.send(self.published.topic, key, value)
+        self.publisher.send(self.published.topic, key, None, self._events.tombstone_tag)
         self._sent([(key, value)], records=2)
-
-    def truncate(self) -> None:
-        """Publish that an append-only table has no other rows than those that follow. Raises Interrupted."""
-        self._send_rows([self._events.of_truncate()], rows=0)
-
-    def finished(self, rows: int) -> None:
-        """Say that the last row is committed."""
-        self._tell(rows, max(rows, self._estimated), finished=True)
 
     def _tell(self, rows: int, rows_estimated: int, *, finished: bool) -> None:
         """All that was sent is committed."""
         sent, new = self._sent_so_far, self._sent_so_far.since(self._told)
         self._told = sent
-        name = self._published.table.name
-        self._report(CopyProgress(name, rows, rows_estimated, sent.bytes, finished=finished, new=new))
+        name = self.published.table.name
+        self.report(CopyProgress(name, rows, rows_estimated, sent.bytes, finished=finished, new=new))
 
     def _send_rows(self, events: Sequence[EncodedRow], *, rows: int) -> None:
         self._open()
-        self._publisher.send_rows(self._published.topic, events)
+        self.publisher.send_rows(self.published.topic, events)
         self._sent(events, records=len(events), rows=rows)
 
     def _open(self) -> None:
@@ -180,77 +198,22 @@ class _TableCopy:
         before = self._sent_so_far
         self._sent_so_far = Copied(before.rows + rows, before.bytes + size, before.records + records)
         if (
-            self._pending >= self._settings.batch_rows
-            or self._pending_bytes >= self._settings.batch_bytes
+            self._pending >= self.settings.batch_rows
+            or self._pending_bytes >= self.settings.batch_bytes
             or time.monotonic() - self._opened_s > TRANSACTION_AGE_MAX_S
         ):
             self._commit()
 
-    def wait(self) -> None:
+    def _wait(self) -> None:
         """No row comes: see to what is open, and to who waits for us. Raises Interrupted."""
         if self._pending and time.monotonic() - self._opened_s > TRANSACTION_AGE_MAX_S:
             self._commit()
-        elif self._stopping():
+        elif self.stopping():
             raise Interrupted
 
     def _commit(self) -> None:
-        self._publisher.commit(self._state, progress=False)
+        self.publisher.commit(self.state, progress=False)
         self._pending = self._pending_bytes = 0
         self._tell(self._sent_so_far.rows, self._estimated, finished=False)
-        if self._stopping():
+        if self.stopping():
             raise Interrupted
-
-
-def copy_into_stream(
-    published: PublishedTable,
-    *,
-    reader: Reader,
-    publisher: Publisher,
-    state: CaptureState,
-    consistent_point: int,
-    membership: str,
-    leaves: Sequence[int],
-    live_keys: Callable[[str], AbstractContextManager[LiveKeys]],
-    schemas: Sequence[SchemaRecord],
-    settings: CaptureSettings,
-    stopping: Callable[[], bool],
-    report: Callable[[CopyProgress], None],
-) -> CaptureState:
-    """Copy one table at the stream's position; returns the committed state with the table in its ledger.
-
-    With ``leaves`` only the rows of these new partitions are added. Without it, all rows are published, and a delete
-    for every key that the topic holds and the table doesn't. The rows of an append-only table have no keys, so a
-    truncate comes before them: they are all that is left. Raises Interrupted when ``stopping`` came first: the next
-    start begins this copy again.
-    """
-    name = published.table.name
-    if not leaves and not published.table.key:
-        # Its truncate takes away what was copied before: from then on nobody can cancel this.
-        state = state.to_be_copied([name])
-    copy = _TableCopy(
-        published,
-        reader=reader,
-        publisher=publisher,
-        state=state,
-        consistent_point=consistent_point,
-        settings=settings,
-        stopping=stopping,
-        report=report,
-    )
-    publisher.commit(state, schemas, progress=False)
-    if leaves:
-        rows = state.copied.get(name, 0) + copy.rows(leaves)
-    else:
-        # Keys of an append-only table are all the same, so nothing is ever left of them to delete. All that is there
-        # goes at once: rows that come again, also those of a copy that was interrupted, would be twice.
-        if not published.table.key:
-            copy.truncate()
-        with live_keys(published.topic) if published.table.key else nullcontext(set[bytes]()) as vanished:
-            rows = copy.rows(copied=vanished.discard)
-            for key in vanished:
-                copy.delete(key)
-    state = replace(state, copied={**state.copied, name: rows}, memberships={**state.memberships, name: membership})
-    state = state.with_copy(name, None)  # which asked for it
-    publisher.commit(state, covering=[published.topic])
-    copy.finished(rows)
-    return state

@@ -32,8 +32,9 @@ from cdc.protocol.membership import Membership
 from cdc.protocol.walsender import Frame
 from cdc.stream.live_stream import LiveStream
 from cdc.stream.repair_requests import RepairRequests
+from snapshot.chunk_session import ChunkSession
 from snapshot.chunked import LATER_S, LOCKED, MUCH_LATER_S, ChunkedCopies
-from snapshot.copy import CopyProgress, Interrupted, copy_into_stream
+from snapshot.copy import CopyProgress, Interrupted, StreamCopy
 from snapshot.preparation import require_keys
 from snapshot.table_reader import SnapshotReader
 from snapshot.waits import SAID_AFTER_S, Waits
@@ -52,52 +53,31 @@ class _Point:
     memberships: Mapping[TableName, Membership]
 
 
+@dataclass
 class StreamCopies:
     """The copies of one session, in the middle of its stream."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        sql: psycopg.Connection[Any],
-        stream: LiveStream,
-        *,
-        publisher: Any,
-        repairs: RepairRequests,
-        say: Callable[[str], None],
-        copied: Callable[[CopyProgress], None],
-        stopping: Callable[[], bool],
-        while_waiting: Callable[[], None],
-        copies_allowed: Callable[[], bool] = lambda: True,
-    ) -> None:
-        """``copies_allowed`` says whether the stream may be held up now; a copy that runs ends when it may not."""
-        self._pipeline = pipeline
-        self._tables = pipeline.source.table_names  # asked for after each commit, and they are parsed each time
-        self._sql = sql
-        self._stream = stream
-        self._loop = stream.loop
-        self._assembler = stream.assembler
-        self._publisher = publisher
-        self._repairs = repairs
-        self._say = say
-        self._copied = copied
-        self._stopping = stopping
-        self._while_waiting = while_waiting
-        self._copies_allowed = copies_allowed
-        self._waits = Waits(time.monotonic, say)
+    pipeline: Pipeline
+    sql: psycopg.Connection[Any]
+    stream: LiveStream
+    publisher: Any
+    repairs: RepairRequests
+    say: Callable[[str], None]
+    copied: Callable[[CopyProgress], None]
+    stopping: Callable[[], bool]
+    while_waiting: Callable[[], None]
+    copies_allowed: Callable[[], bool] = lambda: True
+    """Whether the stream may be held up now; a copy that runs ends when it may not."""
+
+    def __post_init__(self) -> None:
+        self._tables = self.pipeline.source.table_names  # asked for after each commit, and they are parsed each time
+        self._waits = Waits(time.monotonic, self.say)
         self._coming: ComingSlot | None = None
         self._coming_since_s = 0.0
         self._refused = ""
         self._patience_s = _SLOT_PATIENCE_S
-        self._chunks = ChunkedCopies(
-            pipeline,
-            sql,
-            stream,
-            publisher=publisher,
-            repairs=repairs,
-            say=say,
-            copied=copied,
-            while_waiting=while_waiting,
-        )
+        session = ChunkSession(self.pipeline, self.sql, self.stream, say=self.say, while_waiting=self.while_waiting)
+        self._chunks = ChunkedCopies(session, self.repairs, self.publisher, self.copied)
 
     def close(self) -> None:
         self._chunks.close()
@@ -117,12 +97,12 @@ class StreamCopies:
 
         Raises as ``connect``, and LockstepError as ``TableWatch.missing``.
         """
-        if not self._copies_allowed() or not self._lacking(state):
+        if not self.copies_allowed() or not self._lacking(state):
             # Somebody has paused or cancelled what it was for, or it isn't published now: a slot holds back WAL.
             self._close_slot()
         elif self._coming is None and self._are_published(self._lacking(state)):
             with self._waiting_for_a_slot():
-                self._coming = ComingSlot(self._pipeline.source, temporary_slot_name(self._pipeline.slot))
+                self._coming = ComingSlot(self.pipeline.source, temporary_slot_name(self.pipeline.slot))
                 self._coming_since_s = time.monotonic()
         if self._slot_is_ready():
             return True
@@ -136,7 +116,7 @@ class StreamCopies:
         return self._slot_is_ready() or self._chunk_is_next()
 
     def _chunk_is_next(self) -> bool:
-        return self._chunks.wants(self._loop.state) and self._copies_allowed()
+        return self._chunks.wants(self.stream.loop.state) and self.copies_allowed()
 
     def _slot_is_ready(self) -> bool:
         return self._coming is not None and self._coming.is_ready()
@@ -148,13 +128,13 @@ class StreamCopies:
             yield
         except SlotRefused as error:
             if error.message != self._refused:
-                self._say(f"warning: a copy waits, since PostgreSQL gives no slot for it: {error.message}")
+                self.say(f"warning: a copy waits, since PostgreSQL gives no slot for it: {error.message}")
             self._refused = error.message
-            for name in self._lacking(self._loop.state):
+            for name in self._lacking(self.stream.loop.state):
                 self._waits.later(name, MUCH_LATER_S)
 
     def _say_waiting(self) -> None:
-        self._say(f"a copy waits until transactions that write have ended: {told(unended_transactions(self._sql))}")
+        self.say(f"a copy waits until transactions that write have ended: {told(unended_transactions(self.sql))}")
 
     def _lacking(self, state: CaptureState) -> list[TableName]:
         """The tables for which the stream has to stop."""
@@ -170,7 +150,7 @@ class StreamCopies:
     def _are_published(self, names: Sequence[TableName]) -> bool:
         """Whether all of these tables are; those that aren't wait. Raises as ``TableWatch.missing``."""
         try:
-            published = memberships(self._sql, self._pipeline.publication, names)
+            published = memberships(self.sql, self.pipeline.publication, names)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.InternalError_):
             for name in names:
                 self._waits.later(name, LATER_S, LOCKED)
@@ -185,7 +165,7 @@ class StreamCopies:
         """Have tables wait that aren't published; whether there are any. Raises as ``TableWatch.missing``."""
         names = list(missing)
         for name in names:
-            self._stream.watch.missing(name)
+            self.stream.watch.missing(name)
             self._waits.later(name, MUCH_LATER_S)
         return bool(names)
 
@@ -195,9 +175,9 @@ class StreamCopies:
         Raises what the stream, the snapshot and the publisher raise.
         """
         if self._coming is None or not self._coming.is_ready():
-            return self._chunks.step(frame) if self._chunk_is_next() else Pause(self._loop.state, frame)
+            return self._chunks.step(frame) if self._chunk_is_next() else Pause(self.stream.loop.state, frame)
         waited, self._coming = self._coming, None
-        names = self._lacking(self._loop.state)
+        names = self._lacking(self.stream.loop.state)
         with contextlib.ExitStack() as opened:
             point = None
             with self._waiting_for_a_slot():
@@ -205,10 +185,10 @@ class StreamCopies:
                     waited.created()
                 point = self._point(names, opened)
             if point is None:
-                return Pause(self._loop.state, frame)
+                return Pause(self.stream.loop.state, frame)
             self._refused = ""
-            emit_heartbeat(self._sql)  # so that something after the snapshot comes, also when nobody writes
-            pause = self._loop.run(first=frame, until=point.slot.consistent_point)
+            emit_heartbeat(self.sql)  # so that something after the snapshot comes, also when nobody writes
+            pause = self.stream.loop.run(first=frame, until=point.slot.consistent_point)
             if pause is None:
                 return None
             try:
@@ -221,11 +201,11 @@ class StreamCopies:
     def _point(self, names: Sequence[TableName], opened: contextlib.ExitStack) -> _Point | None:
         """A snapshot for these tables. None when there are none, when one of them has left the publication, or when
         another long transaction has begun."""
-        pipeline = self._pipeline
+        pipeline = self.pipeline
         if not names:
             return None
         coming = opened.enter_context(ComingSlot(pipeline.source, temporary_slot_name(pipeline.slot)))
-        if not coming.wait(self._patience_s, self._while_waiting):
+        if not coming.wait(self._patience_s, self.while_waiting):
             self._patience_s = min(SLOT_COMES_S, 2 * self._patience_s)
             self._say_waiting()
             return None
@@ -237,59 +217,61 @@ class StreamCopies:
         if self._put_off(name for name in names if name not in shapes or name not in found):
             return None
         require_keys(pipeline, shapes.values())
-        reader.lock_unchanged(found, pipeline.publication, self._sql)
+        reader.lock_unchanged(found, pipeline.publication, self.sql)
         return _Point(slot, reader, shapes, found)
 
     def _copy_table(self, point: _Point, name: TableName) -> None:
         """Copy a table as the snapshot shows it, or only its new partitions. Raises Interrupted."""
-        loop, assembler = self._loop, self._assembler
+        loop, assembler = self.stream.loop, self.stream.assembler
         membership = point.memberships[name]
         # All rows come again: nothing depends on what its columns' numbers meant before.
         shape = replace(point.shapes[name], epoch=loop.state.epoch)
-        published = self._stream.tables.of(shape)
+        published = self.stream.tables.of(shape)
         published_before = assembler.relations.tables.get(name) or assembler.relations.passed_over.get(name)
         new = published_before is None or published_before.table != shape
         recorded = loop.state.memberships.get(name)
         change = membership.since(recorded) if recorded else None
         # Only where nothing but new partitions is the reason: a table that was altered as well is copied whole.
-        only_leaves = self._stream.watch.take_only_leaves(name, shape.schema_id) and not new
+        only_leaves = self.stream.watch.take_only_leaves(name, shape.schema_id) and not new
         is_asked_for = name in loop.state.copying  # all of it
         leaves = (
             change.partitions if change is not None and not change.whole and only_leaves and not is_asked_for else ()
         )
         if leaves and not shape.key and any(leaf.blocks != 0 for leaf in point.reader.relations(shape, leaves)):
             leaves = ()  # after an interruption, the rows of a part would come twice
-        self._say(f"copying {name} at {format_lsn(point.slot.consistent_point)}")
+        self.say(f"copying {name} at {format_lsn(point.slot.consistent_point)}")
         # A process that dies after the copy's last commit must not complete an update from values of before it.
-        self._stream.toast.store.clear(published.topic)
-        self._stream.toast.store.commit(assembler.progress.position)
-        state = copy_into_stream(
+        self.stream.toast.store.clear(published.topic)
+        self.stream.toast.store.commit(assembler.progress.position)
+        copy = StreamCopy(
             published,
-            reader=point.reader,
-            publisher=self._publisher,
-            state=loop.state,
-            consistent_point=point.slot.consistent_point,
-            membership=membership.to_text(),
-            leaves=leaves,
-            live_keys=self._stream.log.live_key_set,
-            schemas=[_record(shape, point, loop.state, published_before)] if new else [],
-            settings=self._pipeline.capture,
-            stopping=self._stopping_after_status,
-            report=self._copied,
+            point.reader,
+            self.publisher,
+            loop.state,
+            point.slot.consistent_point,
+            self.pipeline.capture,
+            self._stopping_after_status,
+            self.copied,
         )
-        loop.adopt(state)
+        copy.copy(
+            membership.to_text(),
+            leaves=leaves,
+            live_keys=self.stream.log.live_key_set,
+            schemas=[_record(shape, point, loop.state, published_before)] if new else [],
+        )
+        loop.adopt(copy.state)
         loop.follow(assembler.relations.replace(published))
-        self._stream.toast.reload(published, assembler.progress.position)  # the copy went past it
+        self.stream.toast.reload(published, assembler.progress.position)  # the copy went past it
         if not leaves:
-            self._repairs.done(name)
+            self.repairs.done(name)
 
     def _stopping_after_status(self) -> bool:
         """Whether to stop, after a status to PostgreSQL. Asked between batches, while nobody reads the stream.
 
         Where copies aren't allowed any more, the next session goes on with the stream, and begins them again later.
         """
-        self._while_waiting()
-        return self._stopping() or not self._copies_allowed()
+        self.while_waiting()
+        return self.stopping() or not self.copies_allowed()
 
 
 def _record(shape: Table, point: _Point, state: CaptureState, before: PublishedTable | None) -> SchemaRecord:

@@ -39,38 +39,24 @@ from snapshot.workers import CopyWorkers, copy_side_by_side
 FIRST_EPOCH = 0
 
 
+@dataclass(frozen=True, slots=True)
 class InitialSnapshot:
-    """Takes it over one connection; ``publish`` says how a table's rows are encoded and where they go."""
+    """Takes it over one connection."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        sql: psycopg.Connection[Any],
-        *,
-        owner: str,
-        publish: Callable[[Table], PublishedTable],
-        say: Callable[[str], None],
-        copied: Callable[[CopyProgress], None],
-        stopping: Callable[[], bool],
-        pausing: Callable[[], bool],
-        create_publication: str,
-        limits: Mapping[str, RecordLimit],
-    ) -> None:
-        """``create_publication`` is the SQL that makes the publication, for where there is none.
-
-        ``limits`` are those of the topics that take smaller records than the settings say.
-        ``pausing`` says whether the copy is to end where it is, once it has begun.
-        """
-        self._create_publication = create_publication
-        self._pipeline = pipeline
-        self._sql = sql
-        self._owner = owner
-        self._publish = publish
-        self._say = say
-        self._copied = copied
-        self._stopping = stopping
-        self._pausing = pausing
-        self._limits = limits
+    pipeline: Pipeline
+    sql: psycopg.Connection[Any]
+    owner: str
+    publish: Callable[[Table], PublishedTable]
+    """How a table's rows are encoded, and where they go."""
+    say: Callable[[str], None]
+    copied: Callable[[CopyProgress], None]
+    stopping: Callable[[], bool]
+    pausing: Callable[[], bool]
+    """Whether the copy is to end where it is, once it has begun."""
+    create_publication: str
+    """The SQL that makes the publication, for where there is none."""
+    limits: Mapping[str, RecordLimit]
+    """Those of the topics that take smaller records than the settings say."""
 
     def take(
         self,
@@ -84,100 +70,113 @@ class InitialSnapshot:
 
         Raises Stopped, and PositionMismatch where there is no state but a slot or events: nothing was done then.
         """
-        pipeline, sql = self._pipeline, self._sql
-        require_ready(pipeline, sql, create_publication=self._create_publication)
-        create_missing_publication(pipeline, sql, self._create_publication, self._say)
+        pipeline, sql = self.pipeline, self.sql
+        require_ready(pipeline, sql, create_publication=self.create_publication)
+        create_missing_publication(pipeline, sql, self.create_publication, self.say)
         if state is None:
-            if find_slot(sql, pipeline.slot) is not None:
-                raise PositionMismatch(
-                    f"slot {pipeline.slot} exists, but Kafka holds no state for it: it isn't known what was published",
-                    hint=f"if nobody else needs the slot: select pg_drop_replication_slot('{pipeline.slot}');"
-                    " else set source.slot to another name",
-                )
-            require_empty_topics(pipeline, None)
-            state = CaptureState(
-                slot=pipeline.slot,
-                owner=self._owner,
-                publication=pipeline.publication,
-                database=sql.info.dbname,
-                system_id=identity.system_id,
-                timeline=identity.timeline,
-                epoch=FIRST_EPOCH,
-                phase=SnapshotPhase.CREATING,
-                handoff=0,
-                commit_lsn=0,
-                seq=SNAPSHOT_SEQ,
-                end_lsn=0,
-                commit_time_ms=0,
-                copied={},
-                memberships={},
-                topics=topic_identities(pipeline),
-                captured=pipeline.source.table_names,
-                append_only=pipeline.source.append_only_names,
-            )
+            state = self._begun(identity)
             publisher.commit(state)
-        waiting = waiting_for_slot(sql, self._stopping, self._say)
         with ReplicationConnection(pipeline.source) as holder:
-            if state.phase is SnapshotPhase.CREATING:
-                if find_slot(sql, pipeline.slot) is not None:
-                    drop_slot(sql, pipeline.slot)  # made by a start that was interrupted before its first row
-                self._say(f"creating replication slot {pipeline.slot}")
-                slot = holder.create_slot(pipeline.slot, temporary=False, while_waiting=waiting)
-            else:
-                require_slot(sql, state)
-                self._say("the snapshot was interrupted: copying what is missing")
-                own_name = temporary_slot_name(pipeline.slot)
-                slot = holder.create_slot(own_name, temporary=True, while_waiting=waiting)
+            slot = self._slot(holder, state)
             with SnapshotReader(pipeline.source, slot.snapshot_name) as reader:
-                names = pipeline.source.table_names
-                shapes = reader.tables(names, pipeline.publication, pipeline.source.keys)
-                memberships = reader.memberships(pipeline.publication, names)
-                missing = [name for name in names if name not in shapes or name not in memberships]
-                if missing:
-                    raise not_published(pipeline, sql, missing)
-                require_keys(pipeline, shapes.values())
-                now_ms = source_time_ms(sql)
-                first: FirstSnapshot | None = None
-                if state.phase is SnapshotPhase.CREATING:
-                    point = slot.consistent_point
-                    state = replace(
-                        state,
-                        phase=SnapshotPhase.COPYING,
-                        handoff=point,
-                        commit_lsn=point,
-                        seq=SNAPSHOT_SEQ,
-                        end_lsn=point,
-                        commit_time_ms=now_ms,
-                        first_snapshot=reader.snapshot(),
-                    )
-                else:
-                    first = FirstSnapshot(state.first_snapshot, reader.next_xid())
-                plan = self._plan(reader, shapes, memberships, state, slot, first)
-                state = state.never_copied(plan.put_off)
-                # What an interrupted copy recorded stays: if a table differs from it now, rows may have gone without an
-                # event. The stream copies it once more then, and deletes them.
-                now = {name: memberships[name].to_text() for name in names if name not in plan.put_off}
-                # Its rows are as of now: a source that is put back to before this lacks what they show.
-                state = replace(
-                    state,
-                    memberships={**now, **state.memberships},
-                    handoff=slot.consistent_point,
-                    copied={**state.copied, **{name: plan.ledger.rows[name] for name in plan.complete}},
-                )
-                self._say(f"handoff at {format_lsn(state.handoff)}, copying {len(plan.tables)} tables")
-                publisher.commit(state, _records(plan.tables, slot.consistent_point, state.epoch))
-                state = self._copy(publisher, reader, plan, state, slot)
-                lacking = [name for name in names if name not in state.copied and name not in plan.put_off]
-                if self._stopping() or lacking:
-                    return state
-                for key in plan.ledger.record_keys():
-                    publisher.send_beside_state(key, None)
-                if slot.consistent_point > state.end_lsn:
-                    # This record is older than what was copied last. So one comes that isn't, also when nobody writes.
-                    emit_heartbeat(sql)
-                state = replace(state, phase=SnapshotPhase.DONE, first_snapshot="")
-                publisher.commit(state, covering=list(pipeline.topics().values()))
-                return state
+                return self._take(publisher, reader, slot, state)
+
+    def _begun(self, identity: SystemIdentity) -> CaptureState:
+        """The state that names the slot before it is made."""
+        pipeline, sql = self.pipeline, self.sql
+        if find_slot(sql, pipeline.slot) is not None:
+            raise PositionMismatch(
+                f"slot {pipeline.slot} exists, but Kafka holds no state for it: it isn't known what was published",
+                hint=f"if nobody else needs the slot: select pg_drop_replication_slot('{pipeline.slot}');"
+                " else set source.slot to another name",
+            )
+        require_empty_topics(pipeline, None)
+        return CaptureState(
+            slot=pipeline.slot,
+            owner=self.owner,
+            publication=pipeline.publication,
+            database=sql.info.dbname,
+            system_id=identity.system_id,
+            timeline=identity.timeline,
+            epoch=FIRST_EPOCH,
+            phase=SnapshotPhase.CREATING,
+            handoff=0,
+            commit_lsn=0,
+            seq=SNAPSHOT_SEQ,
+            end_lsn=0,
+            commit_time_ms=0,
+            copied={},
+            memberships={},
+            topics=topic_identities(pipeline),
+            captured=pipeline.source.table_names,
+            append_only=pipeline.source.append_only_names,
+        )
+
+    def _slot(self, holder: ReplicationConnection, state: CaptureState) -> CreatedSlot:
+        """The slot, or a temporary one for its snapshot where the copy goes on."""
+        pipeline, sql = self.pipeline, self.sql
+        waiting = waiting_for_slot(sql, self.stopping, self.say)
+        if state.phase is SnapshotPhase.CREATING:
+            if find_slot(sql, pipeline.slot) is not None:
+                drop_slot(sql, pipeline.slot)  # made by a start that was interrupted before its first row
+            self.say(f"creating replication slot {pipeline.slot}")
+            return holder.create_slot(pipeline.slot, temporary=False, while_waiting=waiting)
+        require_slot(sql, state)
+        self.say("the snapshot was interrupted: copying what is missing")
+        return holder.create_slot(temporary_slot_name(pipeline.slot), temporary=True, while_waiting=waiting)
+
+    def _take(self, publisher: Any, reader: SnapshotReader, slot: CreatedSlot, state: CaptureState) -> CaptureState:
+        pipeline, sql = self.pipeline, self.sql
+        names = pipeline.source.table_names
+        shapes = reader.tables(names, pipeline.publication, pipeline.source.keys)
+        memberships = reader.memberships(pipeline.publication, names)
+        missing = [name for name in names if name not in shapes or name not in memberships]
+        if missing:
+            raise not_published(pipeline, sql, missing)
+        require_keys(pipeline, shapes.values())
+        first: FirstSnapshot | None = None
+        if state.phase is SnapshotPhase.CREATING:
+            point = slot.consistent_point
+            state = replace(
+                state,
+                phase=SnapshotPhase.COPYING,
+                handoff=point,
+                commit_lsn=point,
+                seq=SNAPSHOT_SEQ,
+                end_lsn=point,
+                commit_time_ms=source_time_ms(sql),
+                first_snapshot=reader.snapshot(),
+            )
+        else:
+            first = FirstSnapshot(state.first_snapshot, reader.next_xid())
+        plan = self._plan(reader, shapes, memberships, state, slot, first)
+        state = state.never_copied(plan.put_off)
+        # What an interrupted copy recorded stays: if a table differs from it now, rows may have gone without an event.
+        # The stream copies it once more then, and deletes them.
+        now = {name: memberships[name].to_text() for name in names if name not in plan.put_off}
+        # Its rows are as of now: a source that is put back to before this lacks what they show.
+        state = replace(
+            state,
+            memberships={**now, **state.memberships},
+            handoff=slot.consistent_point,
+            copied={**state.copied, **{name: plan.ledger.rows[name] for name in plan.complete}},
+        )
+        self.say(f"handoff at {format_lsn(state.handoff)}, copying {len(plan.tables)} tables")
+        publisher.commit(state, _records(plan.tables, slot.consistent_point, state.epoch))
+        state = self._copy(publisher, reader, plan, state, slot)
+        lacking = [name for name in names if name not in state.copied and name not in plan.put_off]
+        return state if self.stopping() or lacking else self._done(publisher, plan, slot, state)
+
+    def _done(self, publisher: Any, plan: "_Plan", slot: CreatedSlot, state: CaptureState) -> CaptureState:
+        """Everything is copied: the ledger goes, and the stream begins."""
+        for key in plan.ledger.record_keys():
+            publisher.send_beside_state(key, None)
+        if slot.consistent_point > state.end_lsn:
+            # This record is older than what was copied last. So one comes that isn't, also when nobody writes.
+            emit_heartbeat(self.sql)
+        state = replace(state, phase=SnapshotPhase.DONE, first_snapshot="")
+        publisher.commit(state, covering=list(self.pipeline.topics().values()))
+        return state
 
     def _plan(
         self,
@@ -189,18 +188,13 @@ class InitialSnapshot:
         first: FirstSnapshot | None,
     ) -> "_Plan":
         """What is to be copied now. ``first`` is the first snapshot, where this is a later one."""
-        pipeline, settings = self._pipeline, self._pipeline.snapshot
+        pipeline, settings = self.pipeline, self.pipeline.snapshot
         topics = pipeline.topics()
-        run = CopyRun(
-            slot=pipeline.slot,
-            epoch=state.epoch,
-            begun_lsn=state.commit_lsn,
-            point_lsn=slot.consistent_point,
-            shapes={
-                name: shape_text(table, memberships[name], state.topics[topics[name]].topic_id)
-                for name, table in shapes.items()
-            },
-        )
+        texts = {
+            name: shape_text(table, memberships[name], state.topics[topics[name]].topic_id)
+            for name, table in shapes.items()
+        }
+        run = CopyRun(pipeline.slot, state.epoch, state.commit_lsn, slot.consistent_point, texts)
         recorded = read_copied_ranges(pipeline.kafka.client(), pipeline.name, pipeline.slot)
         ledger = CopyLedger(run, recorded)
         tables: dict[TableName, Table] = {}
@@ -211,20 +205,16 @@ class InitialSnapshot:
                 continue
             relations = reader.relations(table)
             if first is not None and not table.key:
-                why = why_not_resumable(
-                    table,
-                    relations,
-                    is_unchanged=state.memberships.get(name) == memberships[name].to_text(),
-                    first=first,
-                )
+                is_unchanged = state.memberships.get(name) == memberships[name].to_text()
+                why = why_not_resumable(table, relations, is_unchanged=is_unchanged, first=first)
                 if why:
-                    self._say(f"{name}: its copy can't go on, since {why}; the stream begins, then it is copied whole")
+                    self.say(f"{name}: its copy can't go on, since {why}; the stream begins, then it is copied whole")
                     put_off.add(name)
                     continue
             tables[name] = table
             by_keys[bool(table.key)] += relations
         reader.rest()
-        published = {name: self._publish(table) for name, table in tables.items()}
+        published = {name: self.publish(table) for name, table in tables.items()}
         intervals = ledger.intervals()
         # An update of a row that moved to a copied range may leave out a large value that was never copied.
         newer = [name for name, of in published.items() if first is not None and first.text and of.toast is not None]
@@ -255,13 +245,13 @@ class InitialSnapshot:
         slot: CreatedSlot,
     ) -> CaptureState:
         """The committed state after the parts were copied: by workers, where there is enough of it to begin them."""
-        pipeline, settings = self._pipeline, self._pipeline.snapshot
+        pipeline, settings = self.pipeline, self.pipeline.snapshot
         if not settings.workers or sum(part.size for part in plan.parts) <= settings.range_bytes:
             return OneByOne(
                 ledger=plan.ledger,
                 first=plan.first,
                 reader=reader,
-                hold=lambda part: reader.hold(part, plan.memberships[part.table], pipeline.publication, self._sql),
+                hold=lambda part: reader.hold(part, plan.memberships[part.table], pipeline.publication, self.sql),
                 publisher=publisher,
                 tables=plan.tables,
                 estimated=plan.estimated,
@@ -269,7 +259,7 @@ class InitialSnapshot:
                 settings=settings,
                 rate=RowRate(settings.rows_per_s, time.monotonic),
                 stopping=self._is_to_end,
-                report=self._copied,
+                report=self.copied,
             ).copy(plan.parts)
         count = min(settings.workers, len(plan.parts))
         job = Job(
@@ -277,17 +267,17 @@ class InitialSnapshot:
             run=plan.ledger.run,
             snapshot_name=slot.snapshot_name,
             commit_time_ms=state.commit_time_ms,
-            database=self._sql.info.dbname,
+            database=self.sql.info.dbname,
             version=version("lockstep"),
             tables={name: published.table for name, published in plan.tables.items()},
             filters=reader.filters,
             memberships=plan.memberships,
             first=plan.first,
             rows_per_s=settings.rows_per_s / count,
-            limits=self._limits,
+            limits=self.limits,
         )
-        self._say(f"{count} workers copy {len(plan.parts)} ranges of {len(plan.tables)} tables")
-        with CopyWorkers(job, count, self._is_to_end, self._say) as workers:
+        self.say(f"{count} workers copy {len(plan.parts)} ranges of {len(plan.tables)} tables")
+        with CopyWorkers(job, count, self._is_to_end, self.say) as workers:
             return copy_side_by_side(
                 workers,
                 plan.parts,
@@ -295,11 +285,11 @@ class InitialSnapshot:
                 publisher=publisher,
                 estimated=plan.estimated,
                 state=state,
-                report=self._copied,
+                report=self.copied,
             )
 
     def _is_to_end(self) -> bool:
-        return self._stopping() or self._pausing()
+        return self.stopping() or self.pausing()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ The rows of an append-only table can't be told apart, so a range of it is commit
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from cdc.capture.settings import SnapshotSettings
@@ -42,68 +43,59 @@ class PartCommit(Protocol):
     def __call__(self, rows: int, size: int, done: CopiedRange | None) -> None: ...
 
 
-def copy_part(
-    part: Part,
-    table: Table,
-    *,
-    run: CopyRun,
-    where: str,
-    reader: PartReader,
-    publisher: RowPublisher,
-    topic: str,
-    events: RowEvents,
-    settings: SnapshotSettings,
-    rate: RowRate,
-    heed: Callable[[], None],
-    commit: PartCommit,
-) -> None:
-    """Publish a part's rows. ``where`` is one more condition.
+@dataclass(frozen=True, slots=True)
+class PartCopies:
+    """Copies parts of one run, one after the other."""
 
-    ``heed`` is called now and then while nothing is committed, and not after the last commit: from then on somebody may
-    ask for another part. What it and ``commit`` raise ends the copy.
-    """
-    at_once = not table.key and part.in_blocks
-    rows = size = rows_before = size_before = 0
-    begun_s = opened_s = time.monotonic()
+    run: CopyRun
+    reader: PartReader
+    publisher: RowPublisher
+    settings: SnapshotSettings
+    rate: RowRate
+    heed: Callable[[], None]
+    """Called now and then while nothing is committed, and not after a part's last commit: from then on somebody may ask
+    for another part. What it raises ends the copy."""
 
-    def commit_if_due() -> None:
-        nonlocal rows, size, rows_before, size_before
-        is_full = rows >= settings.batch_rows or size >= settings.batch_bytes
-        if not at_once and rows and (is_full or time.monotonic() - opened_s > TRANSACTION_AGE_MAX_S):
-            commit(rows, size, None)
-            rows_before, size_before = rows_before + rows, size_before + size
-            rows = size = 0
-        else:
-            heed()
+    def copy(self, part: Part, table: Table, where: str, topic: str, events: RowEvents, commit: PartCommit) -> None:
+        """Publish a part's rows. ``where`` is one more condition. What ``commit`` raises ends the copy."""
+        settings, rate = self.settings, self.rate
+        at_once = not table.key and part.in_blocks
+        rows = size = rows_before = size_before = 0
+        begun_s = opened_s = time.monotonic()
 
-    def wait_for_rate() -> None:
-        while (seconds := rate.wait_s()) > 0:
-            time.sleep(min(seconds, _SLICE_S))
-            commit_if_due()
+        def commit_if_due() -> None:
+            nonlocal rows, size, rows_before, size_before
+            is_full = rows >= settings.batch_rows or size >= settings.batch_bytes
+            if not at_once and rows and (is_full or time.monotonic() - opened_s > TRANSACTION_AGE_MAX_S):
+                commit(rows, size, None)
+                rows_before, size_before = rows_before + rows, size_before + size
+                rows = size = 0
+            else:
+                self.heed()
 
-    wait_for_rate()  # for the part before, if that was committed at once: no transaction stays open for it
-    for lines in reader.part(table, part, where=where, while_waiting=commit_if_due):
-        encoded = events.of_lines(lines)
-        publisher.serve()  # else all rows of the transaction stay in memory until its commit
-        sent = 0
-        while sent < len(encoded):
-            if not rows:
-                opened_s = time.monotonic()
-            room = len(encoded) if at_once else settings.batch_rows - rows
-            taken = encoded[sent : sent + room]
-            publisher.send_rows(topic, taken)
-            sent += len(taken)
-            rows += len(taken)
-            size += sum(len(value) for _, value in taken)
-            commit_if_due()
-        rate.taken(len(encoded))
-        if not at_once:
-            wait_for_rate()
-    done = run.record(
-        part,
-        rows=rows_before + rows,
-        size=size_before + size,
-        took_ms=int((time.monotonic() - begun_s) * 1000),
-        now_ms=time.time_ns() // 1_000_000,
-    )
-    commit(rows, size, done)
+        def wait_for_rate() -> None:
+            while (seconds := rate.wait_s()) > 0:
+                time.sleep(min(seconds, _SLICE_S))
+                commit_if_due()
+
+        wait_for_rate()  # for the part before, if that was committed at once: no transaction stays open for it
+        for lines in self.reader.part(table, part, where=where, while_waiting=commit_if_due):
+            encoded = events.of_lines(lines)
+            self.publisher.serve()  # else all rows of the transaction stay in memory until its commit
+            sent = 0
+            while sent < len(encoded):
+                if not rows:
+                    opened_s = time.monotonic()
+                room = len(encoded) if at_once else settings.batch_rows - rows
+                taken = encoded[sent : sent + room]
+                self.publisher.send_rows(topic, taken)
+                sent += len(taken)
+                rows += len(taken)
+                size += sum(len(value) for _, value in taken)
+                commit_if_due()
+            rate.taken(len(encoded))
+            if not at_once:
+                wait_for_rate()
+        took_ms, now_ms = int((time.monotonic() - begun_s) * 1000), time.time_ns() // 1_000_000
+        all_rows, all_bytes = rows_before + rows, size_before + size
+        commit(rows, size, self.run.record(part, rows=all_rows, size=all_bytes, took_ms=took_ms, now_ms=now_ms))

@@ -4,10 +4,12 @@ Rows come as lines of COPY. They become ``r`` events tagged (consistent point, 0
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
+from cdc.capture.published_table import PublishedTable
 from cdc.model.errors import LockstepError
 from cdc.model.tag import SNAPSHOT_SEQ
+from cdc.protocol.control_records import CaptureState
 from cdc.protocol.copy_text import split_row
 from cdc.protocol.envelope import TableEncoder, event_value, tag_prefix, tag_text
 from cdc.protocol.pgoutput import Fields
@@ -44,6 +46,17 @@ class RowEvents:
         self._consistent_point = consistent_point
         self._commit_time_ms = commit_time_ms
         self.tombstone_tag = tag_text(self._prefix, SNAPSHOT_SEQ)
+
+    @classmethod
+    def of(cls, published: PublishedTable, lsn: int, state: CaptureState) -> Self:
+        """The events of rows as of this position."""
+        return cls(
+            published.encoder,
+            published.kernel,
+            epoch=state.epoch,
+            consistent_point=lsn,
+            commit_time_ms=state.commit_time_ms,
+        )
 
     def of_lines(self, lines: list[Line]) -> Sequence[EncodedRow]:
         """The event of each row."""

@@ -31,7 +31,7 @@ from cdc.protocol.membership import Membership
 from cdc.row_rate import RowRate
 from cdc.stream.row_encoding import chosen_row_encoding
 from snapshot.ledger import CopyRun, FirstSnapshot, condition
-from snapshot.part_copy import copy_part
+from snapshot.part_copy import PartCopies
 from snapshot.ranges import Part
 from snapshot.row_events import RowEvents
 from snapshot.table_reader import APPLICATION, SnapshotReader, TableLocked
@@ -238,20 +238,9 @@ class _Worker:
             publisher.commit_events()
             self.report(Committed(part, rows, size, is_last=done is not None))
 
-        copy_part(
-            part,
-            table,
-            run=job.run,
-            where=condition(part, table, job.first),
-            reader=reader,
-            publisher=publisher,
-            topic=table_topic(job.pipeline.name, part.table),
-            events=self._events_of(part.table),
-            settings=job.pipeline.snapshot,
-            rate=self._rate,
-            heed=self._heed_end,
-            commit=commit,
-        )
+        copies = PartCopies(job.run, reader, publisher, job.pipeline.snapshot, self._rate, self._heed_end)
+        topic = table_topic(job.pipeline.name, part.table)
+        copies.copy(part, table, condition(part, table, job.first), topic, self._events_of(part.table), commit)
 
     def _events_of(self, name: TableName) -> RowEvents:
         known = self._events.get(name)

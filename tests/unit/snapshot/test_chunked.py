@@ -9,6 +9,7 @@ from cdc.model.table import TableName
 from cdc.protocol.visibility import UnfinishedTransactions
 from snapshot import chunk_session
 from snapshot.chunk_reader import Locked
+from snapshot.chunk_session import ChunkSession
 from snapshot.chunked import ChunkedCopies
 from snapshot.waits import Waits
 from tests.edges import Time
@@ -45,23 +46,15 @@ def test_a_chunk_that_waits_for_a_lock_says_so_after_a_while(monkeypatch: pytest
     )
     stream: Any = SimpleNamespace(
         loop=SimpleNamespace(state=state().to_be_copied([T]), pause_after=lambda _: None),
-        assembler=None,
+        assembler=SimpleNamespace(relations=None),
         unfinished=UnfinishedTransactions(),
         watch=SimpleNamespace(only_leaves=lambda _: False),
     )
     nothing: Any = SimpleNamespace(tables=list)
-    copies = ChunkedCopies(
-        pipeline,
-        nothing,
-        stream,
-        publisher=None,
-        repairs=nothing,
-        say=said.append,
-        copied=lambda _: None,
-        while_waiting=lambda: None,
-    )
-    copies._session._reader = _LockedReader()  # type: ignore[assignment]
-    copies._waits = copies._session.waits = Waits(lambda: clock.now_s, said.append)
+    monkeypatch.setattr(chunk_session, "ChunkReader", lambda *_: _LockedReader())
+    session = ChunkSession(pipeline, nothing, stream, say=said.append, while_waiting=lambda: None)
+    session.waits = Waits(lambda: clock.now_s, said.append)
+    copies = ChunkedCopies(session, nothing, publisher=None, copied=lambda _: None)
     for _ in range(8):
         assert copies.wants(stream.loop.state)
         assert copies.step(None) is not None

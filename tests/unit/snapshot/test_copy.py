@@ -12,7 +12,7 @@ from cdc.model.table import Table, TableName
 from cdc.postgres.copy_orders import CopyAction, CopyOrder
 from cdc.protocol.pgoutput import Fields
 from cdc.stream.copy_orders import obeyed
-from snapshot.copy import copy_into_stream
+from snapshot.copy import StreamCopy
 from snapshot.row_events import Line
 from tests.builders import ORDERS, column, table
 from tests.copy_lines import copy_line
@@ -56,21 +56,18 @@ LOG = table(column("id", "int8"), name=TableName("public", "log"), key=())
 def test_a_copy_that_has_taken_away_what_was_there_can_not_be_cancelled() -> None:
     publisher = MemoryPublisher(Journal(), fail_at=2)
     before = replace(state(), copied={LOG.name: 2}, memberships={LOG.name: "m"}).asked_to_copy(LOG.name)
+    copy = StreamCopy(
+        published(LOG)[LOG.name],
+        MemoryReader({LOG.name: [(b"1",), (b"2",)]}),
+        publisher,
+        before,
+        0x200_0000,
+        CaptureSettings(batch_rows=2),
+        stopping=lambda: False,
+        report=lambda _: None,
+    )
     with pytest.raises(Unavailable):
-        copy_into_stream(
-            published(LOG)[LOG.name],
-            reader=MemoryReader({LOG.name: [(b"1",), (b"2",)]}),
-            publisher=publisher,
-            state=before,
-            consistent_point=0x200_0000,
-            membership="m",
-            leaves=(),
-            live_keys=lambda _: nullcontext(set()),
-            schemas=[],
-            settings=CaptureSettings(batch_rows=2),
-            stopping=lambda: False,
-            report=lambda _: None,
-        )
+        copy.copy("m", leaves=(), live_keys=lambda _: nullcontext(set()), schemas=[])
     assert publisher.batches[1][0][2] is not None
     assert publisher.batches[1][0][2].startswith(b'{"op":"t"')
     cancelled, said = obeyed(publisher.states[-1], CopyOrder("s", CopyAction.CANCEL, LOG.name), [LOG.name])

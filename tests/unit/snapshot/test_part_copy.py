@@ -9,7 +9,7 @@ from cdc.model.table import Table, TableName
 from cdc.protocol.copy_ledger import CopiedRange
 from cdc.row_rate import RowRate
 from snapshot.ledger import CopyRun
-from snapshot.part_copy import copy_part
+from snapshot.part_copy import PartCopies
 from snapshot.ranges import Part
 from snapshot.row_events import EncodedRow, Line, RowEvents
 from tests.builders import column, table
@@ -52,20 +52,10 @@ class Worker:
     def copy(self) -> None:
         name = self._shape.name
         of = published(self._shape)[name]
-        copy_part(
-            Part(name, name.sql, "1", 0, 1, 1000),
-            self._shape,
-            run=CopyRun("slot", EPOCH, HANDOFF, HANDOFF, {name: "shape"}),
-            where="",
-            reader=self,
-            publisher=self,
-            topic=of.topic,
-            events=RowEvents(of.encoder, None, epoch=EPOCH, consistent_point=HANDOFF, commit_time_ms=0),
-            settings=SnapshotSettings(),
-            rate=self._rate,
-            heed=self._heed,
-            commit=self._commit,
-        )
+        events = RowEvents(of.encoder, None, epoch=EPOCH, consistent_point=HANDOFF, commit_time_ms=0)
+        run = CopyRun("slot", EPOCH, HANDOFF, HANDOFF, {name: "shape"})
+        copies = PartCopies(run, self, self, SnapshotSettings(), self._rate, self._heed)
+        copies.copy(Part(name, name.sql, "1", 0, 1, 1000), self._shape, "", of.topic, events, self._commit)
 
 
 @pytest.mark.parametrize("shape", [KEYED, LOG], ids=["keyed", "append-only"])
