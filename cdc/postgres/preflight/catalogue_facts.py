@@ -9,6 +9,7 @@ import psycopg
 
 from cdc.model.table import ReplicaIdentity, TableName
 from cdc.postgres.catalogue import PgType, declared_type, load_types, value_type
+from cdc.postgres.preflight.finding import as_owner
 
 PARTITIONED = "p"
 ORDINARY = "r"
@@ -162,6 +163,10 @@ class Relation:
     @property
     def generated(self) -> tuple[Attribute, ...]:
         return tuple(attribute for attribute in self.attributes if attribute.generated)
+
+    def as_owner(self, *statements: str) -> str:
+        """``as_owner`` of who owns it."""
+        return as_owner(statements, owner=self.owner, is_ours=self.is_ours)
 
     def identity_columns(self) -> frozenset[str]:
         """What PostgreSQL sends of the old row; empty means that it refuses UPDATE and DELETE of a published table."""

@@ -359,7 +359,7 @@ def _filter(publication: Publication, relation: Relation) -> list[Finding]:
                 f"filters the rows of {relation.name} by {', '.join(lacking)}, which its replica identity doesn't hold",
                 _REFUSED,
                 "\n".join(
-                    as_owner([full_identity_sql(member)], owner=member.owner, is_ours=member.is_ours)
+                    member.as_owner(full_identity_sql(member))
                     for member in _with_root(relation)
                     if entry.filter_columns - member.identity_columns()
                 )
@@ -429,7 +429,7 @@ def _key_published(publication: Publication, relation: Relation, key: Sequence[s
                 _REFUSED,
                 _relisted(publication, relation, None, entry.filter)
                 if lacking or any(sql.endswith(" full;") for sql in smaller)
-                else as_owner(smaller, owner=relation.owner, is_ours=relation.is_ours),
+                else relation.as_owner(*smaller),
             )
         )
         return findings
@@ -481,8 +481,7 @@ def _generated(publication: Publication, relation: Relation, key: Sequence[str],
                 publish
                 if knows and publication.exists
                 else "\n".join(
-                    as_owner([_identity_without(member, key, names)], owner=member.owner, is_ours=member.is_ours)
-                    for member in _with_root(relation)
+                    member.as_owner(_identity_without(member, key, names)) for member in _with_root(relation)
                 ),
             )
         )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from cdc.model.table import ReplicaIdentity, TableName, sql_identifier
 from cdc.model.visible import toml_key, toml_text
 from cdc.postgres.preflight.catalogue_facts import PARTITIONED, Index, Relation
-from cdc.postgres.preflight.finding import Finding, as_owner, error, ok, quoted_list, warning
+from cdc.postgres.preflight.finding import Finding, error, ok, quoted_list, warning
 
 _KINDS = {
     "v": "a view",
@@ -124,7 +124,7 @@ def _not_capturable(relation: Relation) -> Finding | None:
             relation.subject,
             "is unlogged",
             "its changes aren't in the WAL",
-            as_owner([f"alter table {relation.name.sql} set logged;"], owner=relation.owner, is_ours=relation.is_ours),
+            relation.as_owner(f"alter table {relation.name.sql} set logged;"),
         )
     return None
 
@@ -156,10 +156,7 @@ def _partitions(relation: Relation) -> list[Finding]:
                 relation.subject,
                 f"has unlogged partitions: {_listed(unlogged)}",
                 "their changes aren't in the WAL",
-                "\n".join(
-                    as_owner([f"alter table {leaf.name.sql} set logged;"], owner=leaf.owner, is_ours=leaf.is_ours)
-                    for leaf in unlogged
-                ),
+                "\n".join(leaf.as_owner(f"alter table {leaf.name.sql} set logged;") for leaf in unlogged),
                 hides_changes=True,
             )
         )
@@ -189,7 +186,7 @@ def _append_only(relation: Relation) -> list[Finding]:
 def _all_full(relation: Relation) -> str:
     """REPLICA IDENTITY FULL for a table and its partitions, which ALTER TABLE doesn't reach through it."""
     return "\n".join(
-        as_owner([full_identity_sql(member)], owner=member.owner, is_ours=member.is_ours)
+        member.as_owner(full_identity_sql(member))
         for member in (relation, *(leaf for leaf in relation.leaves if leaf.is_table))
         if member.identity is not ReplicaIdentity.FULL
     )
@@ -254,7 +251,7 @@ def _no_key(relation: Relation) -> Finding:
         relation.subject,
         "has no primary key",
         "events are keyed by it; without one, rows can't be told apart",
-        as_owner(ways[:1], owner=relation.owner, is_ours=relation.is_ours) + "\n" + "\n".join(ways[1:]),
+        relation.as_owner(*ways[:1]) + "\n" + "\n".join(ways[1:]),
     )
 
 
@@ -280,14 +277,10 @@ def _configured_key(relation: Relation, key: tuple[str, ...], index: Index | Non
                 relation.subject,
                 f"the configured key can be null: {', '.join(nullable)}",
                 "rows whose key is null can't be told apart, not even by a unique index",
-                as_owner(
-                    [
-                        f"alter table {table} "
-                        + ", ".join(f"alter column {sql_identifier(column)} set not null" for column in nullable)
-                        + ";"
-                    ],
-                    owner=relation.owner,
-                    is_ours=relation.is_ours,
+                relation.as_owner(
+                    f"alter table {table} "
+                    + ", ".join(f"alter column {sql_identifier(column)} set not null" for column in nullable)
+                    + ";"
                 ),
             )
         )
@@ -311,13 +304,9 @@ def _configured_key(relation: Relation, key: tuple[str, ...], index: Index | Non
                 f"no unique index covers exactly the configured key {', '.join(key)}"
                 + (f" ({'; '.join(near)})" if near else ""),
                 "two rows could have the same key, and one would overwrite the other everywhere",
-                as_owner(
-                    [
-                        f"create unique index{concurrently} {sql_identifier(_index_name(relation, key))}"
-                        f" on {table} ({quoted_list(key)});"
-                    ],
-                    owner=relation.owner,
-                    is_ours=relation.is_ours,
+                relation.as_owner(
+                    f"create unique index{concurrently} {sql_identifier(_index_name(relation, key))}"
+                    f" on {table} ({quoted_list(key)});"
                 ),
                 hides_changes=True,
             )
@@ -333,7 +322,7 @@ def _delivered(
         return []
 
     def fix(sql: str) -> str:
-        return as_owner([sql], owner=relation.owner, is_ours=relation.is_ours)
+        return relation.as_owner(sql)
 
     mended = identity_sql(relation, key)
     if identity_index is not None:
@@ -391,10 +380,7 @@ def _fits_root(relation: Relation, *, is_keyed: bool) -> list[Finding]:
     if full or not root_columns:
         fix = _all_full(relation)
     else:
-        fix = "\n".join(
-            as_owner([identity_sql(leaf, sorted(root_columns))], owner=leaf.owner, is_ours=leaf.is_ours)
-            for leaf in wrong
-        )
+        fix = "\n".join(leaf.as_owner(identity_sql(leaf, sorted(root_columns))) for leaf in wrong)
     return [
         error(
             relation.subject,
