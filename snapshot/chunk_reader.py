@@ -29,6 +29,7 @@ from snapshot.table_reader import (
     RowReader,
     TableMoved,
     UnreadableKey,
+    copied_lines,
     lacks_locks,
     no_room,
     refusals,
@@ -316,7 +317,7 @@ class ChunkReader(RowReader):
                 raise _Enough
 
         try:
-            with contextlib.closing(self._copied(query, waiting)) as received:
+            with contextlib.closing(copied_lines(self._connection, query, waiting)) as received:
                 for portion in received:
                     for line in portion:
                         lines.append(bytes(line))

@@ -198,7 +198,7 @@ class RowReader:
         conditions = " and ".join([*bounds, *more])
         where = f" where {conditions}" if conditions else ""
         with refusals(table, whole=not part.is_alone):
-            yield from self._copied(f"select {_columns(table)} from {part.sql}{where}", while_waiting)
+            yield from copied_lines(self._connection, f"select {_columns(table)} from {part.sql}{where}", while_waiting)
 
     def estimated_rows(self, table: Table) -> int:
         """The planner's estimate, for the progress bar; 0 when the table was never analysed."""
@@ -226,7 +226,9 @@ class RowReader:
                 if relation.is_alone:
                     self._lock_alone(relation)
                 # Through a query: COPY of a table by name takes neither a partitioned one nor a condition.
-                yield from self._copied(f"select {columns} from {relation.sql}{self._where(table)}", while_waiting)
+                yield from copied_lines(
+                    self._connection, f"select {columns} from {relation.sql}{self._where(table)}", while_waiting
+                )
                 if relation.is_alone:
                     self._let_go()
 
@@ -248,7 +250,7 @@ class RowReader:
         try:
             # A savepoint: after an error the snapshot goes on. Its end lets the partitions go.
             with self._connection.transaction(force_rollback=True):
-                for is_there, *key in self._values(query, while_waiting):
+                for is_there, *key in copied_values(self._connection, query, while_waiting):
                     fields: list[Any] = [None] * len(table.columns)
                     for index, value in zip(indexes, key, strict=True):
                         fields[index] = value
@@ -278,7 +280,7 @@ class RowReader:
         columns = ", ".join(f"t.{quote_identifier(column.name)}" for column in table.columns)
         query = f"select {columns} from {wanted_sql} join {rows_sql} on {matches}"
         with refusals(table), self._connection.transaction(force_rollback=True):
-            yield from self._values(query, while_waiting)
+            yield from copied_values(self._connection, query, while_waiting)
             self._require_unmoved(table)
 
     def _require_unmoved(self, table: Table) -> None:
@@ -296,7 +298,9 @@ class RowReader:
         """The keys of the rows for which this SQL holds, not more than so many. Raises psycopg's errors."""
         names = ", ".join(quote_identifier(name) for name in table.key)
         source = self._source(table)
-        return list(self._values(f"select {names} from {source} where ({where}) limit {most:d}", _nothing))
+        return list(
+            copied_values(self._connection, f"select {names} from {source} where ({where}) limit {most:d}", _nothing)
+        )
 
     def _wanted(self, table: Table, keys: Sequence[KeyTexts]) -> tuple[str, str, str]:
         """(the keys in their types, as ``k``; how they match the table as ``t``; the rows that may match, as ``t``).
@@ -323,64 +327,6 @@ class RowReader:
             matches,
             f"(select * from {source}{f' where {where}' if where else ''}) t",
         )
-
-    def _values(self, query: str, while_waiting: Callable[[], None]) -> Generator[Fields, None, None]:
-        """The same as ``_copied``, as values."""
-        for lines in self._copied(query, while_waiting):
-            for line in lines:
-                yield split_row(bytes(line)[:-1])
-
-    def _copied(self, query: str, while_waiting: Callable[[], None]) -> Generator[list[Line], None, None]:
-        """The rows of a COPY. Raises psycopg's errors. Whoever leaves it in the middle ends the transaction.
-
-        Over libpq itself: PostgreSQL says that a COPY has begun with the first few kilobytes of its rows, and psycopg
-        would wait for that without a word.
-        """
-        pgconn = self._connection.pgconn
-        try:
-            pgconn.send_query(f"copy ({query}) to stdout".encode())
-            while pgconn.flush():
-                self._wait(while_waiting, writing=True)
-            while pgconn.is_busy():
-                self._wait(while_waiting)
-            begun = pgconn.get_result()
-            receive = pgconn.get_copy_data
-            while begun is not None and begun.status == pq.ExecStatus.COPY_OUT:
-                lines: list[Line] = []
-                room = _BYTES_AT_ONCE
-                size, line = receive(1)
-                while size > 0:
-                    lines.append(line)
-                    room -= size
-                    if room <= 0 or len(lines) == _LINES_AT_ONCE:
-                        break
-                    size, line = receive(1)
-                if lines:
-                    yield lines
-                if size == 0:
-                    self._wait(while_waiting)
-                elif size < 0:
-                    begun = pgconn.get_result()
-            error = None if begun is None or begun.status == pq.ExecStatus.COMMAND_OK else begun
-            while pgconn.get_result() is not None:
-                pass
-            if error is not None:
-                raise psycopg.errors.error_from_result(error)
-        finally:
-            if pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
-                self._leave()
-
-    def _leave(self) -> None:
-        """End a COPY that nobody reads on, and with it the connection: its transaction is of no use any more."""
-        with contextlib.suppress(psycopg.Error):
-            self._connection.cancel()
-        self._connection.close()
-
-    def _wait(self, while_waiting: Callable[[], None], *, writing: bool = False) -> None:
-        """Until the server has something to say, or takes more; ``while_waiting`` is called where that takes long."""
-        if not wait_ready(self._connection.pgconn.socket, _WAIT_S, writing=writing):
-            while_waiting()
-        self._connection.pgconn.consume_input()
 
     def _where(self, table: Table) -> str:
         condition = self._filters.get(table.name)
@@ -489,6 +435,72 @@ class SnapshotReader(RowReader):
     def filters(self) -> Mapping[TableName, str]:
         """The conditions of the publication, by table."""
         return self._filters
+
+
+def copied_values(
+    connection: psycopg.Connection[Any], query: str, while_waiting: Callable[[], None]
+) -> Generator[Fields, None, None]:
+    """The same as ``copied_lines``, as values."""
+    for lines in copied_lines(connection, query, while_waiting):
+        for line in lines:
+            yield split_row(bytes(line)[:-1])
+
+
+def copied_lines(
+    connection: psycopg.Connection[Any], query: str, while_waiting: Callable[[], None]
+) -> Generator[list[Line], None, None]:
+    """The rows of a COPY. Raises psycopg's errors. Whoever leaves it in the middle ends the transaction.
+
+    Over libpq itself: PostgreSQL says that a COPY has begun with the first few kilobytes of its rows, and psycopg
+    would wait for that without a word.
+    """
+    pgconn = connection.pgconn
+    try:
+        pgconn.send_query(f"copy ({query}) to stdout".encode())
+        while pgconn.flush():
+            _wait(pgconn, while_waiting, writing=True)
+        while pgconn.is_busy():
+            _wait(pgconn, while_waiting)
+        begun = pgconn.get_result()
+        receive = pgconn.get_copy_data
+        while begun is not None and begun.status == pq.ExecStatus.COPY_OUT:
+            lines: list[Line] = []
+            room = _BYTES_AT_ONCE
+            size, line = receive(1)
+            while size > 0:
+                lines.append(line)
+                room -= size
+                if room <= 0 or len(lines) == _LINES_AT_ONCE:
+                    break
+                size, line = receive(1)
+            if lines:
+                yield lines
+            if size == 0:
+                _wait(pgconn, while_waiting)
+            elif size < 0:
+                begun = pgconn.get_result()
+        error = None if begun is None or begun.status == pq.ExecStatus.COMMAND_OK else begun
+        while pgconn.get_result() is not None:
+            pass
+        if error is not None:
+            raise psycopg.errors.error_from_result(error)
+    finally:
+        if pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
+            _leave(connection)
+
+
+def _leave(connection: psycopg.Connection[Any]) -> None:
+    """End a COPY that nobody reads on, and with it the connection: its transaction is of no use any more."""
+    with contextlib.suppress(psycopg.Error):
+        connection.cancel()
+    connection.close()
+
+
+def _wait(pgconn: pq.abc.PGconn, while_waiting: Callable[[], None], *, writing: bool = False) -> None:
+    """Until the server has something to say, or takes more; ``while_waiting`` is called where that takes long."""
+    if not wait_ready(pgconn.socket, _WAIT_S, writing=writing):
+        while_waiting()
+    pgconn.consume_input()
 
 
 @contextlib.contextmanager
