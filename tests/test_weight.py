@@ -30,9 +30,9 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 103_775,
+    "lines of the core": 103_938,
     "lines of stack and bench": 10_000,
-    "lines of tests": 99_673,
+    "lines of tests": 99_741,
     "words of docs": 43_900,
     "settings": 216,
 }
@@ -60,26 +60,24 @@ EXCEPTIONS: Final[dict[str, dict[str, str]]] = {
 }
 """What is over a limit, and why that is its best shape. Nothing is listed that is within it."""
 
-COUNTED: Final = ("cdc", "jobs", "snapshot", "lockstep/rejections/retry.py", "lockstep/verify/sides/opening.py")
+COUNTED: Final = ("cdc", "jobs", "lockstep/rejections/retry.py", "lockstep/verify/sides/opening.py")
 """Where what is over a limit is being reshaped: only counted so far, by limit and place."""
 
 COUNTS: Final[dict[str, dict[str, int]]] = {
     "functions of more than 60 lines": {
-        "cdc": 6,
+        "cdc": 1,
         "jobs": 3,
         "lockstep/rejections/retry.py": 2,
         "lockstep/verify/sides/opening.py": 1,
-        "snapshot": 4,
     },
-    "functions of more than 8 parameters": {"cdc": 4, "jobs": 1, "lockstep/rejections/retry.py": 1, "snapshot": 5},
+    "functions of more than 8 parameters": {"cdc": 1, "jobs": 1, "lockstep/rejections/retry.py": 1},
     "functions more complex than 15": {
-        "cdc": 1,
         "jobs": 1,
         "lockstep/rejections/retry.py": 1,
         "lockstep/verify/sides/opening.py": 1,
     },
-    "classes of more than 15 attributes": {"cdc": 4, "jobs": 5, "snapshot": 2},
-    "classes of more than 20 methods": {"cdc": 7, "jobs": 5, "snapshot": 1},
+    "classes of more than 15 attributes": {"cdc": 1, "jobs": 5},
+    "classes of more than 20 methods": {"cdc": 5, "jobs": 5},
 }
 """The most that there may be: they only fall. At none a place leaves ``COUNTED``."""
 
