@@ -10,7 +10,7 @@ from cdc.kafka.control_topics import read_state, read_tables
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import SCHEMA, STATE, control_topic
 from cdc.model.table import Table, TableName
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.catalogue import load_tables
 from cdc.postgres.connection import connect
 from cdc.protocol.control_records import CaptureState, selection_of

@@ -15,7 +15,7 @@ from cdc.kafka.settings import KAFKA_PASSWORD_VARIABLE, KafkaSettings
 from cdc.kafka.topic_names import STREAM_QUERIES, control_topic
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.dsn import FILES, file_below, files_below
 from cdc.postgres.settings import SOURCE_PASSWORD_VARIABLE, SourceSettings
 from cdc.secret import address_holds_secret

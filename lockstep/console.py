@@ -17,7 +17,7 @@ from types import FrameType, TracebackType
 from typing import IO, TextIO
 
 from cdc.model.errors import ConfigurationError, Fenced, LockstepError, Unavailable
-from cdc.model.visible import visible_lines
+from cdc.model.printable import visible_lines
 from lockstep.log import formatter, log_format
 from stack.errors import StackError
 

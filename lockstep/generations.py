@@ -21,10 +21,10 @@ from cdc.model.timeouts import OBEYED_S
 from cdc.processor import patient
 from jobs.consistency import KnownConsistency, known_consistency
 from jobs.dead_letters.store import DeadLetters
-from jobs.generations.asides import AsideState, Wish, load_asides, load_orders
 from jobs.generations.identities import load_identities, lost_rows
 from jobs.generations.lease import is_running
 from jobs.generations.record import Generation, Phase, Record, check_owner, list_generations, save_record, way_on
+from jobs.generations.set_aside import AsideState, Wish, load_asides, load_orders
 from jobs.generations.status import JobState, JobStatus, job_statuses
 from jobs.generations.switch import PREVIOUS, switch
 from jobs.generations.view_state import ToldView, load_told, remove_kept

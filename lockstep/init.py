@@ -11,8 +11,8 @@ from psycopg.conninfo import make_conninfo
 from pydantic import ValidationError
 
 from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.printable import toml_text
 from cdc.model.table import Table, TableName, sql_identifier
-from cdc.model.visible import toml_text
 from cdc.postgres.catalogue import load_tables
 from cdc.postgres.connection import connect
 from cdc.postgres.dsn import files_below, holds_secret, parse_dsn

@@ -7,8 +7,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from cdc.model.errors import ConfigurationError
+from cdc.model.printable import toml_text
 from cdc.model.table import Column, Table, TableName, quote_identifier
-from cdc.model.visible import toml_text
 from cdc.secret import address_holds_secret
 from sinks.kind import SinkKind
 from sinks.registry import KINDS

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from cdc.model.errors import ConfigurationError
 from cdc.model.log_message import LogMessage
-from cdc.model.visible import visible, visible_lines
+from cdc.model.printable import visible, visible_lines
 
 LogFormat = Literal["console", "json"]
 """Lines for people, or one object a record."""

@@ -8,9 +8,9 @@ from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
 from cdc.model.timeouts import OBEYED_S
 from cdc.processor import patient
-from jobs.generations.asides import AsideState, Order, Wish, give_again, give_order, is_done, load_asides
 from jobs.generations.lease import is_running
 from jobs.generations.record import Generation, Phase, check_owner
+from jobs.generations.set_aside import AsideState, Order, Wish, give_again, give_order, is_done, load_asides
 from jobs.generations.status import has_error, job_status
 from lockstep.config import Config
 from lockstep.generations import list_of, settings_of, settings_of_generation

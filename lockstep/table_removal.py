@@ -14,9 +14,9 @@ import psycopg
 
 from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.printable import toml_key, toml_text
 from cdc.model.table import TableName
 from cdc.model.table_pattern import is_pattern
-from cdc.model.visible import toml_key, toml_text
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.preflight.catalogue_facts import load_relations
 from cdc.postgres.preflight.publication import load_publication

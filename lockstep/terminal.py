@@ -17,7 +17,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from cdc.model.visible import visible_lines
+from cdc.model.printable import visible_lines
 
 _ANY_WIDTH: Final = 1_000_000
 """Of what isn't a terminal: more than any line."""

@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.lsn import Lsn
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.processor import machine_slowdown
 from cdc.protocol.control_records import CaptureState
 from monitor.kafka_look import KafkaLook

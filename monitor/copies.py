@@ -14,7 +14,7 @@ from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import STATE, control_topic
 from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.slot import find_slot
 from cdc.protocol.control_records import CaptureState, SnapshotPhase

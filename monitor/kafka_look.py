@@ -10,7 +10,7 @@ from cdc.kafka.control_topics import ProgressReader, read_state
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_names import STATE, control_topic
 from cdc.model.errors import LockstepError, Unavailable
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SnapshotPhase
 from monitor.open_rejections import OpenRejections
 from monitor.question import Asking, answer_s, named

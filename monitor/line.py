@@ -10,7 +10,7 @@ from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import STATE, control_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.lsn import parse_lsn
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.slot import emit_heartbeat, system_identifier
 from cdc.protocol.control_records import CaptureState, ProgressRecord, selection_of

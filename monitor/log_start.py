@@ -9,7 +9,7 @@ from cdc.kafka.control_topics import read_progress, read_state
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import ConfigurationError
 from cdc.model.lsn import format_lsn
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.slot import wal_end
 from cdc.protocol.control_records import ProgressRecord

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import DEAD_LETTERS, control_topic, is_stream_result_topic
 from cdc.kafka.topic_reader import TopicReader
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from jobs.dead_letters.record import DeadLetter, UnreadableDeadLetter, read_dead_letter
 
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from jobs.consistency import KnownConsistency, known_consistency
 from jobs.generations.lease import LastBeat
 from jobs.generations.record import Generation, Record, check_owner, list_generations

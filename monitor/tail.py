@@ -14,10 +14,10 @@ from cdc.kafka.client import new_client
 from cdc.kafka.consumer import close_consumer, find_leaders
 from cdc.kafka.topic_admin import TopicAdmin, reason
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.model.printable import visible
 from cdc.model.table import TableName
 from cdc.model.tag import Tag
-from cdc.model.visible import visible
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.protocol.envelope import EVENT_START, TAG_END, TAG_HEADER, TAG_START
 from monitor.log_start import AfterLsn, offsets_after, offsets_since
 

@@ -18,9 +18,9 @@ from typing import Any, Final, Protocol, Self, TypeVar
 
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.lsn import format_lsn
-from cdc.pipeline import Pipeline
-from jobs.generations.asides import load_asides
+from cdc.pipeline_settings import Pipeline
 from jobs.generations.lease import LastBeat
+from jobs.generations.set_aside import load_asides
 from jobs.generations.status import JobState, JobStatus, job_statuses
 from monitor.line import Captures, Line
 from sinks.contract import OpenedSink, Progress

@@ -28,7 +28,7 @@ from cdc.capture.published_table import PublishedTable
 from cdc.capture.questions import Event
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.slot import current_snapshot, emit_heartbeat
 from cdc.postgres.unended_transactions import told, unended_transactions
 from cdc.protocol.control_records import CaptureState, TableCopy

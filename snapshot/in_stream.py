@@ -21,7 +21,7 @@ from cdc.capture.published_table import PublishedTable
 from cdc.model.lsn import format_lsn
 from cdc.model.table import Table, TableName
 from cdc.model.timeouts import SLOT_COMES_S
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.connection import connection_error
 from cdc.postgres.memberships import memberships
 from cdc.postgres.replication import ComingSlot, CreatedSlot, SlotRefused

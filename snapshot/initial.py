@@ -19,7 +19,7 @@ from cdc.model.errors import PositionMismatch
 from cdc.model.lsn import Lsn, format_lsn
 from cdc.model.table import Table, TableName
 from cdc.model.tag import SNAPSHOT_SEQ
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.replication import CreatedSlot, ReplicationConnection, SystemIdentity
 from cdc.postgres.slot import drop_slot, emit_heartbeat, find_slot, source_time_ms, temporary_slot_name
 from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPhase

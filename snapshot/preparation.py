@@ -7,11 +7,11 @@ import psycopg
 
 from cdc.capture.shape_change import key_is_gone
 from cdc.model.errors import LockstepError, UnsupportedChange
+from cdc.model.finding import Severity
+from cdc.model.printable import toml_key
 from cdc.model.table import Table
-from cdc.model.visible import toml_key
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.preflight import check_source
-from cdc.postgres.preflight.finding import Severity
 from cdc.postgres.unended_transactions import told, unended_transactions
 
 _REPORT_BLOCKERS_AFTER_S: Final = 5.0

@@ -18,7 +18,7 @@ from cdc.model.lsn import format_lsn
 from cdc.model.table import Table, TableName
 from cdc.model.tag import VERSION_EPOCHS
 from cdc.model.timeouts import SLOT_LET_GO_S
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.replication import ReplicationConnection, SystemIdentity
 from cdc.postgres.slot import Slot, drop_slot, end_other_reader, find_slot, require_own_slot, source_time_ms
 from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPhase

@@ -13,7 +13,7 @@ from cdc.kafka.control_topics import read_state
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
 from cdc.model.timeouts import OBEYED_S
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.catalogue import load_tables
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.copy_orders import CopyAction, CopyOrder, notify_order, send_order

@@ -23,7 +23,7 @@ from cdc.kafka.record_limits import RecordLimit
 from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import LockstepError, TransactionTimedOut, Unavailable
 from cdc.model.table import Table, TableName
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
 from cdc.protocol.copy_ledger import CopiedRange
 from cdc.protocol.envelope import TableEncoder

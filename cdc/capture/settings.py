@@ -1,8 +1,8 @@
 """Settings of the capture loop, and of the first copy before it."""
 
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from cdc.settings import Settings
 
@@ -59,13 +59,6 @@ class SnapshotSettings(Settings):
     chunk_ms: Annotated[int, Field(ge=1, le=10_000)] = Field(
         default=50, description="copies beside the stream take chunks for which it waits about so long"
     )
-
-    @field_validator("chunk_ms", mode="before")
-    @classmethod
-    def _chunks_cant_be_off(cls, chunk_ms: Any) -> Any:
-        if chunk_ms == 0:
-            raise ValueError("0 turned chunks off, and there is nothing else by now: take it out for the default of 50")
-        return chunk_ms
 
     def with_smaller_batches(self) -> Self:
         """The same with half as many rows and bytes in a batch, down to some that are never too many."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from cdc.capture.column_numbers import column_numbers
 from cdc.model.errors import UnsupportedChange
+from cdc.model.printable import toml_key
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
-from cdc.model.visible import toml_key
 from cdc.protocol.control_records import ShapeChange
 from cdc.protocol.pgoutput import Relation, RelationColumn
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, Self
 
-from cdc.model.visible import is_visible, visible
+from cdc.model.printable import is_visible, visible
 
 _PLAIN_IDENTIFIER = re.compile(r"[a-z_][a-z0-9_$]*")
 _PART = r'(?:U&"(?:[^"]|"")+"|"(?:[^"]|"")+"|[^".]+)'

@@ -21,8 +21,8 @@ import orjson
 import psycopg
 
 from cdc.model.errors import LockstepError
+from cdc.model.printable import visible
 from cdc.model.table import TableName
-from cdc.model.visible import visible
 from cdc.postgres.connection import connection_error
 from cdc.postgres.repair_messages import UnreadableRequest
 from cdc.postgres.slot import emit_messages

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import psycopg
 
-from cdc.model.visible import visible
+from cdc.model.printable import visible
 
 _NAMED_MAX: Final = 3
 

@@ -18,9 +18,9 @@ import orjson
 
 from cdc.model.errors import LockstepError, UnsupportedChange
 from cdc.model.event import JsonValue, Position, RowEvent
+from cdc.model.printable import toml_key, visible
 from cdc.model.table import Column, Table, TableName
 from cdc.model.tag import TEXT_LENGTH, transaction_prefix
-from cdc.model.visible import toml_key, visible
 from cdc.protocol.pgoutput import Field
 from cdc.protocol.pgvalues import VERBATIM, has_form, json_encoder
 

@@ -10,7 +10,7 @@ import psycopg
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.shape_change import AddedValue, changed_shape
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.catalogue import (
     KnownTypes,
     column_holders,

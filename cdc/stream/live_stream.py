@@ -38,7 +38,7 @@ from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import UnsupportedChange
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.copy_orders import COPIES_PREFIX, CopyOrder
 from cdc.postgres.ddl_messages import DDL_PREFIX
 from cdc.postgres.repair_messages import REPAIR_PREFIX, UnreadableRequest

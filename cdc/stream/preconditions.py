@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import psycopg
 
+from cdc.model.finding import Finding, Severity
 from cdc.model.table import TableName
 from cdc.postgres.preflight.catalogue_facts import Relation, family_digest, load_relations
-from cdc.postgres.preflight.finding import Finding, Severity
 from cdc.postgres.preflight.tables import table_findings
 from cdc.postgres.settings import SourceSettings
 

@@ -11,7 +11,7 @@ from cdc.kafka.topic_admin import COMMIT_MARKER_LOSS
 from cdc.model.errors import LockstepError, PositionMismatch
 from cdc.model.lsn import Lsn, format_lsn
 from cdc.model.timeouts import SLOT_LET_GO_S
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.replication import ReplicationConnection
 from cdc.postgres.slot import end_other_reader, find_slot
 from cdc.protocol.control_records import CaptureState, StreamedTransaction

@@ -8,9 +8,9 @@ import psycopg
 
 from cdc.model.errors import LockstepError, PositionMismatch
 from cdc.model.lsn import format_lsn
+from cdc.model.printable import toml_text
 from cdc.model.table import TableName, sql_identifier
-from cdc.model.visible import toml_text
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.preflight.server import standby_findings
 from cdc.postgres.replication import SystemIdentity
 from cdc.postgres.slot import find_slot

@@ -9,7 +9,7 @@ import psycopg
 from cdc.capture.published_table import PublishedTable
 from cdc.kafka.topic_names import table_topic
 from cdc.model.table import ReplicaIdentity, Table
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.catalogue import keys_can_swap
 from cdc.postgres.column_storage import has_lesser_partitions, load_rule
 from cdc.protocol.envelope import TableEncoder

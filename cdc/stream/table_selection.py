@@ -7,11 +7,11 @@ from typing import Any, Final
 import psycopg
 
 from cdc.model.errors import ConfigurationError
+from cdc.model.finding import Finding, Severity, error
+from cdc.model.printable import toml_text
 from cdc.model.table import Table, TableName
-from cdc.model.visible import toml_text
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.preflight.catalogue_facts import Relation, load_relations
-from cdc.postgres.preflight.finding import Finding, Severity, error
 from cdc.postgres.preflight.privileges import readable, row_security
 from cdc.postgres.preflight.publication import Publication, entry_findings, load_publication
 from cdc.postgres.preflight.tables import table_findings

@@ -10,14 +10,14 @@ import psycopg
 
 from cdc.capture.assembler import Assembler
 from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.finding import Finding
 from cdc.model.lsn import Lsn
+from cdc.model.printable import toml_text
 from cdc.model.table import Table, TableName, sql_identifier
-from cdc.model.visible import toml_text
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.catalogue import name_of_oid, unpublished_kinds
 from cdc.postgres.connection import connection_error
 from cdc.postgres.memberships import memberships
-from cdc.postgres.preflight.finding import Finding
 from cdc.postgres.slot import wal_end
 from cdc.protocol.control_records import CaptureState
 from cdc.protocol.membership import Membership, Recorded, left

@@ -8,7 +8,7 @@ from cdc.kafka.control_topics import read_shapes
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.tag import SNAPSHOT_SEQ
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.protocol.control_records import CaptureState
 from cdc.protocol.envelope import TAG_END, TAG_START, tag_prefix, tag_text
 from cdc.toast.catch_up import catch_up

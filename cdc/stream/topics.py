@@ -17,7 +17,7 @@ from cdc.kafka.topic_names import SCHEMA, STATE, control_topic, like_metrics, ta
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import ConfigurationError, LockstepError, PositionMismatch, Unavailable
 from cdc.model.table import TableName
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.protocol.control_records import CaptureState, TopicIdentity
 
 _NAMED_MAX = 10

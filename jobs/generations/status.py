@@ -17,7 +17,6 @@ import orjson
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from cdc.model.times import time_text
-from jobs.generations.asides import Aside, asides_name, asides_of
 from jobs.generations.lease import (
     SYSTEM_CLOCK,
     Clock,
@@ -31,6 +30,7 @@ from jobs.generations.lease import (
 )
 from jobs.generations.read_so_far import ReadSoFar
 from jobs.generations.record import Phase, Record, record_name, way_on
+from jobs.generations.set_aside import Aside, asides_name, asides_of
 from jobs.generations.starting import STARTING_NAME
 from sinks.contract import CoordinationRecords
 

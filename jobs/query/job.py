@@ -31,12 +31,6 @@ from cdc.protocol.control_records import ProgressRecord, SchemaRecord
 from jobs.executor.shape_history import ShapesOutdated
 from jobs.executor.task_input import StepsInput, Task, ViewInput, ViewTopicInput
 from jobs.executor.view_notes import has_had_state
-from jobs.generations.asides import (
-    Asides,
-    Order,
-    Orders,
-    read_tables,
-)
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.columns import Columns, load_columns, save_columns
 from jobs.generations.first_read import dump_first_read, first_read, first_read_name, load_first_read
@@ -51,6 +45,12 @@ from jobs.generations.identities import (
 from jobs.generations.lease import GenerationLease
 from jobs.generations.prepared import preparing
 from jobs.generations.record import require_in_use
+from jobs.generations.set_aside import (
+    Asides,
+    Order,
+    Orders,
+    read_tables,
+)
 from jobs.generations.view_state import check_can_keep, state_directory
 from jobs.offsets import Offsets
 from jobs.query.captured_tables import Captured, CapturedWatch
@@ -72,6 +72,7 @@ from jobs.query.progress_at_start import as_of_start, left_topics, progress_at_s
 from jobs.query.query import QueryPlan, SinkQuery
 from jobs.query.resume_check import ResumePoint, check_destination, check_epochs, check_resume, known_epoch
 from jobs.query.row_plan import row_plans
+from jobs.query.set_aside_tables import Noted, SetAside, TablesAside, is_any_due
 from jobs.query.sink_plan import NO_TASK_LEFT, SinkPlan, why_micro_batches
 from jobs.query.start_position import (
     StartPosition,
@@ -80,7 +81,6 @@ from jobs.query.start_position import (
     offsets_of_topics,
     skipped_by,
 )
-from jobs.query.tables_aside import Noted, SetAside, TablesAside, is_any_due
 from jobs.query.threads import TICK_S, beat, ended_early
 from jobs.query.topic_watch import RetentionWatch, TopicWatch
 from jobs.query.view_plan import PlannedView, planned_view

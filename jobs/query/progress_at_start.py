@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from cdc.kafka.topic_names import table_topic
-from jobs.generations.asides import Aside
+from jobs.generations.set_aside import Aside
 from jobs.offsets import Offsets
 from jobs.query.log_facts import LogFacts
 from jobs.query.start_position import StartPosition, skipped_by

@@ -37,7 +37,7 @@ from jobs.query.captured_tables import CapturedWatch
 from jobs.query.checkpoint import Checkpoint
 from jobs.query.failures import Backoff, spark_error
 from jobs.query.log_bell import listener_to
-from jobs.query.long_batches import SLOTS, LongBatches
+from jobs.query.long_batch_listener import SLOTS, LongBatches
 from jobs.query.progress import ProgressKeeper
 from jobs.query.rest import Rest, look_every_s
 from jobs.query.sink_plan import SinkPlan

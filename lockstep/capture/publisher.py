@@ -7,7 +7,7 @@ from cdc.kafka.large_rows import LargeRows
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.record_limits import RecordLimit
 from cdc.kafka.topic_admin import TopicPlan
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 
 
 def capture_publisher(

@@ -13,7 +13,7 @@ from cdc.kafka.control_topics import read_state, read_tables
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
 from cdc.postgres.replication import APPLICATION, ReplicationConnection, SystemIdentity
 from cdc.postgres.slot import Slot, announce_capture, find_slot, require_own_slot

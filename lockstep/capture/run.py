@@ -26,7 +26,7 @@ from cdc.kafka.topic_names import is_outbox_topic, shared_outbox_topic
 from cdc.model.errors import Fenced, LockstepError, TransactionTimedOut, Unavailable
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
 from cdc.postgres.replication import APPLICATION, ReplicationConnection, SystemIdentity
 from cdc.postgres.slot import announce_capture, is_standby

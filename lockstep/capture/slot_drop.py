@@ -12,7 +12,7 @@ from cdc.capture.ownership import Ownership
 from cdc.kafka.control_topics import read_state
 from cdc.model.errors import Fenced, LockstepError
 from cdc.model.lsn import format_lsn
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.connection import connect
 from cdc.postgres.replication import APPLICATION
 from cdc.postgres.slot import announce_capture

@@ -12,7 +12,7 @@ import psycopg
 
 from cdc.kafka.control_topics import read_state
 from cdc.model.errors import Fenced, LockstepError, Unavailable
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.replication import APPLICATION
 from cdc.postgres.slot import announce_standby, is_captured, system_identifier

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
+from cdc.model.printable import visible_lines
 from cdc.model.times import time_text
-from cdc.model.visible import visible_lines
 from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json
 
 if TYPE_CHECKING:

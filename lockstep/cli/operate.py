@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import typer
 
-from cdc.model.visible import visible_lines
+from cdc.model.printable import visible_lines
 from lockstep.cli.completion import table_names
 from lockstep.cli.options import (
     DEFAULT_CONFIG,
@@ -459,7 +459,7 @@ def take_out(sink: SinkArgument, table: TablesOfSink, config: ConfigOption = DEF
 
 
 def _order_tables(wish: str, sink: str, tables: list[str], config: Path) -> None:
-    from jobs.generations.asides import Wish
+    from jobs.generations.set_aside import Wish
     from lockstep.config import load
     from lockstep.console import EXIT_FAILED, say
     from lockstep.table_orders import order_tables

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from cdc.model.visible import visible_lines
+from cdc.model.printable import visible_lines
 from lockstep.cli.completion import rejecting_names, table_names
 from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json
 

@@ -3,7 +3,7 @@
 import threading
 
 from cdc.model.errors import Unavailable
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from lockstep.config import Config
 
 

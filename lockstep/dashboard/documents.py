@@ -9,7 +9,7 @@ from cdc.model.table import TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.dead_letters.limit import kind_of
 from jobs.dead_letters.record import DeadLetter
-from jobs.generations.asides import Aside
+from jobs.generations.set_aside import Aside
 from lockstep.dashboard.model import (
     BuildState,
     CaptureState,

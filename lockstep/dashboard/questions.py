@@ -14,7 +14,7 @@ from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import SCHEMA, control_topic
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import TableName
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from jobs.dead_letters.record import DeadLetter
 from lockstep.config import Config
 from lockstep.console import start_command

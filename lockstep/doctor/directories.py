@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from cdc.postgres.preflight.finding import Finding, Severity
+from cdc.model.finding import Finding, Severity
 from lockstep.config import Config
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
-from cdc.postgres.preflight.finding import Finding, Severity
+from cdc.model.finding import Finding, Severity
 
 _ORDER = (Severity.OK, Severity.WARNING, Severity.ERROR)
 

@@ -9,7 +9,7 @@ import psycopg
 
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import LockstepError
-from cdc.postgres.preflight.finding import Finding, warning
+from cdc.model.finding import Finding, warning
 from cdc.webhook import Webhook
 from jobs.streams.settings import row_webhook
 from lockstep.config import Config

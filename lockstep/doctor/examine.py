@@ -9,12 +9,12 @@ from typing import Final
 import psycopg
 
 from cdc.model.errors import LockstepError
+from cdc.model.finding import Finding, Severity, ok
 from cdc.model.table import Table, TableName
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.ddl_messages import are_sent
 from cdc.postgres.preflight import check_source
 from cdc.postgres.preflight.endpoint import endpoint_findings, refusal
-from cdc.postgres.preflight.finding import Finding, Severity, ok
 from cdc.protocol.compiled_code import CompiledCode
 from cdc.stream.row_encoding import chosen_row_encoding
 from lockstep.config import Config

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from cdc.postgres.preflight.finding import Finding, error, ok, warning
+from cdc.model.finding import Finding, error, ok, warning
 from stack.java import SYSTEM_JAVAS, Java, inspect_java, installed
 from stack.versions import JAVA_MAX, JAVA_MIN
 

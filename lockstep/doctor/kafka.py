@@ -17,8 +17,8 @@ from cdc.kafka.topic_admin import (
 )
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import ForeignRecord, LockstepError, Unavailable
+from cdc.model.finding import Finding, Severity, error, warning
 from cdc.model.tag import Tag
-from cdc.postgres.preflight.finding import Finding, Severity, error, warning
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord
 from cdc.protocol.copy_ledger import CopiedRange, is_range_key
 from cdc.protocol.envelope import LEFT_OUT_START, TAG_END, TAG_HEADER, TAG_START, parse_value

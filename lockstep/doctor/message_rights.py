@@ -4,7 +4,7 @@ from typing import Any
 
 import psycopg
 
-from cdc.postgres.preflight.finding import Finding, warning
+from cdc.model.finding import Finding, warning
 from cdc.postgres.slot import emit_functions
 from migrations.source import messages_sql
 

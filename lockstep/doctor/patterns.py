@@ -8,11 +8,11 @@ from typing import Final
 import psycopg
 
 from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.finding import Finding, error, ok, warning
+from cdc.model.printable import toml_text
 from cdc.model.table import Table, TableName
-from cdc.model.visible import toml_text
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.connection import connect
-from cdc.postgres.preflight.finding import Finding, error, ok, warning
 from cdc.protocol.control_records import CaptureState
 from cdc.stream.table_selection import Selection, is_first_start, recorded_tables, select_tables
 from lockstep.captured_tables import recorded_shapes, recorded_state

@@ -9,9 +9,9 @@ from cdc.kafka.control_topics import StoredRecord, read_compacted_of_others, rea
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import STATE, control_topic
 from cdc.model.errors import ForeignRecord, LockstepError
+from cdc.model.finding import Finding, error, ok, warning
 from cdc.model.lsn import format_lsn
 from cdc.postgres.connection import connect
-from cdc.postgres.preflight.finding import Finding, error, ok, warning
 from cdc.postgres.replication import ReplicationConnection, SystemIdentity
 from cdc.postgres.slot import Slot, find_slot
 from cdc.protocol.control_records import CaptureState, SnapshotPhase

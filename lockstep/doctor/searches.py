@@ -8,7 +8,7 @@ from cdc.kafka.kept_topics import check_kept
 from cdc.kafka.newest_records import newest_records
 from cdc.kafka.topic_admin import TopicAdmin, match_topic_plan, without_rights
 from cdc.model.errors import ForeignRecord, LockstepError, Unavailable
-from cdc.postgres.preflight.finding import Finding, error, ok, warning
+from cdc.model.finding import Finding, error, ok, warning
 from lockstep.config import Config
 from lockstep.searches.commands import ListedSearch, listed
 from lockstep.searches.topic import Match

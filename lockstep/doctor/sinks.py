@@ -6,9 +6,9 @@ from typing import Final
 from cdc.kafka.topic_admin import TopicAdmin, view_topic_plans
 from cdc.kafka.topic_names import view_topic
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.model.finding import Finding, Severity, error, warning
 from cdc.model.table import Table, TableName
 from cdc.postgres.connection import connect
-from cdc.postgres.preflight.finding import Finding, Severity, error, warning
 from jobs.generations.record import Phase, check_owner, list_generations
 from jobs.query.row_plan import row_plans
 from jobs.query.view_plan import planned_view

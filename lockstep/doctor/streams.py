@@ -6,7 +6,7 @@ from typing import Final
 
 from cdc.kafka.topic_admin import TopicAdmin, dead_letter_plan
 from cdc.model.errors import LockstepError
-from cdc.postgres.preflight.finding import Finding, Severity, error, ok
+from cdc.model.finding import Finding, Severity, error, ok
 from cdc.webhook import Webhook, WebhookSettings
 from jobs.generations.record import Phase, list_generations
 from jobs.settings import SparkSettings

@@ -6,7 +6,7 @@ from typing import Final
 from cdc.kafka.kept_topics import check_kept
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, without_rights
 from cdc.model.errors import LockstepError, Unavailable
-from cdc.postgres.preflight.finding import Finding, error, ok
+from cdc.model.finding import Finding, error, ok
 
 JOB_STOPS: Final = "its job would stop there"
 _RIGHTS: Final = ("Describe", "DescribeConfigs", "Read", "Write", "Delete")

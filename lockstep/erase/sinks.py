@@ -8,8 +8,8 @@ from typing import Final
 
 from cdc.model.errors import Fenced, LockstepError
 from cdc.model.event import Position, RowEvent
-from jobs.generations.asides import Wish, load_asides, load_orders
 from jobs.generations.record import Generation, Phase
+from jobs.generations.set_aside import Wish, load_asides, load_orders
 from lockstep.config import Config
 from lockstep.erase.deleted_row import DeletedRow
 from lockstep.erase.report import Place

@@ -12,8 +12,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from cdc.model.printable import visible
 from cdc.model.table import TableName
-from cdc.model.visible import visible
 from jobs.dead_letters.limit import count_kinds
 from jobs.dead_letters.record import DeadLetter, UnreadableDeadLetter
 

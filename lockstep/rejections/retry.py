@@ -21,8 +21,8 @@ from cdc.kafka.control_topics import read_schema_records
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import is_stream_result_topic
 from cdc.model.errors import ConfigurationError, Fenced, LockstepError, Overtaken, Unavailable
+from cdc.model.printable import visible
 from cdc.model.table import TableName
-from cdc.model.visible import visible
 from cdc.protocol.control_records import SchemaRecord
 from cdc.webhook import DocumentRefused, PerhapsRefused
 from jobs.dead_letters.record import DeadLetter

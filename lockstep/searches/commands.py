@@ -13,10 +13,10 @@ import orjson
 from rich.table import Table
 
 from cdc.model.errors import ConfigurationError, Fenced, LockstepError, Unavailable
+from cdc.model.printable import visible
 from cdc.model.table import TableName
 from cdc.model.timeouts import SEARCHES_SILENT_S
 from cdc.model.times import time_text
-from cdc.model.visible import visible
 from lockstep.config import Config
 from lockstep.generations import find, settings_of, settings_of_generation
 from lockstep.searches.follower import Follower, Stopped

@@ -15,7 +15,7 @@ import psycopg
 
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.log_message import LogMessage
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.connection import connect
 from cdc.postgres.dsn import parse_dsn
 from cdc.postgres.slot import has_standby

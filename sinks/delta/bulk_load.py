@@ -15,7 +15,7 @@ from sinks.delta.opened_table import BULK, OpenedTable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sinks.columns.exact_columns import Rows
+    from sinks.columns.arrow_columns import Rows
 
 # Rows that one query holds when the bulk load ends. More rows are done in portions.
 _ROWS_AT_ONCE: Final = 2_000_000

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
 
-    from sinks.columns.exact_columns import Rows
+    from sinks.columns.arrow_columns import Rows
 
 SHAPE: Final = "lockstep.shape"
 """Property of a table: the shape that it was prepared for last."""

@@ -36,7 +36,7 @@ from sinks.delta.tables import DeltaTables
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sinks.columns.exact_columns import Rows
+    from sinks.columns.arrow_columns import Rows
 
 _OFFSET: Final = "lockstep.offset:"
 

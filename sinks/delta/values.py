@@ -28,7 +28,7 @@ import pyarrow.compute
 
 from cdc.model.event import JsonValue
 from cdc.model.table import Column
-from sinks.columns.exact_columns import (
+from sinks.columns.arrow_columns import (
     CLOCK,
     DOUBLE_WHOLE_MAX,
     YEARS,

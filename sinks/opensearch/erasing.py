@@ -17,10 +17,10 @@ from cdc.model.event import JsonValue
 from cdc.model.table import Table
 from sinks.contract import Leftover
 from sinks.opensearch.answers import require_all, unreadable, unserved
-from sinks.opensearch.copies import STATE_FIELDS, Copies, copies_of
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.mapping import DELETED_FIELD, TAG_FIELD
 from sinks.opensearch.reading import WHOLE, whole
+from sinks.opensearch.shard_copies import STATE_FIELDS, Copies, copies_of
 
 _ALLOWED: Final = "index.merge.policy.expunge_deletes_allowed"
 """How many percent of a segment's documents may be deleted ones for it to be left alone by such a merge."""

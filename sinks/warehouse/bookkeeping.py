@@ -9,8 +9,8 @@ from sinks.replaced_writer import replaced_writer
 from sinks.stored_format import check_stored_format
 from sinks.warehouse.bookkeeping_format import HEAD, SCHEMA, VERSION_TABLE
 from sinks.warehouse.dialect import Connection
-from sinks.warehouse.held_table import HeldTable, relations_of
 from sinks.warehouse.names import warehouse_name
+from sinks.warehouse.stored_table import StoredTable, relations_of
 
 
 class WarehouseBookkeeping:
@@ -120,7 +120,7 @@ class WarehouseBookkeeping:
 
     # Tables
 
-    def tables(self, names: Collection[TableName] | None = None) -> dict[TableName, HeldTable]:
+    def tables(self, names: Collection[TableName] | None = None) -> dict[TableName, StoredTable]:
         """All tables of the generation, or those of these that it has."""
         query = (
             "select source_schema, source_table, shape from lockstep.prepared_table "
@@ -132,9 +132,9 @@ class WarehouseBookkeeping:
         for name in names or ():
             query_of_one = f"{query} and source_schema = :source_schema and source_table = :source_table"
             rows += self._execute(query_of_one, source_schema=name.schema, source_table=name.name)
-        return {TableName(row[0], row[1]): HeldTable.from_json(row[2]) for row in rows}
+        return {TableName(row[0], row[1]): StoredTable.from_json(row[2]) for row in rows}
 
-    def save_tables(self, tables: Collection[HeldTable]) -> None:
+    def save_tables(self, tables: Collection[StoredTable]) -> None:
         self._connection.execute_each(
             "insert into lockstep.prepared_table (view_schema, generation, source_schema, source_table, shape) "
             "values (:view_schema, :generation, :source_schema, :source_table, :shape) "

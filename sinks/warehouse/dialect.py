@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection as SqlConnection
     from sqlalchemy import CursorResult
 
-    from sinks.warehouse.held_table import HeldTable
     from sinks.warehouse.own_indexes import OwnIndex
     from sinks.warehouse.reader_views import ViewDefinition
+    from sinks.warehouse.stored_table import StoredTable
 
 Refuse = Callable[[TableEvents, str], object]
 """Takes a version that a history can't hold, alone, and the reason."""
@@ -145,39 +145,39 @@ class Views(Protocol):
 class Definitions(Protocol):
     """Tables, made and altered. All methods are called inside a transaction."""
 
-    def create(self, tables: "Collection[HeldTable]") -> None:
+    def create(self, tables: "Collection[StoredTable]") -> None:
         """Make these tables. Does nothing for one that is there."""
         ...
 
-    def create_history(self, held: "HeldTable") -> None:
+    def create_history(self, held: "StoredTable") -> None:
         """Make the table of its history, likewise."""
         ...
 
-    def alter(self, relation: str, before: "HeldTable", held: "HeldTable", added: Mapping[str, JsonValue]) -> None:
+    def alter(self, relation: str, before: "StoredTable", held: "StoredTable", added: Mapping[str, JsonValue]) -> None:
         """Rename columns of one of a table's relations and add those that it lacks, with these values in the rows that
         are there."""
         ...
 
-    def drop_columns(self, held: "HeldTable", names: Sequence[str], *, has_history: bool) -> None:
+    def drop_columns(self, held: "StoredTable", names: Sequence[str], *, has_history: bool) -> None:
         """Drop columns; a history keeps them under other names."""
         ...
 
-    def drop_key(self, held: "HeldTable") -> None:
+    def drop_key(self, held: "StoredTable") -> None:
         """From now on several rows may have one key."""
         ...
 
-    def add_keys(self, tables: "Collection[HeldTable]") -> None:
+    def add_keys(self, tables: "Collection[StoredTable]") -> None:
         """Leave each row's newest version only, and see to it that this stays so."""
         ...
 
-    def free_columns(self, tables: "Collection[HeldTable]") -> bool:
+    def free_columns(self, tables: "Collection[StoredTable]") -> bool:
         """Drop indexes of ours that are in the way of a change of columns. ``keep_indexes`` makes them again.
 
         Returns whether there was any: columns can be changed by another transaction then.
         """
         ...
 
-    def keep_indexes(self, wanted: "Mapping[HeldTable, Sequence[OwnIndex]]") -> None:
+    def keep_indexes(self, wanted: "Mapping[StoredTable, Sequence[OwnIndex]]") -> None:
         """Leave these tables with these indexes of ours and with no others.
 
         One of a column that its table lacks isn't made. Raises LockstepError for one that the database doesn't take.
@@ -205,7 +205,7 @@ class Storages(Protocol):
 class Writer(Protocol):
     """Writes batches. All methods but ``make_ready`` and ``forget`` are called inside a transaction."""
 
-    def look_at(self, tables: "Sequence[HeldTable]") -> None:
+    def look_at(self, tables: "Sequence[StoredTable]") -> None:
         """Be ready to write to these tables as they are now."""
         ...
 
@@ -247,7 +247,7 @@ class Writer(Protocol):
 class Upkeep(Protocol):
     """Takes away what nobody needs any more. All methods are called inside a transaction."""
 
-    def purge(self, held: "HeldTable", *, older_than_s: float | None, below: str, rows_max: int) -> tuple[int, str]:
+    def purge(self, held: "StoredTable", *, older_than_s: float | None, below: str, rows_max: int) -> tuple[int, str]:
         """Delete some of the rows that were deleted so long ago, None: whenever, of tags below this one.
 
         Nothing goes by its age of a table that doesn't know since when a row is deleted. Returns how many, and their
@@ -256,7 +256,7 @@ class Upkeep(Protocol):
         ...
 
     def trim_history(
-        self, held: "HeldTable", *, complete_from_ms: int, below: str, first_block: int, blocks: int
+        self, held: "StoredTable", *, complete_from_ms: int, below: str, first_block: int, blocks: int
     ) -> tuple[bool, str]:
         """Delete what no reader of a time from ``complete_from_ms`` on needs, of tags below this one, in some blocks.
 
@@ -264,9 +264,9 @@ class Upkeep(Protocol):
         """
         ...
 
-    def kept(self, held: "HeldTable", key: Mapping[str, JsonValue]) -> Kept: ...
+    def kept(self, held: "StoredTable", key: Mapping[str, JsonValue]) -> Kept: ...
 
-    def erase(self, held: "HeldTable", key: Mapping[str, JsonValue], *, below: str) -> tuple[str, str]:
+    def erase(self, held: "StoredTable", key: Mapping[str, JsonValue], *, below: str) -> tuple[str, str]:
         """Delete the row of this key if it is deleted, and its versions, of tags below this one.
 
         Returns the greatest deleted tag of the table, and that of its history, "" for none.

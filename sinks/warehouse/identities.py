@@ -6,10 +6,10 @@ from cdc.model.errors import DataLost
 from cdc.model.table import TableName
 from sinks.warehouse.bookkeeping import WarehouseBookkeeping
 from sinks.warehouse.dialect import Storage, Storages
-from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.identity import Identity, Noted, Now, what_became
 from sinks.warehouse.names import HISTORY_SUFFIX
 from sinks.warehouse.purging import Purging
+from sinks.warehouse.stored_table import StoredTable
 
 
 class Identities:
@@ -64,7 +64,7 @@ class Identities:
         }
         return {name: what for name, what in found.items() if what is not None}
 
-    def still_there(self, tables: Mapping[TableName, HeldTable]) -> dict[TableName, HeldTable]:
+    def still_there(self, tables: Mapping[TableName, StoredTable]) -> dict[TableName, StoredTable]:
         """Those of these tables that nobody has dropped, with their histories."""
         storages = self._storages(tables)
         return {name: held for name, held in tables.items() if storages.keys() >= held.relations.keys()}
@@ -84,10 +84,10 @@ class Identities:
                         " somebody else"
                     )
 
-    def _storages(self, tables: Mapping[TableName, HeldTable]) -> Mapping[str, Storage]:
+    def _storages(self, tables: Mapping[TableName, StoredTable]) -> Mapping[str, Storage]:
         return self._stored.of([relation for held in tables.values() for relation in held.relations])
 
-    def _purged_relations(self, tables: Mapping[TableName, HeldTable]) -> set[str]:
+    def _purged_relations(self, tables: Mapping[TableName, StoredTable]) -> set[str]:
         """Those from which rows were purged or erased, so that they may have none any more."""
         purged = {tables[name].name for name in self._purging.rows.load() if name in tables}
         return purged | {tables[name].name + HISTORY_SUFFIX for name in self._purging.versions.load() if name in tables}

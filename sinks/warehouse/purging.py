@@ -8,11 +8,11 @@ from cdc.model.table import TableName, quote_identifier
 from sinks.contract import Leftover, marks_of_rows
 from sinks.warehouse.bookkeeping import WarehouseBookkeeping
 from sinks.warehouse.dialect import Dialect
-from sinks.warehouse.held_table import GenerationSchema
 from sinks.warehouse.history_bookkeeping import HistoryBookkeeping
 from sinks.warehouse.names import DELETED_COLUMN, TAG_COLUMN
 from sinks.warehouse.purged import BLOCKS, PORTION, Purged
 from sinks.warehouse.settings import WarehouseSettings
+from sinks.warehouse.stored_table import GenerationSchema
 
 
 class Purging:

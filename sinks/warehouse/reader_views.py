@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from cdc.model.append_only import OPERATION_COLUMN, TRUNCATE, is_append_only
 from cdc.model.table import Table, quote_identifier
 from sinks.columns.shape import Shape
-from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.history import COMMITTED, FROM, OPERATION, TO, WORDS
 from sinks.warehouse.names import DELETED_COLUMN, HISTORY_SUFFIX, SYNCED_COLUMN, TAG_COLUMN, listed, qualified
+from sinks.warehouse.stored_table import StoredTable
 
 # In a view ours come first: a column that is added later can be at the end only.
 _HISTORY_COLUMNS = (TAG_COLUMN, FROM, TO, OPERATION)
@@ -22,7 +22,7 @@ class ViewDefinition:
     query: str
 
 
-def views_of(held: HeldTable, schema: str) -> dict[str, ViewDefinition]:
+def views_of(held: StoredTable, schema: str) -> dict[str, ViewDefinition]:
     """The views of a table that is in this schema, by their names."""
     views = {held.name: live_view(qualified(schema, held.name), held)}
     if held.has_history:
@@ -47,7 +47,7 @@ def live_rows_sql(target: str, table: Table, columns: Sequence[str]) -> str:
     return f"select {listed(columns)} from {target} where {live_condition(target, table)}"
 
 
-def live_view(target: str, held: HeldTable) -> ViewDefinition:
+def live_view(target: str, held: StoredTable) -> ViewDefinition:
     """What readers see of a table."""
     ours = (SYNCED_COLUMN,) if held.has_synced_at else ()
     columns = (*ours, *(column.name for column in held.shape.columns))

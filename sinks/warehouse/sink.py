@@ -25,9 +25,9 @@ from sinks.contract import (
 from sinks.warehouse.coordination import WarehouseCoordination
 from sinks.warehouse.dialect import UnknownColumn
 from sinks.warehouse.generations import WarehouseGenerations
-from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.postgres.connection import WarehouseConnection
 from sinks.warehouse.settings import WarehouseSettings
+from sinks.warehouse.stored_table import StoredTable
 from sinks.warehouse.tables import WarehouseTables, relations_of_all
 
 
@@ -96,7 +96,7 @@ class WarehouseSink:
 
     def _altered(
         self, tables: Sequence[Table], *, go_live: bool, added: AddedValues
-    ) -> "tuple[Mapping[TableName, HeldTable], bool, Mapping[TableName, LockstepError]] | None":
+    ) -> "tuple[Mapping[TableName, StoredTable], bool, Mapping[TableName, LockstepError]] | None":
         """All tables as they are from now on, whether they are being loaded in bulk, and those that can't be there.
 
         None where it is to be called once more, since what was in the way had to go in a transaction of its own.
@@ -309,7 +309,7 @@ class WarehouseSink:
             raise
 
 
-def _prepared(tables: Mapping[TableName, HeldTable], name: TableName) -> HeldTable:
+def _prepared(tables: Mapping[TableName, StoredTable], name: TableName) -> StoredTable:
     if name not in tables:
         raise unprepared(name)
     return tables[name]

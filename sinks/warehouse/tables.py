@@ -9,7 +9,6 @@ from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName, quote_identifier
 from sinks.warehouse.bookkeeping import WarehouseBookkeeping, known_relations, why_not_ours
 from sinks.warehouse.dialect import Dialect
-from sinks.warehouse.held_table import GenerationSchema, HeldTable
 from sinks.warehouse.history_bookkeeping import HistoryBookkeeping
 from sinks.warehouse.identities import Identities
 from sinks.warehouse.names import DELETED_COLUMN, HISTORY_SUFFIX, SYNCED_COLUMN, TAG_COLUMN, fitting
@@ -19,6 +18,7 @@ from sinks.warehouse.purging import Purging
 from sinks.warehouse.reader_views import ViewDefinition, views_of
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.stored_progress import StoredProgress
+from sinks.warehouse.stored_table import GenerationSchema, StoredTable
 from sinks.warehouse.unfit import new_table, unfit_tables
 
 
@@ -49,7 +49,7 @@ class WarehouseTables:
         self.views = self.dialect.views
         self.fence = 0
 
-    def next(self, held: HeldTable | None, table: Table) -> HeldTable:
+    def next(self, held: StoredTable | None, table: Table) -> StoredTable:
         """A table as it will be. Raises LockstepError when that doesn't fit what is there."""
         new = new_table(table, self.names, has_synced_at=self._settings.synced_at)
         if held is None:
@@ -75,7 +75,7 @@ class WarehouseTables:
         shape = held.shape.follow(table) if self._settings.schema_changes == "follow" else held.shape.evolve(table)
         return replace(new, shape=shape)
 
-    def unfit(self, tables: Iterable[HeldTable]) -> dict[TableName, LockstepError]:
+    def unfit(self, tables: Iterable[StoredTable]) -> dict[TableName, LockstepError]:
         """Those of these tables that can't be there beside the ones before them, each with its error."""
         return unfit_tables(tables, self.names, is_file=self._settings.is_file)
 
@@ -97,7 +97,7 @@ class WarehouseTables:
                 why, hint="give the sink another schema, schema in its section, or remove what is there"
             )
 
-    def keep_indexes(self, tables: Iterable[HeldTable]) -> None:
+    def keep_indexes(self, tables: Iterable[StoredTable]) -> None:
         """Give these tables the indexes that the settings declare, and take away those that they declare no more."""
         declared = self._settings.indexes_by_table
         self.dialect.definitions.keep_indexes(
@@ -117,7 +117,7 @@ class WarehouseTables:
         ]
         return max((str(one) for one in newest if one is not None), default="")
 
-    def _purging_indexes(self, held: HeldTable) -> tuple[OwnIndex, ...]:
+    def _purging_indexes(self, held: StoredTable) -> tuple[OwnIndex, ...]:
         """By which rows are found that are to be purged."""
         # DuckDB has no index of some rows, and finds them by looking at two columns.
         if not self.purging.purges or is_append_only(held.shape.table) or self._settings.is_file:
@@ -125,7 +125,7 @@ class WarehouseTables:
         index = OwnIndex(expression=quote_identifier(SYNCED_COLUMN), where=quote_identifier(DELETED_COLUMN))
         return (index,)
 
-    def drop_indexes(self, tables: Iterable[HeldTable]) -> None:
+    def drop_indexes(self, tables: Iterable[StoredTable]) -> None:
         """Take away what ``keep_indexes`` makes."""
         self.dialect.definitions.keep_indexes(dict.fromkeys(tables, ()))
 
@@ -137,7 +137,7 @@ class WarehouseTables:
         """Drop this generation's schema with all of its tables."""
         self.connection.run(f"drop schema if exists {quote_identifier(self._schema.name)} cascade")
 
-    def create(self, tables: Collection[HeldTable]) -> None:
+    def create(self, tables: Collection[StoredTable]) -> None:
         """Make tables that this generation doesn't have yet."""
         self.dialect.definitions.create(tables)
         for held in tables:
@@ -145,7 +145,7 @@ class WarehouseTables:
                 self._create_history(held)
         self.bookkeeping.save_tables(tables)
 
-    def alter(self, held: HeldTable, before: HeldTable, added: Mapping[str, JsonValue]) -> None:
+    def alter(self, held: StoredTable, before: StoredTable, added: Mapping[str, JsonValue]) -> None:
         """Make the columns that a table lacks, and its history where that is new.
 
         Those of ``added`` have these values in the rows that are there.
@@ -157,11 +157,11 @@ class WarehouseTables:
             self._create_history(held)
         self.bookkeeping.save_tables([held])
 
-    def _create_history(self, held: HeldTable) -> None:
+    def _create_history(self, held: StoredTable) -> None:
         self.dialect.definitions.create_history(held)
         self.histories.begin(held.shape.table.name, held.name + HISTORY_SUFFIX)
 
-    def expose(self, tables: Mapping[TableName, HeldTable]) -> None:
+    def expose(self, tables: Mapping[TableName, StoredTable]) -> None:
         """Point the views at this generation; tables that it doesn't have lose theirs."""
         self._create(self._view_schema)
         wanted: dict[str, ViewDefinition] = {}
@@ -175,7 +175,7 @@ class WarehouseTables:
             self.connection.run(f"create schema {quote_identifier(schema)}")
 
 
-def relations_of_all(tables: Iterable[HeldTable]) -> dict[str, str]:
+def relations_of_all(tables: Iterable[StoredTable]) -> dict[str, str]:
     """The names that these have in a schema, with what has them."""
     return {relation: what for held in tables for relation, what in held.relations.items()}
 

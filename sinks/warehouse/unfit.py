@@ -6,18 +6,18 @@ from cdc.model.append_only import is_append_only
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from sinks.columns.shape import Shape
-from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.names import WarehouseNames
+from sinks.warehouse.stored_table import StoredTable
 
 
-def new_table(table: Table, names: WarehouseNames, *, has_synced_at: bool) -> HeldTable:
+def new_table(table: Table, names: WarehouseNames, *, has_synced_at: bool) -> StoredTable:
     """A table that a generation doesn't have yet, as it will have it."""
     has_history = names.has_history(table.name) and not is_append_only(table)  # it has all events anyway
-    return HeldTable(Shape.of(table), names.of(table.name), has_history, has_synced_at)
+    return StoredTable(Shape.of(table), names.of(table.name), has_history, has_synced_at)
 
 
 def unfit_tables(
-    tables: Iterable[HeldTable], names: WarehouseNames, *, is_file: bool
+    tables: Iterable[StoredTable], names: WarehouseNames, *, is_file: bool
 ) -> dict[TableName, LockstepError]:
     """Those of these tables that can't be there, each with its error. Of two with one name that is the later one."""
     if is_file:

@@ -17,7 +17,7 @@ from cdc.kafka.topic_names import PROGRESS, control_topic
 from cdc.model.table import Table
 from jobs.consistency import Consistency, load_consistency
 from jobs.executor.task_input import StepsInput, Task
-from jobs.generations.asides import Wish, give_order
+from jobs.generations.set_aside import Wish, give_order
 from jobs.offsets import Offsets
 from jobs.spark.source import portable_client
 from sinks.registry import open_sink

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from cdc.model.finding import Severity
 from cdc.postgres.preflight import check_source
-from cdc.postgres.preflight.finding import Severity
 from lockstep.demo.shop import TABLES, create_shop
 from lockstep.demo.writer import FORGET_CUSTOMER, SIGN_UP, Client
 from migrations.source import publication_sql

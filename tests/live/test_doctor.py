@@ -16,8 +16,8 @@ from cdc.kafka.newest_records import newest_records
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, table_topic_plan
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import Unavailable
+from cdc.model.finding import Finding, Severity
 from cdc.model.table import TableName
-from cdc.postgres.preflight.finding import Finding, Severity
 from cdc.postgres.replication import ReplicationConnection
 from cdc.postgres.slot import drop_slot, emit_functions
 from cdc.protocol.control_records import CaptureState

@@ -12,11 +12,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.finding import Finding, Severity
 from cdc.model.table import TableName
 from cdc.postgres.connection import connect
 from cdc.postgres.preflight import check_source
 from cdc.postgres.preflight.endpoint import endpoint_findings, refusal
-from cdc.postgres.preflight.finding import Finding, Severity
 from cdc.postgres.preflight.server import server_findings
 from cdc.postgres.settings import SourceSettings
 from stack import process as processes

@@ -7,8 +7,8 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from cdc.model.finding import Severity
 from cdc.model.table import TableName
-from cdc.postgres.preflight.finding import Severity
 from lockstep.config import load
 from lockstep.doctor.examine import examine
 from lockstep.init import write_config

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from cdc.kafka.control_topics import read_tables
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
-from jobs.generations.asides import Aside, AsideState, load_asides
+from jobs.generations.set_aside import Aside, AsideState, load_asides
 from jobs.query.view_plan import planned_view
 from lockstep.apply import apply_sinks
 from lockstep.config import Config, load

@@ -12,8 +12,8 @@ from opensearchpy import OpenSearch
 from pyspark.sql import SparkSession
 
 from cdc.model.errors import LockstepError
-from jobs.generations.asides import AsideState, Wish
 from jobs.generations.record import Phase, set_phase
+from jobs.generations.set_aside import AsideState, Wish
 from jobs.query import identity_watch
 from lockstep.generations import switch_to
 from sinks.opensearch.settings import OpenSearchSettings

@@ -8,7 +8,7 @@ import pytest
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans
 from cdc.model.event import Position
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.settings import SourceSettings
 from jobs.dead_letters.record import dead_letter_key, dead_letter_value
 from jobs.dead_letters.topic import DeadLetterTopic

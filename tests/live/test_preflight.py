@@ -8,9 +8,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from cdc.model.finding import Finding, Severity
 from cdc.model.table import TableName
 from cdc.postgres.preflight import check_source
-from cdc.postgres.preflight.finding import Finding, Severity
 from cdc.postgres.versions import GENERATED_COLUMNS, PUBLICATION_LISTS
 from migrations import source as migrations
 from tests.databases import PUBLICATION, Database

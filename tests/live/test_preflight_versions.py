@@ -6,11 +6,11 @@ from contextlib import closing
 import psycopg
 import pytest
 
+from cdc.model.finding import Severity
 from cdc.model.table import TableName
 from cdc.postgres.connection import connect
 from cdc.postgres.preflight import check_source
 from cdc.postgres.preflight.endpoint import endpoint_findings
-from cdc.postgres.preflight.finding import Severity
 from cdc.postgres.preflight.slots import slot_findings
 from cdc.postgres.versions import GENERATED_COLUMNS, PUBLICATION_LISTS
 from migrations.source import publication_sql

@@ -19,7 +19,7 @@ from cdc.model.table import Table, TableName
 from jobs.dead_letters.record import DeadLetter
 from jobs.dead_letters.store import DeadLetters
 from jobs.executor.result import RejectedEvent
-from jobs.generations.asides import Wish, give_order
+from jobs.generations.set_aside import Wish, give_order
 from lockstep.cli.main import exit_code
 from lockstep.config import Config, load
 from lockstep.rejections.book import RejectionBook

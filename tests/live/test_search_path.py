@@ -4,7 +4,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from cdc.postgres.preflight.finding import Severity
+from cdc.model.finding import Severity
 from lockstep.doctor.examine import examine
 from tests.captured import StartCapture
 from tests.databases import Database

@@ -6,8 +6,8 @@ from confluent_kafka.admin import AdminClient
 
 from cdc.kafka.control_topics import read_progress, read_state
 from cdc.kafka.topic_admin import TopicAdmin, table_topic_plan
+from cdc.model.finding import Finding, Severity
 from cdc.model.table import TableName
-from cdc.postgres.preflight.finding import Finding, Severity
 from cdc.protocol.control_records import selection_of
 from lockstep.config import load, read
 from lockstep.doctor.examine import examine

@@ -18,7 +18,8 @@ from cdc.kafka.control_topics import read_tables
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import SchemaRecord
-from jobs.generations.asides import (
+from jobs.generations.lease import is_running
+from jobs.generations.set_aside import (
     Aside,
     AsideState,
     Order,
@@ -29,7 +30,6 @@ from jobs.generations.asides import (
     is_done,
     load_asides,
 )
-from jobs.generations.lease import is_running
 from jobs.generations.status import JobStatus, job_status
 from lockstep.cli.main import exit_code
 from lockstep.generations import check_nothing_aside, switch_to
@@ -398,7 +398,7 @@ def test_a_table_that_was_refused_in_its_first_batch_may_have_rows_without_their
 
 
 def _try_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.generations.asides._PAUSE_FIRST_S", 1)
+    monkeypatch.setattr("jobs.generations.set_aside._PAUSE_FIRST_S", 1)
 
 
 @pytest.mark.soak

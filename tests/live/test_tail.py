@@ -12,7 +12,7 @@ from confluent_kafka import Producer, TopicPartition
 
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.consumer import close_consumer, open_consumer
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.settings import SourceSettings
 from monitor.tail import FromLsn, FromStart, FromTime, Start, follow
 from stack.stack import Endpoints

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import psycopg
 
+from cdc.model.finding import Finding
 from cdc.model.table import TableName
 from cdc.postgres.preflight.catalogue_facts import load_relations
-from cdc.postgres.preflight.finding import Finding
 from cdc.postgres.preflight.locks import load_lock_table, lock_findings
 from cdc.postgres.preflight.privileges import role_findings
 from cdc.postgres.preflight.publication import load_publication, missing_publication, publication_findings

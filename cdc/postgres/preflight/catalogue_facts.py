@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import psycopg
 
+from cdc.model.finding import as_owner
 from cdc.model.table import ReplicaIdentity, TableName
 from cdc.postgres.catalogue import PgType, declared_type, load_types, value_type
-from cdc.postgres.preflight.finding import as_owner
 
 PARTITIONED = "p"
 ORDINARY = "r"

@@ -7,10 +7,10 @@ from typing import Any
 import psycopg
 
 from cdc.model.errors import LockstepError
+from cdc.model.finding import Finding, error, ok
 from cdc.model.table import sql_identifier
 from cdc.postgres.connection import connect
 from cdc.postgres.dsn import parse_dsn
-from cdc.postgres.preflight.finding import Finding, error, ok
 from cdc.postgres.settings import SourceSettings
 from cdc.postgres.slot import system_identifier
 from cdc.postgres.versions import ORIGINS

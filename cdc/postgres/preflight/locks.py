@@ -6,8 +6,8 @@ from typing import Any
 
 import psycopg
 
+from cdc.model.finding import Finding, error, warning
 from cdc.postgres.preflight.catalogue_facts import PARTITIONED, Relation
-from cdc.postgres.preflight.finding import Finding, error, warning
 
 
 @dataclass(frozen=True, slots=True)

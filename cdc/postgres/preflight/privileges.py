@@ -5,9 +5,9 @@ from typing import Any
 
 import psycopg
 
+from cdc.model.finding import Finding, error, ok, one_per_statement, quoted_list, warning
 from cdc.model.table import TableName, sql_identifier
 from cdc.postgres.preflight.catalogue_facts import Relation
-from cdc.postgres.preflight.finding import Finding, error, ok, one_per_statement, quoted_list, warning
 
 _MANAGED_REPLICATION = "rds_replication"
 """Where nobody gets the attribute REPLICATION, membership in this role replaces it."""

@@ -6,10 +6,10 @@ from typing import Any
 
 import psycopg
 
+from cdc.model.finding import Finding, Severity, as_owner, error, ok, quoted_list, warning
+from cdc.model.printable import toml_key, visible
 from cdc.model.table import ReplicaIdentity, TableName, sql_identifier
-from cdc.model.visible import toml_key, visible
 from cdc.postgres.preflight.catalogue_facts import PARTITIONED, Relation
-from cdc.postgres.preflight.finding import Finding, Severity, as_owner, error, ok, quoted_list, warning
 from cdc.postgres.preflight.tables import full_identity_sql, identity_sql, key_of
 from cdc.postgres.versions import GENERATED_COLUMNS, PUBLICATION_LISTS
 

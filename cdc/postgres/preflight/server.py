@@ -4,9 +4,9 @@ from typing import Any, Final
 
 import psycopg
 
+from cdc.model.finding import Finding, error, ok, warning
 from cdc.model.table import sql_identifier
 from cdc.postgres.connection import PINNED_SETTINGS
-from cdc.postgres.preflight.finding import Finding, error, ok, warning
 from cdc.postgres.versions import GENERATED_COLUMNS, OLDEST_SUPPORTED
 
 _TIMEOUT_MIN_MS = 10_000

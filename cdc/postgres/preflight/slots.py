@@ -4,9 +4,9 @@ from typing import Any
 
 import psycopg
 
+from cdc.model.finding import Finding, error, ok, warning
+from cdc.model.printable import visible
 from cdc.model.table import sql_literal
-from cdc.model.visible import visible
-from cdc.postgres.preflight.finding import Finding, error, ok, warning
 from cdc.postgres.preflight.server import setting
 from cdc.postgres.replication import APPLICATION
 from cdc.postgres.slot import Slot, find_slot

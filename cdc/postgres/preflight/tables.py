@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from cdc.model.finding import Finding, error, ok, quoted_list, warning
+from cdc.model.printable import toml_key, toml_text
 from cdc.model.table import ReplicaIdentity, TableName, sql_identifier
-from cdc.model.visible import toml_key, toml_text
 from cdc.postgres.preflight.catalogue_facts import PARTITIONED, Index, Relation
-from cdc.postgres.preflight.finding import Finding, error, ok, quoted_list, warning
 
 _KINDS = {
     "v": "a view",

@@ -7,8 +7,8 @@ from typing import Protocol
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord
-from jobs.generations.asides import Aside, load_asides
 from jobs.generations.columns import load_columns
+from jobs.generations.set_aside import Aside, load_asides
 from jobs.query.watermark import Watermark
 from lockstep.verify.waiting import LoadsProgress
 from sinks.contract import CoordinationRecords, Progress

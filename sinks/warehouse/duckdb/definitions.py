@@ -14,16 +14,16 @@ import pyarrow as pa
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import Column, quote_identifier
-from sinks.columns.exact_columns import EXACT_COLUMN
+from sinks.columns.arrow_columns import EXACT_COLUMN
 from sinks.columns.shape import Shape
 from sinks.warehouse.duckdb.connection import DuckDbConnection, registered
 from sinks.warehouse.duckdb.errors import translated
 from sinks.warehouse.duckdb.tables import GIVEN, Statements, column_type, create_history_sql, create_table_sql
 from sinks.warehouse.duckdb.values import rows_of
-from sinks.warehouse.held_table import GenerationSchema, HeldTable
 from sinks.warehouse.history import aside_name
 from sinks.warehouse.names import HISTORY_SUFFIX
 from sinks.warehouse.own_indexes import NAME_PREFIX, OwnIndex
+from sinks.warehouse.stored_table import GenerationSchema, StoredTable
 
 
 class DuckDbDefinitions:
@@ -33,13 +33,13 @@ class DuckDbDefinitions:
         self._connection = connection
         self._schema = schema
 
-    def create(self, tables: Collection[HeldTable]) -> None:
+    def create(self, tables: Collection[StoredTable]) -> None:
         self._connection.run_all([create_table_sql(self._schema.table(held), held) for held in tables])
 
-    def create_history(self, held: HeldTable) -> None:
+    def create_history(self, held: StoredTable) -> None:
         self._connection.run(create_history_sql(self._schema.history(held), held.shape))
 
-    def alter(self, relation: str, before: HeldTable, held: HeldTable, added: Mapping[str, JsonValue]) -> None:
+    def alter(self, relation: str, before: StoredTable, held: StoredTable, added: Mapping[str, JsonValue]) -> None:
         target = self._schema.qualified(relation)
         steps = before.shape.steps_to(held.shape)
         # By way of names that nothing else has: columns may swap theirs.
@@ -67,7 +67,7 @@ class DuckDbDefinitions:
         if values:
             self._fill(target, held.shape, values)
 
-    def drop_columns(self, held: HeldTable, names: Sequence[str], *, has_history: bool) -> None:
+    def drop_columns(self, held: StoredTable, names: Sequence[str], *, has_history: bool) -> None:
         if not names:
             return
         for name in names:
@@ -80,21 +80,21 @@ class DuckDbDefinitions:
                 self._rename(self._schema.history(held), name, aside)
             self._rename_exact(self._schema.history(held), asides)
 
-    def drop_key(self, held: HeldTable) -> None:
+    def drop_key(self, held: StoredTable) -> None:
         """No table has one."""
 
-    def add_keys(self, tables: Collection[HeldTable]) -> None:
+    def add_keys(self, tables: Collection[StoredTable]) -> None:
         for held in sorted(tables, key=lambda held: held.name):
             self._connection.run(Statements(self._schema.table(held), held).tidy)
 
-    def free_columns(self, tables: Collection[HeldTable]) -> bool:
+    def free_columns(self, tables: Collection[StoredTable]) -> bool:
         """DuckDB alters no column of a table that has an index, or had one when the transaction began."""
         names = [name for held in tables for name in self._indexes(held.name)]
         for name in names:
             self._connection.run(f"drop index {self._schema.qualified(name)}")
         return bool(names)
 
-    def keep_indexes(self, wanted: Mapping[HeldTable, Sequence[OwnIndex]]) -> None:
+    def keep_indexes(self, wanted: Mapping[StoredTable, Sequence[OwnIndex]]) -> None:
         for held, indexes in wanted.items():
             columns = [column.name for column in held.shape.columns]
             declared = {index.name(held.name): index for index in indexes}
@@ -105,7 +105,7 @@ class DuckDbDefinitions:
                 if not declared[name].unknown_columns(columns):
                     self._make_index(held, declared[name])
 
-    def _make_index(self, held: HeldTable, index: OwnIndex) -> None:
+    def _make_index(self, held: StoredTable, index: OwnIndex) -> None:
         from sqlalchemy.exc import DBAPIError
 
         try:
@@ -186,7 +186,7 @@ class DuckDbDefinitions:
                 "given.before"
             )
 
-    def _set_aside(self, held: HeldTable) -> int:
+    def _set_aside(self, held: StoredTable) -> int:
         """How many columns of its history the source has dropped."""
         return int(
             self._connection.execute(

@@ -17,8 +17,8 @@ from sinks.warehouse.duckdb.reading import DuckDbReader
 from sinks.warehouse.duckdb.upkeep import DuckDbUpkeep
 from sinks.warehouse.duckdb.views import DuckDbViews
 from sinks.warehouse.duckdb.writing import DuckDbWriter
-from sinks.warehouse.held_table import GenerationSchema
 from sinks.warehouse.settings import WarehouseSettings
+from sinks.warehouse.stored_table import GenerationSchema
 
 
 def duckdb_dialect(

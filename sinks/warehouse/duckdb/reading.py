@@ -8,15 +8,15 @@ import pyarrow as pa
 
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, quote_identifier
-from sinks.columns.exact_columns import Rows
+from sinks.columns.arrow_columns import Rows
 from sinks.columns.shape import unprepared
 from sinks.contract import StoredRow
 from sinks.warehouse.bookkeeping import WarehouseBookkeeping
 from sinks.warehouse.duckdb.connection import DuckDbConnection, registered
 from sinks.warehouse.duckdb.tables import rows_by_key_sql
 from sinks.warehouse.duckdb.values import rows_of
-from sinks.warehouse.held_table import GenerationSchema
 from sinks.warehouse.reader_views import live_condition
+from sinks.warehouse.stored_table import GenerationSchema
 
 _SCAN_ROWS: Final = 8192
 

@@ -9,13 +9,13 @@ from datetime import timedelta
 from typing import Final
 
 from cdc.model.table import Column, quote_identifier
-from sinks.columns.exact_columns import DELETED_COLUMN, EXACT_COLUMN, TAG_COLUMN
+from sinks.columns.arrow_columns import DELETED_COLUMN, EXACT_COLUMN, TAG_COLUMN
 from sinks.columns.shape import Shape, unfit_column
 from sinks.warehouse.duckdb.values import stored_as
-from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.history import COMMITTED, EPOCH, FROM, OPERATION, TO, check_history_columns
 from sinks.warehouse.names import SYNCED_COLUMN, listed
 from sinks.warehouse.reader_views import live_condition
+from sinks.warehouse.stored_table import StoredTable
 
 GIVEN: Final = "lockstep_given"
 """What a statement writes or looks for: rows in memory, under a name that the connection knows."""
@@ -30,7 +30,7 @@ _OURS: Final = (EXACT_COLUMN, TAG_COLUMN, DELETED_COLUMN)
 _OURS_IN_HISTORY: Final = (EXACT_COLUMN, TAG_COLUMN, COMMITTED, OPERATION, FROM, TO)
 
 
-def check_columns(held: HeldTable) -> None:
+def check_columns(held: StoredTable) -> None:
     """Raise LockstepError for columns that a DuckDB table can't have: to it, ``a`` and ``A`` are one name."""
     shape = held.shape
     taken = dict.fromkeys(_OURS, "the warehouse sink needs") | {_ROW: "DuckDB needs"}
@@ -53,7 +53,7 @@ def column_type(column: Column, shape: Shape) -> str:
     return stored_as(column, is_key=column.name in shape.table.key).sql
 
 
-def create_table_sql(target: str, held: HeldTable) -> str:
+def create_table_sql(target: str, held: StoredTable) -> str:
     synced = [f"{quote_identifier(SYNCED_COLUMN)} TIMESTAMPTZ not null"] if held.has_synced_at else []
     return _create_sql(target, held.shape, [f"{quote_identifier(DELETED_COLUMN)} BOOLEAN not null", *synced])
 
@@ -89,7 +89,7 @@ def find_bad(shape: Shape) -> dict[str, Finding]:
 class Statements:
     """The SQL by which rows of one table are written and taken away."""
 
-    def __init__(self, target: str, held: HeldTable) -> None:
+    def __init__(self, target: str, held: StoredTable) -> None:
         shape, key = held.shape, held.shape.table.key
         tag, deleted = quote_identifier(TAG_COLUMN), quote_identifier(DELETED_COLUMN)
         self._target = target

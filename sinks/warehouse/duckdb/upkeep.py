@@ -10,7 +10,7 @@ from sinks.warehouse.dialect import Kept
 from sinks.warehouse.duckdb.connection import DuckDbConnection, registered
 from sinks.warehouse.duckdb.tables import HistoryStatements, Statements
 from sinks.warehouse.duckdb.values import rows_of
-from sinks.warehouse.held_table import GenerationSchema, HeldTable
+from sinks.warehouse.stored_table import GenerationSchema, StoredTable
 
 _TRIMMED_AT_ONCE: Final = 500_000
 """A history of so many versions is looked through as a whole."""
@@ -26,14 +26,14 @@ class DuckDbUpkeep:
         self._connection = connection
         self._schema = schema
 
-    def purge(self, held: HeldTable, *, older_than_s: float | None, below: str, rows_max: int) -> tuple[int, str]:
+    def purge(self, held: StoredTable, *, older_than_s: float | None, below: str, rows_max: int) -> tuple[int, str]:
         if older_than_s is not None and not held.has_synced_at:
             return 0, ""
         gone = list(self._connection.run(self._rows(held).purge(older_than_s, below, rows_max)))
         return len(gone), max((str(row[0]) for row in gone), default="")
 
     def trim_history(
-        self, held: HeldTable, *, complete_from_ms: int, below: str, first_block: int, blocks: int
+        self, held: StoredTable, *, complete_from_ms: int, below: str, first_block: int, blocks: int
     ) -> tuple[bool, str]:
         """In as many portions as there are blocks of so many: a portion has all versions of the keys that it has."""
         rows = int(self._connection.run(f"select count(*) from {self._schema.history(held)}").scalar_one())
@@ -42,7 +42,7 @@ class DuckDbUpkeep:
         trim = self._versions(held).trim(complete_from_ms, below, portion=portion, portions=portions)
         return portion + 1 < portions, self._greatest(trim)
 
-    def kept(self, held: HeldTable, key: Mapping[str, JsonValue]) -> Kept:
+    def kept(self, held: StoredTable, key: Mapping[str, JsonValue]) -> Kept:
         with registered(self._connection, pa.table(rows_of(held.shape).key_arrays([key]))):
             found: Any = self._connection.run(self._rows(held).deleted_of_key).scalar()
             versions: Any = 0
@@ -50,7 +50,7 @@ class DuckDbUpkeep:
                 versions = self._connection.run(self._versions(held).versions_of_key).scalar()
         return Kept(found is not None, bool(found), int(versions))
 
-    def erase(self, held: HeldTable, key: Mapping[str, JsonValue], *, below: str) -> tuple[str, str]:
+    def erase(self, held: StoredTable, key: Mapping[str, JsonValue], *, below: str) -> tuple[str, str]:
         with registered(self._connection, pa.table(rows_of(held.shape).key_arrays([key]))):
             erased = self._greatest(self._rows(held).erase(below))
             return erased, self._greatest(self._versions(held).erase(below)) if held.has_history else ""
@@ -59,8 +59,8 @@ class DuckDbUpkeep:
         """The greatest tag that a deletion has returned."""
         return max((str(row[0]) for row in self._connection.run(deletion)), default="")
 
-    def _rows(self, held: HeldTable) -> Statements:
+    def _rows(self, held: StoredTable) -> Statements:
         return Statements(self._schema.table(held), held)
 
-    def _versions(self, held: HeldTable) -> HistoryStatements:
+    def _versions(self, held: StoredTable) -> HistoryStatements:
         return HistoryStatements(self._schema.history(held), held.shape)

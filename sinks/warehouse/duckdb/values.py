@@ -14,7 +14,7 @@ arrays                          lists of these, of one dimension
 everything else                 VARCHAR: PostgreSQL's own text (json, interval, timetz, ranges, enums, ...)
 ==============================  ===========================================================================
 
-What such a column can't hold is in ``_exact`` (``sinks.columns.exact_columns``): ``NaN`` in a decimal, years above
+What such a column can't hold is in ``_exact`` (``sinks.columns.arrow_columns``): ``NaN`` in a decimal, years above
 294246, arrays of several dimensions or with bounds of their own. The column is null then.
 
 Key columns decide which row is meant, and texts that differ are keys that differ in the log: floats, numerics and
@@ -33,7 +33,7 @@ import pyarrow.compute
 
 from cdc.model.event import JsonValue
 from cdc.model.table import Column
-from sinks.columns.exact_columns import (
+from sinks.columns.arrow_columns import (
     BOUNDS,
     CLOCK,
     DOUBLE_WHOLE_MAX,

@@ -13,14 +13,14 @@ import pyarrow as pa
 
 from cdc.model.event import TableEvents
 from cdc.model.table import TableName
-from sinks.columns.exact_columns import DELETED_COLUMN, Rows
+from sinks.columns.arrow_columns import DELETED_COLUMN, Rows
 from sinks.contract import Rejection, TableVersions
 from sinks.warehouse.dialect import Refuse, UnknownColumn
 from sinks.warehouse.duckdb.connection import DuckDbConnection, registered
 from sinks.warehouse.duckdb.tables import INDEX, Finding, HistoryStatements, Statements, find_bad
 from sinks.warehouse.duckdb.values import rows_of
-from sinks.warehouse.held_table import GenerationSchema, HeldTable
 from sinks.warehouse.history import COMMITTED, OPERATION
+from sinks.warehouse.stored_table import GenerationSchema, StoredTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class DuckDbWriter:
         self._given: dict[TableName, _Given] = {}
         self._given_versions: dict[TableName, _Given] = {}
 
-    def look_at(self, tables: Sequence[HeldTable]) -> None:
+    def look_at(self, tables: Sequence[StoredTable]) -> None:
         for held in tables:
             of_history = HistoryStatements(self._schema.history(held), held.shape) if held.has_history else None
             statements = Statements(self._schema.table(held), held)

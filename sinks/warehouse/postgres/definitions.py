@@ -10,7 +10,6 @@ from typing import Final
 from cdc.model.append_only import is_append_only
 from cdc.model.event import JsonValue
 from cdc.model.table import quote_identifier
-from sinks.warehouse.held_table import GenerationSchema, HeldTable
 from sinks.warehouse.names import listed
 from sinks.warehouse.own_indexes import OwnIndex
 from sinks.warehouse.postgres.connection import WarehouseConnection
@@ -18,6 +17,7 @@ from sinks.warehouse.postgres.errors import UNIQUE_VIOLATION, state_of
 from sinks.warehouse.postgres.history import create_history_sql, set_aside_sql
 from sinks.warehouse.postgres.indexes import keep_indexes
 from sinks.warehouse.postgres.tables import add_column_sql, create_table_sql, emptied_index_sql, newest_rows_sql
+from sinks.warehouse.stored_table import GenerationSchema, StoredTable
 
 # For the sorting at the end of a bulk load, which is done once and by nobody else.
 _MEMORY: Final = "256MB"
@@ -30,13 +30,13 @@ class PostgresDefinitions:
         self._connection = connection
         self._schema = schema
 
-    def create(self, tables: Collection[HeldTable]) -> None:
+    def create(self, tables: Collection[StoredTable]) -> None:
         self._connection.run_all([create_table_sql(self._schema.table(held), held) for held in tables])
 
-    def create_history(self, held: HeldTable) -> None:
+    def create_history(self, held: StoredTable) -> None:
         self._connection.run(create_history_sql(self._schema.history(held), held.shape))
 
-    def alter(self, relation: str, before: HeldTable, held: HeldTable, added: Mapping[str, JsonValue]) -> None:
+    def alter(self, relation: str, before: StoredTable, held: StoredTable, added: Mapping[str, JsonValue]) -> None:
         target = self._schema.qualified(relation)
         steps = before.shape.steps_to(held.shape)
         for old, new in steps.renamed.items():
@@ -47,7 +47,7 @@ class PostgresDefinitions:
             for statement in add_column_sql(target, column, added.get(column.name)):
                 self._connection.run(statement)
 
-    def drop_columns(self, held: HeldTable, names: Sequence[str], *, has_history: bool) -> None:
+    def drop_columns(self, held: StoredTable, names: Sequence[str], *, has_history: bool) -> None:
         for name in names:
             self._connection.run(f"alter table {self._schema.table(held)} drop column {quote_identifier(name)}")
             if has_history:
@@ -58,7 +58,7 @@ class PostgresDefinitions:
                 ).scalar_one()
                 self._connection.run(set_aside_sql(self._schema.history(held), name, number))
 
-    def drop_key(self, held: HeldTable) -> None:
+    def drop_key(self, held: StoredTable) -> None:
         target = self._schema.table(held)
         name = self._connection.execute(
             "select conname from pg_constraint where conrelid = to_regclass(:relation) and contype = 'p'",
@@ -67,7 +67,7 @@ class PostgresDefinitions:
         if name is not None:
             self._connection.run(f"alter table {target} drop constraint {quote_identifier(name)}")
 
-    def add_keys(self, tables: Collection[HeldTable]) -> None:
+    def add_keys(self, tables: Collection[StoredTable]) -> None:
         self._connection.run(f"set local work_mem = '{_MEMORY}'; set local maintenance_work_mem = '{_MEMORY}'")
         ordered = sorted(tables, key=lambda table: table.shape.table.name)
         taken = {relation for table in ordered for relation in table.relations}
@@ -75,13 +75,13 @@ class PostgresDefinitions:
         for table in ordered:
             self._add_key(table, self._schema.table(table), self._schema.qualified(spare))
 
-    def free_columns(self, tables: Collection[HeldTable]) -> bool:
+    def free_columns(self, tables: Collection[StoredTable]) -> bool:
         return False  # the server takes care of indexes
 
-    def keep_indexes(self, wanted: Mapping[HeldTable, Sequence[OwnIndex]]) -> None:
+    def keep_indexes(self, wanted: Mapping[StoredTable, Sequence[OwnIndex]]) -> None:
         keep_indexes(self._connection, self._schema.name, wanted)
 
-    def _add_key(self, held: HeldTable, target: str, spare: str) -> None:
+    def _add_key(self, held: StoredTable, target: str, spare: str) -> None:
         """``spare`` is a free name for a table."""
         add_key = f"alter table {target} add primary key ({listed(held.shape.table.key)})"
         # Mostly the topic had been compacted and there is nothing to clear up: building the index finds that out best.

@@ -1,7 +1,6 @@
 """One generation's tables in a PostgreSQL database."""
 
 from sinks.warehouse.dialect import Dialect
-from sinks.warehouse.held_table import GenerationSchema
 from sinks.warehouse.postgres.connection import WarehouseConnection
 from sinks.warehouse.postgres.definitions import PostgresDefinitions
 from sinks.warehouse.postgres.reading import PostgresReader
@@ -10,6 +9,7 @@ from sinks.warehouse.postgres.upkeep import PostgresUpkeep
 from sinks.warehouse.postgres.views import WarehouseViews
 from sinks.warehouse.postgres.writing import PostgresWriter
 from sinks.warehouse.settings import WarehouseSettings
+from sinks.warehouse.stored_table import GenerationSchema
 
 
 def postgres_dialect(settings: WarehouseSettings, *, views: str, schema: GenerationSchema, generation: int) -> Dialect:

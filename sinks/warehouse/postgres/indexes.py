@@ -4,18 +4,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from cdc.model.errors import LockstepError
-from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.names import qualified
 from sinks.warehouse.own_indexes import NAME_PREFIX, OwnIndex
 from sinks.warehouse.postgres.connection import WarehouseConnection
 from sinks.warehouse.postgres.errors import LOCK_NOT_AVAILABLE, state_of, translated
+from sinks.warehouse.stored_table import StoredTable
 
 _MEMORY: Final = "256MB"
 _DROP_LOCK_MS: Final = 500
 """To drop an index waits for who reads the table, and readers wait behind that."""
 
 
-def keep_indexes(connection: WarehouseConnection, schema: str, wanted: Mapping[HeldTable, Sequence[OwnIndex]]) -> None:
+def keep_indexes(
+    connection: WarehouseConnection, schema: str, wanted: Mapping[StoredTable, Sequence[OwnIndex]]
+) -> None:
     """Make these indexes where they aren't there, and drop others that were made here.
 
     To make one locks its table against writers, not against readers. One that can't be dropped since its table is being
@@ -65,7 +67,7 @@ def _drop(connection: WarehouseConnection, name: str) -> None:
     connection.run(f"set local lock_timeout = {connection.lock_timeout_ms}")
 
 
-def _make(connection: WarehouseConnection, held: HeldTable, index: OwnIndex, target: str) -> None:
+def _make(connection: WarehouseConnection, held: StoredTable, index: OwnIndex, target: str) -> None:
     try:
         connection.run(index.sql(held.name, target))
     except connection.driver_errors() as error:

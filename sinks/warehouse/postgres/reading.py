@@ -7,11 +7,11 @@ from cdc.model.event import JsonValue
 from cdc.model.table import Table
 from cdc.protocol.copy_text import split_row
 from sinks.contract import StoredRow
-from sinks.warehouse.held_table import GenerationSchema
 from sinks.warehouse.names import TAG_COLUMN
 from sinks.warehouse.postgres.connection import WarehouseConnection, lines_of
 from sinks.warehouse.postgres.tables import rows_by_key_sql, stored_row, value_text
 from sinks.warehouse.reader_views import live_rows_sql
+from sinks.warehouse.stored_table import GenerationSchema
 
 
 class PostgresReader:

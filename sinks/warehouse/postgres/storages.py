@@ -5,8 +5,8 @@ from typing import Any
 
 from sinks.warehouse.bookkeeping_format import SCHEMA, VERSION_TABLE
 from sinks.warehouse.dialect import Storage
-from sinks.warehouse.held_table import GenerationSchema
 from sinks.warehouse.postgres.connection import WarehouseConnection
+from sinks.warehouse.stored_table import GenerationSchema
 
 
 class PostgresStorages:

@@ -21,11 +21,11 @@ from sinks.columns.shape import Shape, unfit_column
 from sinks.contract import StoredRow
 from sinks.sink_kernel import line_kernel
 from sinks.warehouse.dialect import UnknownColumn
-from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.history import OWN_COLUMNS, check_history_columns
 from sinks.warehouse.names import DELETED_COLUMN, NAME_BYTES_MAX, SYNCED_COLUMN, TAG_COLUMN, check_columns, listed
 from sinks.warehouse.postgres.staging import Staging
 from sinks.warehouse.reader_views import live_condition
+from sinks.warehouse.stored_table import StoredTable
 
 # Types that any PostgreSQL has, and whose text it reads back as the same value.
 _SAME_TYPE: Final = frozenset(
@@ -70,7 +70,7 @@ _SYSTEM_COLUMNS: Final = frozenset(("tableoid", "ctid", "xmin", "xmax", "cmin", 
 """What PostgreSQL has in each table. A source's column has such a name by ``rename`` or ``computed`` only."""
 
 
-def check_table(held: HeldTable) -> None:
+def check_table(held: StoredTable) -> None:
     """Raise LockstepError for a table that PostgreSQL can't hold, by its columns' names or their number."""
     shape, name = held.shape, held.shape.table.name
     ours = (TAG_COLUMN, DELETED_COLUMN, SYNCED_COLUMN) if held.has_synced_at else (TAG_COLUMN, DELETED_COLUMN)
@@ -103,7 +103,7 @@ def _stored_type(column: Column) -> str:
     return value_type if value_type in _SAME_TYPE else "text"
 
 
-def create_table_sql(target: str, held: HeldTable) -> str:
+def create_table_sql(target: str, held: StoredTable) -> str:
     """DDL of a generation's table, which has passed ``check_table``."""
     shape = held.shape
     lines = column_definitions(shape)
@@ -203,7 +203,7 @@ class Rows:
 class Statements(Rows):
     """The SQL of one table, made once per connection and shape."""
 
-    def __init__(self, target: str, held: HeldTable, staging: Staging) -> None:
+    def __init__(self, target: str, held: StoredTable, staging: Staging) -> None:
         shape = held.shape
         super().__init__(shape)
         self.key_may_be_long = any(
@@ -278,7 +278,7 @@ def assignments(stored: Sequence[str], key: Sequence[str]) -> str:
     )
 
 
-def newest_rows_sql(target: str, held: HeldTable) -> tuple[str, str]:
+def newest_rows_sql(target: str, held: StoredTable) -> tuple[str, str]:
     """Columns, and the query of each key's newest version among all rows of a table."""
     key = listed(held.shape.table.key)
     ours = (TAG_COLUMN, DELETED_COLUMN, SYNCED_COLUMN) if held.has_synced_at else (TAG_COLUMN, DELETED_COLUMN)

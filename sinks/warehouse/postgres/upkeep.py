@@ -6,11 +6,11 @@ from typing import Any
 from cdc.model.event import JsonValue
 from cdc.model.table import quote_identifier
 from sinks.warehouse.dialect import Kept
-from sinks.warehouse.held_table import GenerationSchema, HeldTable
 from sinks.warehouse.names import DELETED_COLUMN, SYNCED_COLUMN, TAG_COLUMN
 from sinks.warehouse.postgres.connection import WarehouseConnection
 from sinks.warehouse.postgres.history import trim_sql
 from sinks.warehouse.postgres.tables import column_type, value_text
+from sinks.warehouse.stored_table import GenerationSchema, StoredTable
 
 
 class PostgresUpkeep:
@@ -20,7 +20,7 @@ class PostgresUpkeep:
         self._connection = connection
         self._schema = schema
 
-    def purge(self, held: HeldTable, *, older_than_s: float | None, below: str, rows_max: int) -> tuple[int, str]:
+    def purge(self, held: StoredTable, *, older_than_s: float | None, below: str, rows_max: int) -> tuple[int, str]:
         if older_than_s is not None and not held.has_synced_at:
             return 0, ""
         target, tag = self._schema.table(held), quote_identifier(TAG_COLUMN)
@@ -35,7 +35,7 @@ class PostgresUpkeep:
         return int(purged[0]), str(purged[1])
 
     def trim_history(
-        self, held: HeldTable, *, complete_from_ms: int, below: str, first_block: int, blocks: int
+        self, held: StoredTable, *, complete_from_ms: int, below: str, first_block: int, blocks: int
     ) -> tuple[bool, str]:
         target = self._schema.history(held)
         trim = trim_sql(
@@ -54,7 +54,7 @@ class PostgresUpkeep:
         ).scalar_one()
         return bool(has_more), tag
 
-    def kept(self, held: HeldTable, key: Mapping[str, JsonValue]) -> Kept:
+    def kept(self, held: StoredTable, key: Mapping[str, JsonValue]) -> Kept:
         deleted = quote_identifier(DELETED_COLUMN)
         row = self._of_key(f"select bool_and({deleted}) from {self._schema.table(held)}", held, key)
         versions = (
@@ -62,7 +62,7 @@ class PostgresUpkeep:
         )
         return Kept(row is not None, bool(row), int(versions))
 
-    def erase(self, held: HeldTable, key: Mapping[str, JsonValue], *, below: str) -> tuple[str, str]:
+    def erase(self, held: StoredTable, key: Mapping[str, JsonValue], *, below: str) -> tuple[str, str]:
         tag, deleted = quote_identifier(TAG_COLUMN), quote_identifier(DELETED_COLUMN)
 
         def erase_from(target: str, condition: str) -> str:
@@ -76,7 +76,7 @@ class PostgresUpkeep:
     def _of_key(
         self,
         statement: str,
-        held: HeldTable,
+        held: StoredTable,
         key: Mapping[str, JsonValue],
         *,
         begin: str = "",

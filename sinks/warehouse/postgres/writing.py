@@ -7,13 +7,13 @@ from cdc.model.event import TableEvents
 from cdc.model.table import TableName
 from sinks.contract import Rejection, TableVersions
 from sinks.warehouse.dialect import Refuse
-from sinks.warehouse.held_table import GenerationSchema, HeldTable
 from sinks.warehouse.postgres.connection import WarehouseConnection
 from sinks.warehouse.postgres.errors import RowChanged, too_many_refused
 from sinks.warehouse.postgres.halves import in_halves
 from sinks.warehouse.postgres.history import HistoryStatements
 from sinks.warehouse.postgres.staging import Staging
 from sinks.warehouse.postgres.tables import Statements
+from sinks.warehouse.stored_table import GenerationSchema, StoredTable
 
 _REFUSED_FEW: Final = 1_000
 """So many rows of a batch may be refused in any case: to try them one by one takes some seconds."""
@@ -30,7 +30,7 @@ class PostgresWriter:
         self._stagings = 0
         self._refused_max = max(_REFUSED_FEW, max_open_rejections)
 
-    def look_at(self, tables: Sequence[HeldTable]) -> None:
+    def look_at(self, tables: Sequence[StoredTable]) -> None:
         """Makes staging tables, which last as long as the connection."""
         for held in tables:
             name = held.shape.table.name

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cdc.model.table import TableName
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.protocol.control_records import CaptureState, SnapshotPhase, selection_of
 from jobs.query.captured_tables import Captured
 from lockstep import captured_tables

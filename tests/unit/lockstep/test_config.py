@@ -516,7 +516,6 @@ def test_broken_toml_is_a_configuration_error(write) -> None:
             'options = { "public.orders" = { key = ["a"] }, "\\"public\\".orders" = { key = ["b"] } }\n[kafka]',
             "source: options names a table twice",
         ),
-        ("[kafka]", "[snapshot]\nchunk_ms = 0\n[kafka]", "snapshot.chunk_ms: 0 turned chunks off"),
     ],
 )
 def test_a_setting_that_would_have_no_effect_is_refused(write, old: str, new: str, problem: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
-from jobs.generations.asides import Aside, AsideState, Wish, asides_name, dump_asides, give_order
+from jobs.generations.set_aside import Aside, AsideState, Wish, asides_name, dump_asides, give_order
 from lockstep.config import read
 from lockstep.generations import check_nothing_aside
 from lockstep.table_orders import order_tables

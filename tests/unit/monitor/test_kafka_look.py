@@ -11,7 +11,7 @@ from cdc.capture.settings import CaptureSettings
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.settings import SourceSettings
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SnapshotPhase
 from monitor.kafka_look import KafkaLook, OfKafka

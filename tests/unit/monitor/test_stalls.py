@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.model.table import TableName
-from jobs.generations.asides import Aside, AsideState
+from jobs.generations.set_aside import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
 from jobs.generations.view_state import ToldView
 from monitor.lag import LagReport, SinkFacts, SourceFacts, Stage, StageState, report

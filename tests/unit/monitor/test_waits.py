@@ -10,7 +10,7 @@ import pytest
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
-from jobs.generations.asides import Aside, AsideState, asides_name, dump_asides
+from jobs.generations.set_aside import Aside, AsideState, asides_name, dump_asides
 from jobs.generations.status import JobState, JobStatus
 from monitor.line import Captures
 from monitor.waits import _CLOSE_S, Waits, why_not_taken_up

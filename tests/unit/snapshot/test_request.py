@@ -10,7 +10,7 @@ from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import Unavailable
 from cdc.model.lsn import Lsn
 from cdc.model.table import TableName
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.copy_orders import CopyAction
 from cdc.postgres.settings import SourceSettings
 from cdc.postgres.slot import Slot

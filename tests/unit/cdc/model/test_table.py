@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.model.printable import is_visible
 from cdc.model.table import ReplicaIdentity, Table, TableName, sql_literal
-from cdc.model.visible import is_visible
 from tests.builders import column, table
 
 # What PostgreSQL takes as an identifier: anything but NUL and lone surrogates, at least one character.

@@ -2,8 +2,8 @@
 
 import pytest
 
+from cdc.model.finding import Severity
 from cdc.postgres.preflight.endpoint import origin_findings, refusal
-from cdc.postgres.preflight.finding import Severity
 from cdc.postgres.preflight.server import version_finding
 from cdc.postgres.preflight.slots import room_finding
 from cdc.postgres.settings import SourceSettings

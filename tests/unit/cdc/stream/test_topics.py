@@ -9,7 +9,7 @@ from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_admin import Difference, TopicPlan
 from cdc.model.errors import LockstepError, PositionMismatch
 from cdc.model.table import TableName
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres.settings import SourceSettings
 from cdc.protocol.control_records import CaptureState, TopicIdentity
 from cdc.stream.topics import adopt_topics, create_missing_topics, require_shapes, why_no_topic

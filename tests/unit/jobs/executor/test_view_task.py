@@ -18,7 +18,7 @@ from jobs.executor.view_task import (
     _SinkProgress,
 )
 from tests.databases import until
-from tests.unit.jobs.query.test_long_batches import listening
+from tests.unit.jobs.query.test_long_batch_listener import listening
 from tests.view_queries import TABLES, events
 from views.sql.reader import read_view
 from views.state.memory import MemoryState

@@ -24,8 +24,8 @@ from cdc.model.errors import (
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord, SchemaRecord
 from jobs.consistency import Consistency, save_consistency
-from jobs.generations.asides import Aside, AsideState, Order, Wish, asides_name, dump_asides, load_asides
 from jobs.generations.lease import Clock, GenerationLease, is_running
+from jobs.generations.set_aside import Aside, AsideState, Order, Wish, asides_name, dump_asides, load_asides
 from jobs.offsets import Offsets
 from jobs.query.captured_tables import Captured
 from jobs.query.job import SinkJob, _reads_others
@@ -33,9 +33,9 @@ from jobs.query.log_facts import LogFacts
 from jobs.query.progress import ProgressKeeper
 from jobs.query.progress_at_start import as_of_start, left_topics
 from jobs.query.resume_check import ResumePoint, TopicFacts
+from jobs.query.set_aside_tables import Noted, SetAside
 from jobs.query.sink_plan import SinkPlan
 from jobs.query.start_position import StartPosition, begin_at_start_position, load_start_position
-from jobs.query.tables_aside import Noted, SetAside
 from jobs.report import SinkWaiting
 from sinks.contract import OpenedSink, Progress, TablesRefused
 from sinks.memory import MemoryRecords, MemoryStore, open_memory
@@ -176,7 +176,7 @@ def _tried(store: MemoryStore, aside: Aside) -> tuple[SinkJob, Callable[..., boo
 
 def test_a_query_ends_when_a_table_that_has_failed_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1_000_000]
-    monkeypatch.setattr("jobs.query.tables_aside.now_ms", lambda: clock[0])
+    monkeypatch.setattr("jobs.query.set_aside_tables.now_ms", lambda: clock[0])
     _, looks = _tried(prepared_store(1), Aside(AsideState.FAILED, 5, retry_at_ms=clock[0] + 60_000))
     assert not looks()
     clock[0] += 60_000

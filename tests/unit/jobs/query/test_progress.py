@@ -10,8 +10,8 @@ import pytest
 from cdc.model.errors import Fenced, PositionMismatch, Unavailable
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord
-from jobs.generations.asides import Aside, AsideState
 from jobs.generations.read_so_far import ReadSoFar
+from jobs.generations.set_aside import Aside, AsideState
 from jobs.offsets import Offsets
 from jobs.query.progress import RENEWAL_MS, ProgressKeeper
 from sinks.contract import Generations, Progress

@@ -8,7 +8,7 @@ import pytest
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn
 from cdc.model.table import TableName
-from jobs.generations.asides import Aside, AsideState
+from jobs.generations.set_aside import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
 from jobs.generations.view_state import ToldView
 from jobs.streams.resume import Figures

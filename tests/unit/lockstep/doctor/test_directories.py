@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.postgres.preflight.finding import Severity
+from cdc.model.finding import Severity
 from lockstep.config import Config, read
 from lockstep.doctor.directories import directory_findings
 from tests.shop_settings import SHOP

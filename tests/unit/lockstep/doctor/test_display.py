@@ -1,6 +1,6 @@
 """Findings as people see them."""
 
-from cdc.postgres.preflight.finding import Finding, Severity, error, ok, warning
+from cdc.model.finding import Finding, Severity, error, ok, warning
 from lockstep.doctor.display import findings_json, findings_text
 from lockstep.terminal import out
 

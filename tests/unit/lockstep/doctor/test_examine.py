@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cdc.model.errors import Unavailable
-from cdc.postgres.preflight.finding import Finding, Severity
+from cdc.model.finding import Finding, Severity
 from lockstep.config import load
 from lockstep.doctor.examine import examine
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cdc.postgres.preflight.finding import Severity
+from cdc.model.finding import Severity
 from lockstep.doctor.java import java_findings
 
 

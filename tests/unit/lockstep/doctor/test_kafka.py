@@ -7,7 +7,7 @@ import pytest
 
 from cdc.kafka.control_topics import StoredRecord, record_at
 from cdc.kafka.newest_records import NewestRecord
-from cdc.postgres.preflight.finding import Severity
+from cdc.model.finding import Severity
 from cdc.protocol.control_records import ProgressRecord, SchemaRecord
 from lockstep.config import load
 from lockstep.doctor.kafka import foreign_control_record_findings, foreign_record_findings, token_findings

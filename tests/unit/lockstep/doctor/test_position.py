@@ -7,8 +7,8 @@ import pytest
 
 from cdc.kafka.control_topics import StoredRecord
 from cdc.model.errors import ForeignRecord, LockstepError
+from cdc.model.finding import Finding, Severity
 from cdc.model.lsn import Lsn
-from cdc.postgres.preflight.finding import Finding, Severity
 from cdc.postgres.replication import SystemIdentity
 from cdc.postgres.slot import Slot
 from cdc.protocol.control_records import Gap, SnapshotPhase

@@ -2,7 +2,7 @@
 
 from types import ModuleType
 
-from cdc.postgres.preflight.finding import Severity
+from cdc.model.finding import Severity
 from cdc.protocol.compiled_code import CompiledCode
 from lockstep.doctor.examine import rows_finding
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from cdc.model.errors import LockstepError
+from cdc.model.finding import Severity
 from cdc.model.table import TableName
-from cdc.postgres.preflight.finding import Severity
 from jobs.generations.record import Record, save_record
 from lockstep.config import Config, load, read
 from lockstep.doctor.sinks import append_only_findings, check_sink, check_view_topics, uncaptured_findings

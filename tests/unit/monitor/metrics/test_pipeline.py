@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
-from jobs.generations.asides import Aside, AsideState
 from jobs.generations.read_so_far import ReadSoFar
+from jobs.generations.set_aside import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
 from jobs.streams.posted import Posted
 from jobs.streams.resume import Figures

@@ -8,7 +8,7 @@ import pytest
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import Column, TableName
-from sinks.columns.exact_columns import EXACT_COLUMN
+from sinks.columns.arrow_columns import EXACT_COLUMN
 from sinks.columns.shape import Shape
 from sinks.delta.values import form_of, may_partition, rows_of
 from tests.builders import column, delete, table, upsert

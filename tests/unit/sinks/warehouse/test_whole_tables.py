@@ -8,10 +8,10 @@ import pytest
 from pydantic import SecretStr
 
 from cdc.model.table import TableName
-from sinks.warehouse.held_table import GenerationSchema
 from sinks.warehouse.names import WarehouseNames
 from sinks.warehouse.purging import Purging
 from sinks.warehouse.settings import WarehouseSettings
+from sinks.warehouse.stored_table import GenerationSchema
 from sinks.warehouse.unfit import new_table
 from tests.builders import table
 

@@ -8,8 +8,8 @@ from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord
-from jobs.generations.asides import Aside, AsideState, asides_name, dump_asides
 from jobs.generations.columns import Columns, save_columns
+from jobs.generations.set_aside import Aside, AsideState, asides_name, dump_asides
 from lockstep.verify.sides.set_aside import ProgressOfTables, SetAside
 from lockstep.verify.waiting import Applied, SyncPoint, Waiting
 from sinks.contract import CoordinationRecords, Progress

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cdc.model.event import JsonValue
 from cdc.model.table import Column
-from sinks.columns.exact_columns import EXACT_COLUMN
+from sinks.columns.arrow_columns import EXACT_COLUMN
 from sinks.columns.shape import Shape
 from sinks.warehouse.duckdb.values import rows_of, stored_as
 from tests.builders import column, table, upsert

@@ -7,8 +7,8 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import TableEvents
 from cdc.model.table import Column
 from sinks.columns.shape import Shape
-from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.postgres.tables import Rows, UnknownColumn, check_table, column_type, create_table_sql
+from sinks.warehouse.stored_table import StoredTable
 from tests.builders import column, delete, table, tag, upsert
 
 
@@ -32,7 +32,7 @@ def test_column_type(of: Column, sql: str) -> None:
 
 def test_create_table() -> None:
     of = table(column("id", "int8"), column('odd "name"'), key=("id",))
-    assert create_table_sql('"shop_g1"."orders"', HeldTable(Shape.of(of), "orders")) == (
+    assert create_table_sql('"shop_g1"."orders"', StoredTable(Shape.of(of), "orders")) == (
         'create table if not exists "shop_g1"."orders" (\n'
         '  "id" int8,\n'
         '  "odd ""name""" text,\n'
@@ -46,13 +46,13 @@ def test_create_table() -> None:
 @pytest.mark.parametrize("name", ["_tag", "_deleted"])
 def test_a_column_with_a_name_of_ours_is_refused(name: str) -> None:
     with pytest.raises(LockstepError, match=name):
-        check_table(HeldTable(Shape.of(table(column("id"), column(name))), "orders"))
+        check_table(StoredTable(Shape.of(table(column("id"), column(name))), "orders"))
 
 
 def test_a_table_with_too_many_columns_for_ours_is_refused() -> None:
     shape = Shape.of(table(*(column(f"c{number}") for number in range(1_598)), key=("c0",)))
-    check_table(HeldTable(shape, "orders"))
-    for held in (HeldTable(shape, "orders", has_history=True), HeldTable(shape, "orders", has_synced_at=True)):
+    check_table(StoredTable(shape, "orders"))
+    for held in (StoredTable(shape, "orders", has_history=True), StoredTable(shape, "orders", has_synced_at=True)):
         with pytest.raises(LockstepError, match=r"has 1,598 columns, .* room for 1,597 beside"):
             check_table(held)
 
@@ -73,7 +73,7 @@ def test_a_column_that_the_table_lacks_is_reported() -> None:
 
 def test_an_append_only_table_has_an_index_of_what_emptied_it() -> None:
     log = stored_table(table(column("note"), key=()))
-    assert create_table_sql("s", HeldTable(Shape.of(log), "log")).splitlines()[-2:] == [
+    assert create_table_sql("s", StoredTable(Shape.of(log), "log")).splitlines()[-2:] == [
         ");",
         'create index on s ("_tag") where "_operation" = \'truncate\'',
     ]

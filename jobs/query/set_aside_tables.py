@@ -8,7 +8,8 @@ from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from jobs.clock import now_ms
-from jobs.generations.asides import (
+from jobs.generations.lease import GenerationLease
+from jobs.generations.set_aside import (
     Aside,
     Asides,
     Order,
@@ -23,7 +24,6 @@ from jobs.generations.asides import (
     parse_orders,
     taken_again,
 )
-from jobs.generations.lease import GenerationLease
 from jobs.query.progress import ProgressKeeper
 from jobs.report import Reporter, TablesSetAside
 from sinks.contract import CoordinationRecords

@@ -10,7 +10,7 @@ from sinks.warehouse.names import HISTORY_SUFFIX, qualified
 
 
 @dataclass(frozen=True, slots=True)
-class HeldTable:
+class StoredTable:
     """A table as a generation has it. ``name`` is its name in the warehouse.
 
     ``has_synced_at``: each row says when it was written last.
@@ -35,7 +35,7 @@ class HeldTable:
         return json.dumps({**json.loads(self.shape.to_json()), **ours})
 
     @classmethod
-    def from_json(cls, text: str) -> "HeldTable":
+    def from_json(cls, text: str) -> "StoredTable":
         value: dict[str, Any] = json.loads(text)
         return cls(Shape.from_json(text), value["warehouse_name"], value["has_history"], value["has_synced_at"])
 
@@ -49,10 +49,10 @@ class GenerationSchema:
     def qualified(self, relation: str) -> str:
         return qualified(self.name, relation)
 
-    def table(self, held: HeldTable) -> str:
+    def table(self, held: StoredTable) -> str:
         return qualified(self.name, held.name)
 
-    def history(self, held: HeldTable) -> str:
+    def history(self, held: StoredTable) -> str:
         return qualified(self.name, held.name + HISTORY_SUFFIX)
 
 

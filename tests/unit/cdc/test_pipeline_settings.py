@@ -1,4 +1,4 @@
-"""cdc.pipeline: what one capture is, asked for again and again where there are thousands of tables."""
+"""cdc.pipeline_settings: what one capture is, asked for again and again where there are thousands of tables."""
 
 import pickle
 from dataclasses import replace
@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from cdc import pipeline as pipeline_module
+from cdc import pipeline_settings as pipeline_module
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.table import TableName
 from cdc.model.table_pattern import TablePattern
-from cdc.pipeline import Pipeline
+from cdc.pipeline_settings import Pipeline
 from cdc.postgres import settings as settings_module
 from cdc.postgres.settings import SourceSettings
 

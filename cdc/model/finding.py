@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from cdc.model.printable import visible
 from cdc.model.table import sql_identifier
-from cdc.model.visible import visible
 
 
 class Severity(StrEnum):

@@ -6,7 +6,7 @@ import pytest
 
 from cdc.model.errors import LockstepError, NeedsRebuild, PositionMismatch
 from cdc.model.table import TableName
-from jobs.generations.asides import (
+from jobs.generations.set_aside import (
     Aside,
     AsideState,
     Order,

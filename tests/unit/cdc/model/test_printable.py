@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.model.visible import is_visible, toml_key, toml_text, visible, visible_lines
+from cdc.model.printable import is_visible, toml_key, toml_text, visible, visible_lines
 
 texts = st.text(st.characters(codec="utf-8"))
 

@@ -32,7 +32,7 @@ from jobs.executor.long_batch import (
 from jobs.executor.result import Failure, RejectedEvent, Result
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import HEARTBEAT_S, SILENCE_S
-from jobs.query.long_batches import LongBatches, Standstill, TaskSlots
+from jobs.query.long_batch_listener import LongBatches, Standstill, TaskSlots
 from jobs.query.threads import TICK_S
 from tests.databases import until
 from views.counters import Counters
@@ -143,8 +143,8 @@ def test_a_task_hears_how_much_of_what_it_told_is_stored() -> None:
 def test_what_is_told_soon_after_something_was_stored_waits_and_the_batch_ends_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("jobs.query.long_batches.TELL_S", 1e9)
-    monkeypatch.setattr("jobs.query.long_batches._SLOWEST_S", 1e9)
+    monkeypatch.setattr("jobs.query.long_batch_listener.TELL_S", 1e9)
+    monkeypatch.setattr("jobs.query.long_batch_listener._SLOWEST_S", 1e9)
     with listening() as driver, DriverLine(driver.path) as line:
         line.tell(Told(1, next_offsets={P0: 5}))
         driver.wait_for_rows(1)
@@ -156,8 +156,8 @@ def test_what_is_told_soon_after_something_was_stored_waits_and_the_batch_ends_a
 
 def test_what_a_shard_tells_is_stored_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may wait for that."""
-    monkeypatch.setattr("jobs.query.long_batches.TELL_S", 1e9)
-    monkeypatch.setattr("jobs.query.long_batches._SLOWEST_S", 1e9)
+    monkeypatch.setattr("jobs.query.long_batch_listener.TELL_S", 1e9)
+    monkeypatch.setattr("jobs.query.long_batch_listener._SLOWEST_S", 1e9)
     with listening() as driver, DriverLine(driver.path) as line:
         for rows in (1, 2):
             line.tell(Told(1, next_offsets={P0: rows}, shard=0))
@@ -236,7 +236,7 @@ def test_somebody_at_the_gate_ends_the_batch() -> None:
 
 
 def test_somebody_at_the_gate_is_noticed_though_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.query.long_batches.GO_ON_S", 1e6)
+    monkeypatch.setattr("jobs.query.long_batch_listener.GO_ON_S", 1e6)
     with listening() as driver, DriverLine(driver.path) as line:
         line.tell(Told(rows=1))
         driver.wait_for_rows(1)
@@ -295,7 +295,7 @@ def test_a_quiet_log_is_asked_less_often_once_its_ends_are_known() -> None:
 
 def test_a_task_that_reaches_nothing_of_what_is_published_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its client may have gone deaf, and nothing that it expects is missing."""
-    monkeypatch.setattr("jobs.query.long_batches._STANDSTILL_S", 0.05)
+    monkeypatch.setattr("jobs.query.long_batch_listener._STANDSTILL_S", 0.05)
     with listening() as driver:
         driver.is_behind = True
         with DriverLine(driver.path) as line:
@@ -306,7 +306,7 @@ def test_a_task_that_reaches_nothing_of_what_is_published_is_ended(monkeypatch: 
 def test_a_task_that_reads_much_before_it_applies_anything_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of a consistent sink may take long to read, and would be read again from its beginning for ever."""
     now = 0.0
-    monkeypatch.setattr("jobs.query.long_batches.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("jobs.query.long_batch_listener.time", SimpleNamespace(monotonic=lambda: now))
     with listening() as driver:
         driver.is_behind = True
         with DriverLine(driver.path) as line:
@@ -383,7 +383,7 @@ def test_a_state_that_is_being_built_is_not_begun_anew_for_another_task() -> Non
 
 def test_a_task_at_a_standstill_goes_on_while_another_one_builds(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one whose sink doesn't answer. No other task could be begun in its place."""
-    monkeypatch.setattr("jobs.query.long_batches._STANDSTILL_S", 0.0)
+    monkeypatch.setattr("jobs.query.long_batch_listener._STANDSTILL_S", 0.0)
     building = ViewFigures(0, 0, 0, Counters(), Building(1, Doing.READING, 1, 2, 1.0))
     with listening(is_shared=True) as driver, DriverLine(driver.path) as builds, DriverLine(driver.path) as other:
         builds.tell(Told(rows=1, view=building, shard=0))
@@ -468,7 +468,7 @@ def test_the_task_of_a_driver_that_hangs_is_over_before_others_hold_its_job_for_
 
 
 def test_a_driver_that_has_nothing_to_say_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.query.long_batches.GO_ON_S", 0.0)
+    monkeypatch.setattr("jobs.query.long_batch_listener.GO_ON_S", 0.0)
     now = 0.0
     with listening() as driver, DriverLine(driver.path, monotonic=lambda: now) as line:
         now += LISTENING_SILENT_S + 1

@@ -1,11 +1,11 @@
-"""sinks.opensearch.copies"""
+"""sinks.opensearch.shard_copies"""
 
 from typing import Any
 
 import pytest
 
 from cdc.model.errors import Unavailable
-from sinks.opensearch.copies import Copies, copies_of
+from sinks.opensearch.shard_copies import Copies, copies_of
 
 INDEX = "shop.public.orders_g1"
 
