@@ -75,7 +75,7 @@ def projection_of(settings: SinkSettings) -> Projection:
 def setting_problems(settings: SinkSettings, tables: Sequence[Table]) -> list[str]:
     """What of these settings a new generation of these tables of the source would refuse, a sentence each.
 
-    Expressions aren't looked at: that takes Spark.
+    Expressions aren't looked at.
     """
     projection, renaming = settings.projection(), settings.renaming()
     seen = [projection.table(table) for table in tables]

@@ -55,6 +55,7 @@ _EXPRESSIONS: Final = {
     "s is distinct from '0'": "bool", "m::text = 'calm'": "bool", "nullif(p, 0)": "numeric",
     "p > 1 and 1 / p > 0": "bool",
     "case when p = 0 then 'none' when p < 1 then 'less' else s end": "text", "null": "text", "'12'": "int4",
+    "null::numeric(6,2)": "numeric",
 }  # fmt: skip
 
 

@@ -93,6 +93,9 @@ _NON_DETERMINISTIC_NAMES: Final = frozenset(
     {"clock_timestamp", "statement_timestamp", "transaction_timestamp", "timeofday", "nextval", "currval", "uuidv4",
      "uuidv7", "txid_current", "pg_current_xact_id"}
 )  # fmt: skip
+_FUNCTIONS_WITHOUT_CALL: Final = frozenset({"user", "current_role", "system_user"})
+"""Those that sqlglot takes for columns."""
+
 _AGGREGATES: Final[dict[type[Tree], str]] = {
     exp.Count: "count", exp.Sum: "sum", exp.Avg: "avg", exp.Min: "min", exp.Max: "max", exp.LogicalAnd: "bool_and",
     exp.LogicalOr: "bool_or", exp.ArrayAgg: "array_agg", exp.GroupConcat: "string_agg", exp.JSONArrayAgg: "json_agg",
@@ -184,6 +187,13 @@ def _never_kept(tree: Tree) -> Refuse:
         "this isn't supported",
         "store its result in a column that a trigger fills, or compute it where it is read",
     )
+
+
+def _column(reader: ExpressionReader, tree: exp.Column) -> Expression:
+    name = tree.this
+    if tree.args.get("table") is None and not name.args.get("quoted") and name.name.lower() in _FUNCTIONS_WITHOUT_CALL:
+        refuse(tree, f"to PostgreSQL {name.name} is who asks, and no column", f'write "{name.name.lower()}" in quotes')
+    return reader.resolve(tree)
 
 
 def _in_parentheses(reader: ExpressionReader, tree: exp.Paren) -> Expression:
@@ -417,6 +427,8 @@ def _fitted(reader: ExpressionReader, tree: exp.Cast, operand: Expression, param
     if len(parameters) != len(tree.to.expressions) or not (1 <= precision <= 1000 and scale <= precision):
         refuse(tree, "this cast isn't supported", "cast to numeric(precision,scale)")
     of = sql_type(Kind.NUMERIC, scale)
+    if _is_null(operand):
+        return Literal(None, of)
     if isinstance(operand, Literal):
         try:
             return Literal(text_of(fitted(decimal_of(str(operand.value)), precision, scale)), of)
@@ -571,7 +583,7 @@ def _function_and_argument(tree: Tree) -> tuple[str, Tree]:
 
 _READ: Final[dict[type[Tree], Callable[[ExpressionReader, Any], Expression]]] = {
     exp.Paren: _in_parentheses,
-    exp.Column: lambda reader, tree: reader.resolve(tree),
+    exp.Column: _column,
     exp.Literal: lambda _, tree: _literal(tree),
     exp.Null: lambda _, tree: Literal(None, UNKNOWN),
     exp.Boolean: lambda _, tree: Literal(bool(tree.this), BOOL),

@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-import sqlglot
 from sqlglot import exp
-from sqlglot.errors import SqlglotError
 from sqlglot.expressions import Expr as Tree
 
 from cdc.model.table import Table
@@ -14,7 +12,7 @@ from views.failures import Refusal, Refused
 from views.plan import RowPlan
 from views.sql.expression_reader import ExpressionReader, converted
 from views.sql.refusals import Refuse, refuse
-from views.sql.tables_read import identifier_text, misread
+from views.sql.tables_read import identifier_text, misread, parsed
 from views.values import Kind, SqlType, type_of
 
 
@@ -70,10 +68,9 @@ class _RowReader:
 
 def _tree(sql: str) -> Tree:
     try:
-        trees = [tree for tree in sqlglot.parse(sql, dialect="postgres") if tree is not None]
-    except SqlglotError as error:
-        first = str(error).splitlines()[0].split("\x1b")[0].rstrip(" .")
-        refuse(sql, f"not an expression: {first}", "try it in psql: `select ... from the table`")
+        trees = parsed(sql)
+    except ValueError as error:
+        refuse(sql, f"not an expression: {error}", "try it in psql: `select ... from the table`")
     if len(trees) != 1:
         refuse(sql, "not an expression", "write one expression, as in a select list")
     return trees[0]

@@ -11,15 +11,36 @@ from sqlglot.expressions import Expr as Tree
 from cdc.model.table import TableName
 from views.failures import Refusal, Refused
 
+_DEPTH_MAX: Final = 150
+"""Plans of deeper trees can't be read, or travel to other processes: each level takes some of Python's stack."""
+
+
+def parsed(sql: str) -> list[Tree]:
+    """sqlglot's trees of the statements in a text. Raises ValueError with the reason where it can't be read."""
+    try:
+        trees = [tree for tree in sqlglot.parse(sql, dialect="postgres") if tree is not None]
+    except SqlglotError as error:
+        raise ValueError(str(error).splitlines()[0].split("\x1b")[0].rstrip(" .")) from None
+    except RecursionError:
+        raise _too_deep() from None
+    level, depth = list(trees), 0
+    while level:
+        level, depth = [part for tree in level for part in tree.iter_expressions()], depth + 1
+        if depth > _DEPTH_MAX:
+            raise _too_deep()
+    return trees
+
+
+def _too_deep() -> ValueError:
+    return ValueError("it is nested too deeply; many comparisons can be `in (...)`")
+
 
 def query_tree(sql: str) -> Tree:
     """sqlglot's tree of one query. Raises Refused for what can't be parsed or isn't one statement."""
     try:
-        parsed = sqlglot.parse(sql, dialect="postgres")
-    except SqlglotError as error:
-        first = str(error).splitlines()[0].split("\x1b")[0].rstrip(" .")
-        raise Refused([Refusal("sql", f"it can't be parsed: {first}", "try it in psql")]) from None
-    trees = [tree for tree in parsed if tree is not None and not isinstance(tree, exp.Semicolon)]
+        trees = [tree for tree in parsed(sql) if not isinstance(tree, exp.Semicolon)]
+    except ValueError as error:
+        raise Refused([Refusal("sql", f"it can't be parsed: {error}", "try it in psql")]) from None
     if len(trees) != 1:
         raise Refused([Refusal("sql", f"it has {len(trees)} statements", "write one query")])
     return trees[0]

@@ -27,12 +27,14 @@ T = table(
     column("tags", is_array=True),
     column("doc", "jsonb"),
     column("status", type_name="mood"),
+    column("user"),
     name=TableName("public", "things"),
 )
 ROW: Mapping[str, JsonValue] = {
     "id": 2, "total": "10.50", "price": "1.10", "name": "x", 'Odd "n.ame': "odd", "at": "2026-01-02T03:04:05.123456Z",
     "local": "2026-01-02T03:04:05", "day": "2026-01-31", "share": 0.5, "ratio": 0.1, "tags": ["a", "b"],
     "doc": '{"a": {"b": "text"}, "list": [1, 2.50, null], "é.x": true}', "status": "draft",
+    "user": "u",
 }  # fmt: skip
 
 
@@ -79,6 +81,8 @@ def test_results_are_postgresqls_in_the_form_of_events() -> None:
         "inner": Computed(sql="doc -> 'a' ->> 'b'"),
         "second": Computed(sql="(doc -> 'list' ->> 1)::numeric + 1", type="numeric"),
         "part": Computed(sql="doc -> 'a'", type="jsonb"),
+        "own": Computed(sql='"user" || things.user'),
+        "none": Computed(sql="null::numeric(6,2)", type="numeric"),
     }
     assert values(computed) == {
         "gross": "12.4950", "quarter": "2.6250000000000000", "label": "x-2", "next": "2026-02-01",
@@ -87,6 +91,7 @@ def test_results_are_postgresqls_in_the_form_of_events() -> None:
         "made": '{"id": 2, "name": "x"}',
         "now": "now() random", "known": "draft", "id_text": "2",
         "tenth": 2.05, "float": 10.5, "lower": "ÄxéX", "inner": "text", "second": "3.50", "part": '{"b": "text"}',
+        "own": "uu", "none": None,
     }  # fmt: skip
 
 
@@ -181,7 +186,8 @@ def test_everything_wrong_is_said_at_once_with_its_name() -> None:
         "random() > 0.5", "current_date > day", "clock_timestamp() > at", "gen_random_uuid() is null",
         "current_user = name", "exists (select 1)", "id in (select 1)", "count(*) > 1", "sum(id) > 1",
         "row_number() over () = 1", "id", "name", "select true", "id > 1; id > 2", "id > 1 as c", "", "*", "things.*",
-        "other.id > 1", "pg_sleep(1) is null", "date_trunc('day', at) = at", "name > 'a'",
+        "other.id > 1", "pg_sleep(1) is null", "date_trunc('day', at) = at", "name > 'a'", "user = 'u'", "USER = 'u'",
+        " or ".join(["id = 1"] * 300), " or ".join(["id = 1"] * 5000), "(" * 200 + "id > 1" + ")" * 200,
     ],
 )  # fmt: skip
 def test_a_condition_follows_from_the_row_alone(sql: str) -> None:
