@@ -53,14 +53,16 @@ def next_columns(
 ) -> Columns:
     """The columns of a generation that is about to be prepared for these tables. Pure.
 
-    ``records`` are all shapes in the order of the topic. Columns that the ``projection`` leaves out aren't among them.
-    Where nothing is known of a generation that ``has_rows``, every added column counts as lacking: rows that have it
+    ``records`` are all shapes in the order of the topic. Columns that the ``projection`` leaves out are among them only
+    where expressions may read them. Where nothing is known of a generation that ``has_rows``, every added column counts as lacking: rows that have it
     are left alone. Raises LockstepError for a column that took another one's name.
     """
     held_tables = {} if known_columns is None else dict(known_columns.tables)
     lacking: dict[TableName, Mapping[str, JsonValue]] = {}
     for whole in tables:
-        table = projection.table(whole)
+        table = read = projection.table(whole)
+        if whole.name in projection.evaluated:
+            read = replace(projection, excluded={}).table(whole)
         table_records = [record for record in records if record.table.name == table.name]
         added = added_values(table, table_records)
         held_table = held_tables.get(table.name)
@@ -68,7 +70,7 @@ def next_columns(
             held_table = _of_newest_relation(held_table, table_records)
         missing: dict[str, JsonValue]
         if held_table is not None:
-            _check_columns(table, held_table, table_records)
+            _check_columns(read, held_table, table_records)
             numbers = {number for number in held_table.columns.values() if number}
             missing = {
                 name: value
@@ -82,8 +84,8 @@ def next_columns(
             missing = added if known_columns is None and has_rows else {}
         if missing:
             lacking[table.name] = missing
-        columns = {} if held_table is None else _under_their_names(held_table.columns, table)
-        columns |= {column.name: column.number or columns.get(column.name, 0) for column in table.columns}
+        columns = {} if held_table is None else _under_their_names(held_table.columns, read)
+        columns |= {column.name: column.number or columns.get(column.name, 0) for column in read.columns}
         held_tables[table.name] = HeldTable(whole.schema_id, columns, whole.relation)
     return Columns(held_tables, lacking, is_filled=not lacking)
 

@@ -113,6 +113,21 @@ def test_a_column_that_is_left_out_is_not_reported() -> None:
     assert "grade" not in columns.to_json()
 
 
+def test_a_column_that_only_a_condition_reads_can_not_become_another_one() -> None:
+    again = [
+        SchemaRecord(_of(ID), 3),
+        SchemaRecord(_of(ID, replace(NOTE, number=9)), 4, ShapeChange(defaults={"note": "x"})),
+    ]
+    hidden = Projection({FIRST.name: frozenset({"note"})})
+    known = next_columns(None, [FIRST], RECORDS[:1], projection=hidden, has_rows=False)
+    shown = next_columns(known, [again[-1].table], [RECORDS[0], *again], projection=hidden, has_rows=True)
+    assert (_lacking(shown), shown.tables[FIRST.name].columns) == ({}, {"id": 1})
+    filtered = replace(hidden, conditions={FIRST.name})
+    known = next_columns(None, [FIRST], RECORDS[:1], projection=filtered, has_rows=False)
+    with pytest.raises(LockstepError, match="column 'note' is another one than before"):
+        next_columns(known, [again[-1].table], [RECORDS[0], *again], projection=filtered, has_rows=True)
+
+
 SWAPPED = _of(ID, replace(NOTE, number=5), replace(column("other"), number=2))
 
 
