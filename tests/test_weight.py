@@ -30,9 +30,9 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 103_938,
+    "lines of the core": 104_005,
     "lines of stack and bench": 10_000,
-    "lines of tests": 99_741,
+    "lines of tests": 99_773,
     "words of docs": 43_900,
     "settings": 216,
 }

@@ -53,9 +53,10 @@ def next_columns(
 ) -> Columns:
     """The columns of a generation that is about to be prepared for these tables. Pure.
 
-    ``records`` are all shapes in the order of the topic. Columns that the ``projection`` leaves out are among them only
-    where expressions may read them. Where nothing is known of a generation that ``has_rows``, every added column counts as lacking: rows that have it
-    are left alone. Raises LockstepError for a column that took another one's name.
+    ``records`` are all shapes in the order of the topic. Columns that the ``projection`` leaves out aren't among them,
+    but for those of tables with expressions, which read them. Where nothing is known of a generation that ``has_rows``,
+    every added column counts as lacking: rows that have it are left alone. Raises LockstepError for a column that took
+    another one's name.
     """
     held_tables = {} if known_columns is None else dict(known_columns.tables)
     lacking: dict[TableName, Mapping[str, JsonValue]] = {}

@@ -71,7 +71,7 @@ from jobs.query.progress import ProgressKeeper
 from jobs.query.progress_at_start import as_of_start, left_topics, progress_at_start
 from jobs.query.query import QueryPlan, SinkQuery
 from jobs.query.resume_check import ResumePoint, check_destination, check_epochs, check_resume, known_epoch
-from jobs.query.row_plan import row_plans
+from jobs.query.row_plan import row_plans, unevaluated
 from jobs.query.set_aside_tables import Noted, SetAside, TablesAside, is_any_due
 from jobs.query.sink_plan import NO_TASK_LEFT, SinkPlan, why_micro_batches
 from jobs.query.start_position import (
@@ -263,7 +263,7 @@ class SinkJob:
         join_singly = plan.settings.view is None and self._captured is not None and self._captured.join_singly
         log = read_log_facts(plan, cluster, join_singly=join_singly)
         view = None if plan.settings.view is None else planned_view(plan.settings.view, log.tables)
-        computed = row_plans(plan.settings.expressions(), log.tables)
+        computed = self._row_plans(opened, log, lease, orders)
         cluster.create(cluster.missing(control_topic_plans(plan.pipeline, plan.kafka.topics)))
         require_in_use(opened.records, plan.name, plan.generation)
         lease.begin()
@@ -663,6 +663,26 @@ class SinkJob:
             self._asides.fail(lease, errors, orders)
         error = next(iter(errors.values()))
         raise _Unreadable(error.message, hint=error.hint)
+
+    def _row_plans(
+        self, opened: OpenedSink, log: LogFacts, lease: GenerationLease, orders: Orders
+    ) -> Mapping[TableName, RowPlan]:
+        """What is evaluated of the tables' rows.
+
+        Raises ConfigurationError where that can't be, and SetAside where it can be for other tables.
+        """
+        expressions = self._plan.settings.expressions()
+        try:
+            return row_plans(expressions, log.tables)
+        except ConfigurationError:
+            errors = unevaluated(expressions, log.tables)
+            if (
+                not self._plan.applies_steps
+                and self._sets_aside(errors)
+                and opened.generations.load_progress() is not None
+            ):
+                self._asides.fail(lease, errors, orders)
+            raise
 
     def _set_lost_aside(self, cluster: TopicAdmin, lease: GenerationLease, orders: Orders) -> None:
         """Set those tables aside again that are tried again, or resumed, and whose topic is gone. Raises SetAside.

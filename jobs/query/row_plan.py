@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from cdc.model.errors import ConfigurationError
+from cdc.model.errors import ConfigurationError, LockstepError, NeedsRebuild
 from cdc.model.table import Table, TableName
 from sinks.table_settings import Expressions
 from views.failures import Refused
@@ -36,3 +36,16 @@ def row_plans(
             " says what may be in it. A generation that was built with them takes `lockstep rebuild SINK --switch`",
         )
     return plans
+
+
+def unevaluated(
+    expressions: Mapping[TableName, Expressions], tables: Mapping[TableName, Table]
+) -> dict[TableName, LockstepError]:
+    """Those of the tables whose expressions can't be evaluated, each with its error."""
+    errors: dict[TableName, LockstepError] = {}
+    for name, table in tables.items():
+        try:
+            row_plans(expressions, {name: table})
+        except ConfigurationError as refused:
+            errors[name] = NeedsRebuild("; ".join(refused.problems), hint=refused.hint)
+    return errors

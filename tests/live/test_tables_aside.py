@@ -3,7 +3,7 @@
 import random
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 
 from cdc.kafka.control_topics import read_tables
 from cdc.model.errors import LockstepError
-from cdc.model.table import Table, TableName
+from cdc.model.event import JsonValue
+from cdc.model.table import Column, Table, TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.generations.lease import is_running
 from jobs.generations.set_aside import (
@@ -574,16 +575,24 @@ def test_a_table_that_somebody_has_removed_while_it_was_aside_is_not_taken_up_wi
         pipeline.log.close()
 
 
-@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("columns", "where"),
+    [
+        pytest.param([column("note", "int4")], {}, marks=pytest.mark.soak, id="a column of another type"),
+        pytest.param([], {"public.items": "note <> 'x'"}, id="none for its condition"),
+    ],
+)
 def test_a_table_whose_shape_the_sink_refuses_is_set_aside_and_its_neighbours_go_on(
-    pipeline: Pipeline, spark: SparkSession
+    pipeline: Pipeline, spark: SparkSession, columns: list[Column], where: Mapping[str, str]
 ) -> None:
-    retyped = table(column("id", "int8"), column("note", "int4"), name=TableName("public", "items"))
+    pipeline.settings = pipeline.settings.model_copy(update={"where": where})
+    changed = table(column("id", "int8"), *columns, name=TableName("public", "items"))
     lsn = pipeline.both(1, "first")
     with pipeline.job(spark) as job:
         pipeline.wait_rows(ITEMS, {1: "first"})
         pipeline.wait_watermark(lsn)
-        pipeline.log.commit([Put(retyped, {"id": 2, "note": 5})], schemas=[SchemaRecord(retyped, pipeline.log.lsn)])
+        row: dict[str, JsonValue] = {"id": 2, **dict.fromkeys((each.name for each in columns), 5)}
+        pipeline.log.commit([Put(changed, row)], schemas=[SchemaRecord(changed, pipeline.log.lsn)])
         failed = pipeline.wait_aside(ITEMS, AsideState.FAILED)
         assert failed is not None
         assert failed.reason
