@@ -164,8 +164,8 @@ class Assembler:
     def _commit(self, commit: Commit) -> None:
         if not self.progress.in_transaction or commit.commit_lsn != self.progress.commit_lsn:
             raise LockstepError("the stream commits a transaction that it didn't begin")
+        self.relations.end_transaction(is_new=not self.progress.comes_again)
         self.progress.commit(commit)
-        self.relations.end_transaction()
 
     def _described(self, relation: Relation) -> Steps:
         relations, relation_id = self.relations, relation.relation_id

@@ -101,7 +101,8 @@ class Partitions:
     def __init__(self) -> None:
         self._of: dict[int, dict[int, Relation]] = defaultdict(dict)
         self._table: tuple[Relation, tuple[int, int]] | None = None
-        self._came: dict[int, int] = {}
+        self.of_transaction: dict[int, TableName] = {}
+        """Those that the running transaction has described, and the tables as which their rows come."""
 
     def described(self, relation: Relation, *, is_captured: bool, at: tuple[int, int]) -> Relation | None:
         """The table as which rows of this relation are sent; None where it stands for itself.
@@ -116,20 +117,14 @@ class Partitions:
         if before is None or before[1] != at or not _can_be_partition(relation, before[0]):
             return None
         self._of[before[0].relation_id][relation.relation_id] = relation
-        self._came[relation.relation_id] = before[0].relation_id
         return before[0]
 
     def truncated(self, relations: Sequence[int]) -> None:
         """These were emptied under their own names, so none is sent as another. All were described before that."""
         for relation in relations:
-            self._came.pop(relation, None)
+            self.of_transaction.pop(relation, None)
             for partitions in self._of.values():
                 partitions.pop(relation, None)
-
-    def of_transaction(self) -> Collection[tuple[int, int]]:
-        """(partition, its table) of each that was described since this was asked last, by their oids."""
-        came, self._came = self._came, {}
-        return came.items()
 
     def of(self, table: int) -> Collection[Relation]:
         """Those of the table of this oid."""

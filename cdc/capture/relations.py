@@ -114,8 +114,11 @@ class Relations:
             yield from self._take(relation, xid)
         else:
             self._send_to(relation.relation_id, None)  # no row comes under its own name
-        if table is not None:
+        published = self.followed(table.relation_id) if table is not None else None
+        if table is not None and published is not None:
             self._judge_old_rows(table)
+            # By its name now: within the transaction, another relation may get that.
+            self._partitions.of_transaction[relation.relation_id] = published.table.name
 
     def truncated(self, relation_ids: Sequence[int]) -> None:
         """These were emptied under their own names, so none is sent as a partition of another."""
@@ -124,12 +127,13 @@ class Relations:
             if relation_id in self._described:
                 self._judge_old_rows(self._described[relation_id])
 
-    def end_transaction(self) -> None:
-        """The transaction is complete, and so is what is known of its partitions."""
-        for partition, table in self._partitions.of_transaction():
-            published = self.followed(table)
-            if published is not None:
-                self.new_partitions.append((published.table.name, partition))
+    def end_transaction(self, *, is_new: bool) -> None:
+        """The transaction is complete, and so is what is known of its partitions. Of one that came again it was
+        recorded, and what was recorded of a copy since then knows better.
+        """
+        if is_new:
+            self.new_partitions += [(name, partition) for partition, name in self._partitions.of_transaction.items()]
+        self._partitions.of_transaction.clear()
 
     def replace(self, published: PublishedTable, *, copying: bool = False) -> Steps:
         """Note that a table was copied here: from now on it has this shape, or is captured for the first time.

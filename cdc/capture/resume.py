@@ -110,10 +110,11 @@ class StreamProgress:
         if self._messages_done < self._published_messages:
             return False
         self.seq += 1
-        if (self.commit_lsn, self.seq) <= self._skip_to:
-            return False
+        return (self.commit_lsn, self.seq) > self._skip_to
+
+    def empties(self) -> None:
+        """A delete of the table is published."""
         self._emptied_at = self.commit_lsn
-        return True
 
     def emptied(self) -> None:
         """The last delete of the table was published: whoever goes on in the middle finds what is still live."""

@@ -198,6 +198,7 @@ class RowChanges:
             return
 
         def gone(key: bytes) -> Events:
+            self.progress.empties()
             self.toast.forget(published, key)
             return self.envelopes.deleted(published, key, NULL, lsn)
 

@@ -804,3 +804,24 @@ def test_a_table_that_is_truncated_beside_another_is_no_partition_of_it() -> Non
     assert _partitions_of([both], captured, _PARTITION) == []
     other = Truncate((77,), cascade=False, restart_identity=False)
     assert _partitions_of([other], captured, _PARTITION) == []
+
+
+def test_a_partition_is_of_the_table_as_which_its_rows_came() -> None:
+    """Also where another relation has that one's name by the end of the transaction: names may be swapped back."""
+    follower = assembler(replace(table(), oid=OLD))
+    body = [
+        relation(table(), OLD),
+        _PARTITION,
+        insert(b"1", b"x", of=OLD),
+        relation(table(), NEW),
+        insert(b"2", b"y", of=NEW),
+    ]
+    events(follower, History(body).messages(), Answers(shapes=Adopting(SWAPPED)))
+    assert follower.relations.new_partitions == [(table().name, 77)]
+
+
+def test_a_partition_is_not_told_of_again_when_its_transaction_comes_again() -> None:
+    """The state had it, and may say something newer of the table by now: that it was copied."""
+    follower = assembler(at=state(commit_lsn=FIRST, seq=1, end_lsn=FIRST + 0x30))
+    events(follower, History([*relations(), _PARTITION, insert(b"1", b"x")]).messages())
+    assert follower.relations.new_partitions == []

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +22,8 @@ from tests.wal import HANDOFF, RELATION_ID, History, data_frame, delete, insert,
 FIRST = HANDOFF + 0x1000
 FIRST_END = FIRST + 0x30
 SECOND_END = FIRST_END + 0x1000
+TRUNCATE = Truncate((RELATION_ID,), cascade=False, restart_identity=False)
+FIVE_KEYS = SimpleNamespace(live_keys=lambda _: [b'{"id":%d}' % number for number in range(5)])
 IDLE_FOR_25_S: list[list[bytes]] = [[] for _ in range(125)]
 """An empty burst lasts for two waits of a tenth of a second."""
 
@@ -488,15 +491,17 @@ def test_a_rewritten_table_leaves_the_ledger_in_the_commit_of_its_first_row() ->
 
 
 def test_a_truncate_of_many_rows_is_committed_in_parts_that_a_restart_can_tell() -> None:
-    class Log:
-        def live_keys(self, topic: str) -> list[bytes]:
-            return [b'{"id":%d}' % number for number in range(5)]
-
-    truncate = Truncate((RELATION_ID,), cascade=False, restart_identity=False)
-    capture = Capture(frames([insert(b"9", b"x"), truncate]), answers={"log": Log()}, batch_rows=4).run()
+    capture = Capture(frames([insert(b"9", b"x"), TRUNCATE]), answers={"log": FIVE_KEYS}, batch_rows=4).run()
     assert committed_rows(capture) == [1, 4, 4, 2]
     assert [state.seq for state in capture.publisher.states] == [1, 1, 1, 2]
     assert [state.end_lsn for state in capture.publisher.states] == [HANDOFF, HANDOFF, HANDOFF, FIRST_END]
+
+
+def test_a_transaction_of_which_nothing_was_published_has_not_begun() -> None:
+    """What was committed so that the topic can be asked is of the transaction before it."""
+    capture = Capture(frames(rows(1), [TRUNCATE]), answers={"log": FIVE_KEYS}).run()
+    assert committed_rows(capture) == [1, 10]
+    assert [state.begun for state in capture.publisher.states] == [None, None]
 
 
 def test_a_truncate_whose_deletes_take_long_is_committed_meanwhile() -> None:
@@ -506,8 +511,7 @@ def test_a_truncate_whose_deletes_take_long_is_committed_meanwhile() -> None:
                 capture.time.pass_by(0.4)
                 yield b'{"id":%d}' % number
 
-    truncate = Truncate((RELATION_ID,), cascade=False, restart_identity=False)
-    capture = Capture(frames([insert(b"9", b"x"), truncate]), answers={"log": Log()})
+    capture = Capture(frames([insert(b"9", b"x"), TRUNCATE]), answers={"log": Log()})
     capture.run()
     assert committed_rows(capture) == [1, 6, 4]
 
