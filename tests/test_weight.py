@@ -32,7 +32,7 @@ COMPLEXITY_MAX: Final = 15
 BUDGETS: Final = {
     "lines of the core": 104_005,
     "lines of stack and bench": 10_000,
-    "lines of tests": 99_797,
+    "lines of tests": 99_974,
     "words of docs": 43_900,
     "settings": 216,
 }

@@ -376,22 +376,36 @@ def test_the_destination_is_told_which_tables_it_has_all_of() -> None:
     assert told == [{orders}, {orders}, {orders, items}]
 
 
-def test_a_watermark_that_could_not_be_stored_is_stored_once_the_destination_answers(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("topics", "learned", "what"),
+    [
+        ([TOPIC], {"records": [record(200, 5)]}, {"watermark_lsn": 200}),
+        ([TOPIC], {"records": [], "selection": "others"}, {"selection": "others"}),
+        ([TOPIC], {"records": [replace(record(200, 9), epoch=1)]}, {"log_epoch": 1, "watermark_lsn": 100}),
+        # The watermark that is stored says nothing of a table that joins. Readers hear of it before any batch.
+        ([TOPIC, "items"], {"records": []}, {"joining": ("items",), "watermark_lsn": 100}),
+    ],
+)
+def test_what_could_not_be_stored_is_stored_once_the_destination_answers(
+    topics: list[str], learned: dict[str, Any], what: dict[str, object]
 ) -> None:
-    kept, generations = keeper()
-    kept.batch_applied({(TOPIC, 0): 5}, rejected=0)
+    away = [Unavailable("the server is away"), Unavailable("it still is")]
 
-    def refuse(*_: object, **__: object) -> None:
-        raise Unavailable("the server is away")
+    def answer() -> None:
+        if away:
+            raise away.pop()
 
-    with monkeypatch.context() as away:
-        away.setattr(generations, "save_progress", refuse)
-        with pytest.raises(Unavailable):
-            kept.learn([record(100, 5)])
-    raised = kept.learn([])
-    assert raised is not None
-    assert (raised.watermark_lsn, raised) == (100, generations.load_progress())
+    generations = destination()
+    stored = Progress({(TOPIC, 0): 5}, 100, 7, 0, {TOPIC: "id"})
+    kept = keeper_of(generations, log_of(*topics), stored, check_claim=answer)
+    with pytest.raises(Unavailable):
+        kept.learn(**learned)
+    with pytest.raises(Unavailable):
+        kept.learn([])
+    told = kept.learn([])
+    assert told is not None
+    assert {name: getattr(told, name) for name in what} == what
+    assert generations.load_progress() == told
     assert kept.learn([]) is None
 
 
@@ -406,7 +420,13 @@ def test_what_was_read_is_told_while_the_destination_hangs() -> None:
     kept.learn([record(200, 9)])
     storing = threading.Thread(target=kept.batch_applied, args=({(TOPIC, 0): 6},), kwargs={"rejected": 0})
     storing.start()
-    reading = threading.Thread(target=lambda: (kept.read_to({(TOPIC, 0): 9}), told.append(kept.read_so_far())))
+
+    def read() -> None:
+        kept.read_to({(TOPIC, 0): 9})
+        assert kept.is_behind
+        told.append(kept.read_so_far())
+
+    reading = threading.Thread(target=read)
     reading.start()
     reading.join(10)
     hangs.set()
