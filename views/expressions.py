@@ -49,10 +49,11 @@ fails, ``possible`` is true there, and ``failure`` has the reason: of a conditio
 ``checked`` fails for its first argument, a reason, and else is its second one.
 """
 
-_TOTAL: Final = LENIENT | {
+_NEVER_FAILS: Final = LENIENT | {
     "=", "<>", "<", "<=", ">", ">=", "not", "||", "length", "same", "integer_to_text", "bool_to_text", "stored_text",
     "lower", "upper", "day_of", "float_order", "float4_order",
 }  # fmt: skip
+"""Functions that have a result for all values. All others count as able to fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def _is_total(call: Call) -> bool:
             return call.arguments[0].type.kind in INTEGERS or isinstance(call.arguments[0], Literal)
         case "like":
             return isinstance(call.arguments[1], Literal)
-    return call.name in _TOTAL or call.name.startswith(("date_trunc:", "date_bin:"))
+    return call.name in _NEVER_FAILS or call.name.startswith(("date_trunc:", "date_bin:"))
 
 
 def conjuncts(condition: Expression) -> Iterator[Expression]:

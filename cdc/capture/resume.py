@@ -49,8 +49,8 @@ class StreamProgress:
         """Messages that are done with, as ``PublishedPart`` has it."""
         self._seq_done = 0
         """The ``seq`` after them."""
-        self._emptied_at = 0
-        """Where the transaction commits that emptied a table last: its deletes go before ``position`` does."""
+        self._truncated_at = 0
+        """Commit LSN of the last transaction with a TRUNCATE. Its deletes are published before ``position`` moves."""
 
     def begin(self, begin: Begin) -> None:
         """A transaction begins."""
@@ -105,18 +105,18 @@ class StreamProgress:
         self.end_lsn = max(self.end_lsn, lsn)
         return True
 
-    def begins_emptying(self) -> bool:
-        """Count the emptying of a table; False when its deletes were published. They come before ``emptied``."""
+    def begin_truncate(self) -> bool:
+        """Count a TRUNCATE; False when its deletes were published. They come before ``end_truncate``."""
         if self._messages_done < self._published_messages:
             return False
         self.seq += 1
         return (self.commit_lsn, self.seq) > self._skip_to
 
-    def empties(self) -> None:
+    def add_truncate_delete(self) -> None:
         """A delete of the table is published."""
-        self._emptied_at = self.commit_lsn
+        self._truncated_at = self.commit_lsn
 
-    def emptied(self) -> None:
+    def end_truncate(self) -> None:
         """The last delete of the table was published: whoever goes on in the middle finds what is still live."""
         self.position = (self.commit_lsn, self.seq)
 
@@ -146,7 +146,7 @@ class StreamProgress:
     def begun(self) -> StreamedTransaction | None:
         """The transaction of which changes were returned, and not its end; None where there is none."""
         before = self._begun_before
-        is_counted = self.commit_lsn in (self.position[0], self._emptied_at)
+        is_counted = self.commit_lsn in (self.position[0], self._truncated_at)
         if self.in_transaction and is_counted and self.commit_lsn >= self.end_lsn:
             if before is not None and self._messages_done < self._published_messages:
                 return before

@@ -60,8 +60,8 @@ class RowChanges:
     """The changes of one stream. Whoever calls it finds the table in ``relations``, and counts the message after it.
 
     ``memory`` knows what updates leave out. ``moved_rows`` keeps the rows of a transaction whose keys can swap.
-    ``handoff`` is the last consistent point of a first copy. If that was interrupted, it isn't where the stream begins,
-    and rows of an append-only table that were changed in between may be missing from the copy.
+    ``handoff`` is the last consistent point of a first copy. After an interrupted first copy the stream begins
+    before it, and rows of an append-only table that changed in between may be missing from the copy.
     """
 
     def __init__(
@@ -194,11 +194,11 @@ class RowChanges:
         topic = published.topic
         if published.keys_can_swap:
             self._moves.empty(topic)
-        if not self.progress.begins_emptying():
+        if not self.progress.begin_truncate():
             return
 
         def gone(key: bytes) -> Events:
-            self.progress.empties()
+            self.progress.add_truncate_delete()
             self.toast.forget(published, key)
             return self.envelopes.deleted(published, key, NULL, lsn)
 
@@ -206,7 +206,7 @@ class RowChanges:
             yield NeedLiveKeys(topic, gone)
         else:
             yield (self.envelopes.event(b"t", published, published.encoder.key(()), NULL, NULL, lsn),)
-        self.progress.emptied()
+        self.progress.end_truncate()
 
     def pass_over(self, published: PublishedTable, change: Insert | Update | Delete) -> Events:
         """Count a change as if it were published: a restart finds the same numbers, whoever is followed."""

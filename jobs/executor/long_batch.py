@@ -93,8 +93,8 @@ class Told:
     """What was applied since the driver was told last; ``next_offsets`` has only what has moved.
 
     ``view`` are the figures of a view, None of any other sink, and ``shard`` is the one of a view that is divided.
-    ``has_got_on`` says that something was read or written since then, be it applied already or not: a step may be of
-    very much, and nothing of it is told before its end. ``read`` is where reading goes on where that is
+    ``has_got_on``: something was read or written since the last message. A long step shows progress this way before its
+    end. ``read`` is where reading goes on where that is
     further, as far as it is told. ``failure`` is what keeps a shard from going on. Its task ends with it, or, where a
     server doesn't answer, tries again after ``retry_after_s``. ``rejected`` and ``resolved`` are those of a shard, as
     in Result: it goes on once they are kept.
@@ -391,7 +391,7 @@ def _reach(result: Result, ends: Mapping[TopicPartition, int]) -> None:
 
 
 def take_told(result: Result, told: Offsets, *, has_got_on: bool = False) -> Told:
-    """What the driver is to be told now, which the result has no longer but for its offsets.
+    """Move the counts out of the result into a message for the driver. The offsets stay in both.
 
     Counts wait until something that is counted is applied.
     """

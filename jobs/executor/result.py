@@ -133,7 +133,7 @@ class Result:
 
     rows: int = 0
     windows: int = 0
-    """In how many windows the task that had most applied its records: of a key, each applies only its newest one."""
+    """The greatest number of windows that a task used. Within one, only the newest record of a key is applied."""
     set_aside: int = 0
     applied: int = 0
     stale: int = 0

@@ -91,7 +91,7 @@ class Calls:
                 raise reply
         return replies
 
-    def _way(self, events: TableEvents, *, overwrite_equal_tags: bool, fence: int | None) -> "_Way":
+    def _script_plan(self, events: TableEvents, *, overwrite_equal_tags: bool, fence: int | None) -> "_ScriptPlan":
         layout = self._layout.of(events.table)
         script, fixed = script_for(
             layout,
@@ -115,13 +115,13 @@ class Calls:
                 b"%b%b:" % (b"," if place else b"{", orjson.dumps(name)) for place, name in enumerate(key_columns)
             ]
             take = partial(take, key_starts=key_starts, prefix=prefix.encode())
-        return _Way(events, script, fixed, guard, lambda values: prefix + key_of(values), arguments_of, take)
+        return _ScriptPlan(events, script, fixed, guard, lambda values: prefix + key_of(values), arguments_of, take)
 
     def _calls(
         self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool, fence: int | None
     ) -> Iterator[Call]:
         """Each at most so many rows and about so many bytes; values that are too large become rejections."""
-        way = self._way(events, overwrite_equal_tags=overwrite_equal_tags, fence=fence)
+        plan = self._script_plan(events, overwrite_equal_tags=overwrite_equal_tags, fence=fence)
         value_bytes_max = self._settings.max_value_bytes
         keys, tags = events.keys, events.tags
         rows = events.rows if self._keeps_rows else [None] * len(keys)
@@ -130,10 +130,10 @@ class Calls:
         indexes: list[int] = []
         size = index = 0
         while index < len(keys):
-            if way.take is not None and len(names) < _CALL_ROWS:
+            if plan.take is not None and len(names) < _CALL_ROWS:
                 until = min(index + _CALL_ROWS - len(names), len(keys))
                 bytes_max = min(_CALL_BYTES - size, value_bytes_max)
-                end, taken = way.take(keys, tags, rows, index, until, bytes_max=bytes_max, names=names, values=values)
+                end, taken = plan.take(keys, tags, rows, index, until, bytes_max=bytes_max, names=names, values=values)
                 indexes += range(index, end)
                 size += taken
                 index = end
@@ -145,24 +145,24 @@ class Calls:
                 reason = f"the row's JSON has {row_bytes} bytes, max_value_bytes allows {value_bytes_max}"
                 rejections.append(Rejection(events[index], reason))
             elif names and (len(names) >= _CALL_ROWS or size + row_bytes > _CALL_BYTES):
-                yield way.call(indexes, names, values, size)
+                yield plan.call(indexes, names, values, size)
                 names, values, indexes, size = [], [], [], 0
                 continue
             else:
-                names.append(way.name_of(events.key_values_at(index)))
-                if way.arguments_of is None:
+                names.append(plan.name_of(events.key_values_at(index)))
+                if plan.arguments_of is None:
                     values.append(tags[index].encode() + row if row is not None else tags[index].encode())
                 else:
-                    values += way.arguments_of(tags[index], row)
+                    values += plan.arguments_of(tags[index], row)
                 indexes.append(index)
                 size += row_bytes
             index += 1
         if names:
-            yield way.call(indexes, names, values, size)
+            yield plan.call(indexes, names, values, size)
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _ScriptPlan:
     """How the rows of a table become arguments of a script."""
 
     events: TableEvents
@@ -178,7 +178,7 @@ class _Way:
     """None where a row is one argument, after its tag."""
 
     take: Any
-    """What does the same of ordinary rows, compiled. None where there is none."""
+    """The compiled function that does this for ordinary rows. None where there is none."""
 
     def call(self, indexes: list[int], names: list[Argument], values: list[Argument], size: int) -> Call:
         arguments = (len(names), *names, *self.fixed, *values, *self.guard)

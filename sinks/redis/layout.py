@@ -204,7 +204,7 @@ class TableLayout:
 
     @property
     def is_plain(self) -> bool:
-        """A row is one key, by itself and for ever: what the quicker script can do."""
+        """The table has no sets, no fields and no TTL, so the quicker script can write it."""
         return not (self.sets or self.has_fields or self.ttl_s)
 
     @property

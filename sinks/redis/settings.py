@@ -59,10 +59,10 @@ class RedisSettings(TableSettings):
     a row expires.
     """
 
-    PLACING: ClassVar[frozenset[str]] = frozenset({"names", "keys", "values", "sets", "ttl_s", "mode"})
-    """Those of ``SHAPING`` that say where rows are, or in what form."""
+    LAYOUT_SETTINGS: ClassVar[frozenset[str]] = frozenset({"names", "keys", "values", "sets", "ttl_s", "mode"})
+    """Settings that decide a row's key and form. Changing one needs a rebuild."""
 
-    SHAPING: ClassVar[frozenset[str]] = PROJECTING | PLACING
+    SHAPING: ClassVar[frozenset[str]] = PROJECTING | LAYOUT_SETTINGS
     OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"prefix", "names", "keys", "sets", "ttl_s", "mode"}
     NOT_OF_VIEWS: ClassVar[frozenset[str]] = TableSettings.NOT_OF_VIEWS | {"mode"}
     TLS_ADDRESS: ClassVar[str] = "let the address begin with rediss"
@@ -206,5 +206,5 @@ class RedisSettings(TableSettings):
 
 def settings_text(settings: RedisSettings) -> str:
     """The settings that a generation's layout is made of, as JSON."""
-    shaping = settings.model_dump(mode="json", include=set(settings.PLACING))
+    shaping = settings.model_dump(mode="json", include=set(settings.LAYOUT_SETTINGS))
     return orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS).decode()
