@@ -32,7 +32,7 @@ COMPLEXITY_MAX: Final = 15
 BUDGETS: Final = {
     "lines of the core": 104_005,
     "lines of stack and bench": 10_000,
-    "lines of tests": 100_020,
+    "lines of tests": 100_026,
     "words of docs": 43_900,
     "settings": 216,
 }

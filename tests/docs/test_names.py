@@ -24,6 +24,7 @@ from lockstep.cli.main import app
 from lockstep.config import Config, LogSettings
 from lockstep.dashboard_settings import DashboardSettings
 from lockstep.stream_sections import StreamQuerySection
+from monitor.alerts.conditions import NAMES
 from monitor.alerts.settings import AlertSettings
 from monitor.metrics.settings import MetricsSettings
 from monitor.verification import VerifySettings
@@ -382,3 +383,8 @@ def test_every_message_of_the_troubleshooting_page_is_one_of_the_code() -> None:
 def test_clients_of_the_pages_ask_where_the_web_page_listens() -> None:
     asked = {address for page in PAGES for address in re.findall(r'Client\("http://([^"]+)"\)', text_of(page))}
     assert asked == {DashboardSettings().listen}
+
+
+def test_every_condition_of_alerts_has_its_row() -> None:
+    page = (ROOT / "docs/alerts.md").read_text(encoding="utf-8")
+    assert [name for name in NAMES if f"| `{name}` |" not in page] == []
