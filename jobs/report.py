@@ -1,6 +1,7 @@
 """What a running job tells: values for whoever shows them, and a log for those who don't."""
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from logging import DEBUG, ERROR, INFO, WARNING
@@ -20,15 +21,15 @@ Message = tuple[int, LogMessage]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What a job tells of its sink."""
+class Report(ABC):
+    """What a job reports of its sink."""
 
     sink: str
 
     @property
+    @abstractmethod
     def message(self) -> Message:
         """As the log has it."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
