@@ -1,4 +1,4 @@
-"""The time, for those who are given it as an argument elsewhere."""
+"""The wall clock."""
 
 import time
 

@@ -22,7 +22,7 @@ Message = tuple[int, LogMessage]
 
 @dataclass(frozen=True, slots=True)
 class Report(ABC):
-    """What a job reports of its sink."""
+    """A job's report about its sink."""
 
     sink: str
 
@@ -37,7 +37,7 @@ class _OfGeneration(Report):
     generation: int
 
     def _facts(self, *names: str, **more: Fact) -> dict[str, Fact]:
-        """Of which generation it is, these fields of the report, and more."""
+        """The sink, the generation, these fields of the report, and ``more``."""
         return {name: getattr(self, name) for name in ("sink", "generation", *names)} | more
 
 

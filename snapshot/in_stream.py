@@ -128,7 +128,7 @@ class StreamCopies:
             yield
         except SlotRefused as error:
             if error.message != self._refused:
-                self.say(f"warning: a copy waits, since PostgreSQL gives no slot for it: {error.message}")
+                self.say(f"warning: a copy waits, since PostgreSQL refused a slot for it: {error.message}")
             self._refused = error.message
             for name in self._lacking(self.stream.loop.state):
                 self._waits.later(name, MUCH_LATER_S)

@@ -10,6 +10,7 @@ from cdc.capture.messages_and_outbox import MessageChannel
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.questions import (
     Event,
+    LeftUnread,
     NeedLargeValues,
     NeedLiveKeys,
     NeedRowBefore,
@@ -84,9 +85,9 @@ class Answers:
         self._shapes = shapes
         self._notices = notices
         self._on_uncaptured = on_uncaptured
-        self.asked: list[Question] = []
+        self.asked: list[LeftUnread | Question] = []
 
-    def answer(self, question: Question) -> Any:
+    def answer(self, question: LeftUnread | Question) -> Any:
         self.asked.append(question)
         match question:
             case NeedShape(relation, known, xid):
@@ -102,9 +103,6 @@ class Answers:
             case NeedLargeValues():
                 pass  # no topic has what the memory lacks
         return None
-
-
-NOTHING_ELSE = Answers()
 
 
 def assembler(
@@ -135,21 +133,21 @@ def relations(*shapes: Table) -> list[Relation]:
 
 
 def events(
-    follower: Assembler, messages: Iterable[tuple[int, Message]], answers: Answers = NOTHING_ELSE
+    follower: Assembler, messages: Iterable[tuple[int, Message]], answers: Answers | None = None
 ) -> Sequence[Event]:
     """Everything that the messages come to."""
     return [event for lsn, message in messages for event in fed(follower, message, lsn, answers)]
 
 
-def fed(follower: Assembler, message: Message, lsn: int = 0, answers: Answers = NOTHING_ELSE) -> Iterator[Event]:
+def fed(follower: Assembler, message: Message, lsn: int = 0, answers: Answers | None = None) -> Iterator[Event]:
     """What one message comes to, event by event, as the loop publishes it."""
     outcome = follower.feed(message, lsn)
     yield from outcome if isinstance(outcome, tuple) else followed(outcome, answers)
 
 
-def followed(steps: Steps, answers: Answers = NOTHING_ELSE) -> Iterator[Event]:
+def followed(steps: Steps, answers: Answers | None = None) -> Iterator[Event]:
     """The events among these steps."""
-    answer = None
+    answers, answer = answers or Answers(), None
     with contextlib.suppress(StopIteration):
         while True:
             step = steps.send(answer)

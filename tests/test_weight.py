@@ -30,9 +30,9 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 104_005,
+    "lines of the core": 103_995,
     "lines of stack and bench": 10_000,
-    "lines of tests": 100_026,
+    "lines of tests": 100_030,
     "words of docs": 43_900,
     "settings": 216,
 }

@@ -27,6 +27,7 @@ class ResultRows:
         self._shard = shard
         self.names = [name for name, _ in plan.outputs]
         expressions = dict(plan.outputs)
+        # Makes a row of the result of a row of the plan's root.
         self.outputs = compiled_all([made for _, made in plan.outputs], plan.root.columns)
         self._converted = [
             (place, to_event(made.type))
@@ -37,10 +38,11 @@ class ResultRows:
         self._named_key = list(zip(plan.key, self._key_places, strict=True))
         self._encode_key = row_encoder([expressions[name].type for name in plan.key])
         self._key_from_event = [(name, from_event(expressions[name].type)) for name in plan.key]
+        self._own_from_event = None if shard is None else dict(self._key_from_event)[shard.sharding.key]
         self._own_place = 0 if shard is None else self.names.index(shard.sharding.key)
         self._own_value = None if shard is None else compiled(expressions[shard.sharding.key], plan.root.columns)
+        # Makes pending rows of a portion of the result, each with its key.
         self.items = self._written(plan)
-        """Makes pending rows of a portion of the result, each with its key."""
 
     def key(self, values: Row) -> bytes:
         """By what a row is pending. ``values`` are those of the outputs."""
@@ -51,6 +53,7 @@ class ResultRows:
         return self._encode_key([read(key[name]) for name, read in self._key_from_event])
 
     def pending(self, values: Row, *, is_gone: bool = False) -> bytes:
+        """The entry of a row with these outputs, without the row where it ``is_gone``."""
         own: list[JsonValue] = [*values]
         for place, convert in self._converted:
             own[place] = convert(values[place])
@@ -59,10 +62,9 @@ class ResultRows:
 
     def is_own(self, key: Mapping[str, JsonValue]) -> bool:
         """Whether the row of the result with this key is this shard's to write. A view without shards has them all."""
-        if self._shard is None:
+        if self._shard is None or self._own_from_event is None:
             return True
-        name = self._shard.sharding.key
-        return self._shard.has(dict(self._key_from_event)[name](key[name]))
+        return self._shard.has(self._own_from_event(key[self._shard.sharding.key]))
 
     def has(self, values: Row) -> bool:
         """The same by the outputs' values."""
@@ -121,12 +123,10 @@ def rows_of(items: Sequence[Item]) -> tuple[list[bytes], list[bytes]]:
 
 def key_of(pending: bytes) -> Mapping[str, JsonValue]:
     """The row's key of a pending entry."""
-    key: Mapping[str, JsonValue] = orjson.loads(
-        pending[_KEY_LENGTH.size : _KEY_LENGTH.size + _KEY_LENGTH.unpack_from(pending)[0]]
-    )
+    key: Mapping[str, JsonValue] = orjson.loads(parts_of(pending)[0])
     return key
 
 
 def row_of(pending: bytes) -> bytes | None:
     """The row of a pending entry; None where it is gone."""
-    return pending[_KEY_LENGTH.size + _KEY_LENGTH.unpack_from(pending)[0] :] or None
+    return parts_of(pending)[1] or None

@@ -10,13 +10,13 @@ from cdc.capture.confirmation import Clock, Confirmation
 from cdc.capture.messages_and_outbox import Headers
 from cdc.capture.questions import Event
 from cdc.capture.row_changes import OrdinaryRows
-from cdc.capture.settings import CaptureSettings
+from cdc.capture.settings import SLOWEST_COMMIT_MS, CaptureSettings
 from cdc.model.lsn import Lsn
 from cdc.pace import Pace
 from cdc.protocol.control_records import CaptureState, SchemaRecord
 from cdc.toast.memory import DurableMemory, Offsets
 
-SLOWEST_S: Final = 0.25
+SLOWEST_S: Final = SLOWEST_COMMIT_MS / 1000
 """The most time between the beginnings of two commits. Above it, events would wait longer for the pace than for a
 broker that is nearly standing still."""
 
@@ -59,7 +59,7 @@ class Publisher(Protocol):
     ) -> Offsets | None:
         """Commit what was sent with the state that describes it, and with the tables' new shapes.
 
-        ``interval_s`` is the time between two commits by now, in seconds, for who watches. Returns offsets below
+        ``interval_s`` is the present time between two commits, in seconds, for progress records. Returns offsets below
         which everything lies that was published so far, where they were asked for.
         """
         ...

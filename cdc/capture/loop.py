@@ -164,17 +164,17 @@ class CaptureLoop:
                 return
             answer = self._done(step)
 
-    def _done(self, step: Events | Question) -> Any:
+    def _done(self, step: Events | LeftUnread | Question) -> Any:
         batch = self._batch
         if isinstance(step, tuple):
             batch.add(step)
             return None
-        if isinstance(step, NeedLiveKeys | NeedRowBefore | NeedLargeValues):
-            batch.commit_pending(self._assembler)
-        elif isinstance(step, LeftUnread):
+        if isinstance(step, LeftUnread):
             if batch.watch is not None:
                 batch.watch(step.topic, step.keys)
             return None
+        if isinstance(step, NeedLiveKeys | NeedRowBefore | NeedLargeValues):
+            batch.commit_pending(self._assembler)
         answer = self._source.answer(step)
         if isinstance(step, NeedLiveKeys):
             # As many deletes as the table has rows, in Kafka transactions of bounded size and age.

@@ -79,8 +79,8 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Uncaptured:
-    """The stream describes a table that isn't captured. Whoever raises ends the run before the transaction's end is
-    published.
+    """The stream describes a table that isn't captured. If the answer raises, the run ends before the
+    transaction's end is published.
     """
 
     name: TableName
@@ -100,11 +100,11 @@ class PassedOver:
 
     name: TableName
     columns: Sequence[str]
-    """Of these columns an update left out the values, and nobody knows them. None: a row of an append-only table was
-    changed, and its copy may lack what it was."""
+    """Columns whose values an update left out and nobody knows. Empty: a row of an append-only table was changed, and
+    its copy may lack what it was."""
 
 
-Question = NeedShape | NeedLiveKeys | NeedRowBefore | NeedLargeValues | Notice | Uncaptured | LeftUnread | PassedOver
+Question = NeedShape | NeedLiveKeys | NeedRowBefore | NeedLargeValues | Notice | Uncaptured | PassedOver
 
-Steps = Generator[Events | Question, Any, None]
+Steps = Generator[Events | LeftUnread | Question, Any, None]
 """Events to publish, and questions to answer, in this order. The answer is sent to the generator."""

@@ -6,6 +6,8 @@ from pydantic import Field
 
 from cdc.settings import Settings
 
+SLOWEST_COMMIT_MS: Final = 250
+
 
 class CaptureSettings(Settings):
     """How much one Kafka transaction takes. The defaults favour latency at low load and size under a backlog."""
@@ -14,7 +16,7 @@ class CaptureSettings(Settings):
         default=20_000, description="events after which a batch is committed"
     )
     batch_bytes: Annotated[int, Field(ge=1024)] = Field(default=16 * 1024 * 1024, description="bytes of values, same")
-    commit_interval_ms: Annotated[int, Field(ge=1, le=250)] = Field(
+    commit_interval_ms: Annotated[int, Field(ge=1, le=SLOWEST_COMMIT_MS)] = Field(
         default=50,
         description="least time between two commits under steady traffic; 10 shows changes sooner, at more processor"
         " time for Kafka and every sink. Slow brokers get fewer commits",

@@ -232,7 +232,7 @@ class ReplicationConnection:
 
 
 class SlotRefused(LockstepError):
-    """PostgreSQL gives no further slot, or no connection for it: perhaps all are in use."""
+    """PostgreSQL refused the slot or its connection; usually all are in use."""
 
 
 class ComingSlot:

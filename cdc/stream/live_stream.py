@@ -17,7 +17,6 @@ from cdc.capture.loop import CaptureLoop, Stream
 from cdc.capture.messages_and_outbox import MessageChannel, OutboxChannel, OutboxTopics
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.questions import (
-    LeftUnread,
     NeedLargeValues,
     NeedLiveKeys,
     NeedRowBefore,
@@ -155,8 +154,6 @@ class _Source:
                 return True
             case Notice():
                 self.notices.obey(question)
-            case LeftUnread():
-                pass  # the copy that goes on is told by the loop
         return None
 
     def _shape(self, question: NeedShape) -> PublishedTable | None:

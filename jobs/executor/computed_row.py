@@ -42,11 +42,23 @@ class RowComputer:
 
     def computed(self, row: Mapping[str, JsonValue]) -> ComputedRow:
         """A row of the table's shape -> what is to be seen of it. A condition that is null isn't met, as in SQL."""
+        values, refused = self._values(row)
+        return ComputedRow(None if values is None else {**row, **values} if values else row, refused)
+
+    def computed_text(self, text: bytes) -> tuple[bytes | None, str]:
+        """The same of a row in JSON, whose own columns stay as they are written, and why it is refused."""
+        values, refused = self._values(orjson.loads(text))
+        if not values:
+            return (None if values is None else text), refused
+        return text[:-1] + (b"," if len(text) > 2 else b"") + orjson.dumps(values)[1:], ""
+
+    def _values(self, row: Mapping[str, JsonValue]) -> tuple[dict[str, JsonValue] | None, str]:
+        """The computed columns, None for a row that isn't to be seen, and why it is refused."""
         failed: list[str] = []
         if self._is_met is not None:
             try:
                 if not self._is_met(row):
-                    return ComputedRow(None)
+                    return None, ""
             except _FAILS as error:
                 failed.append(_failure("the condition of where", error))
         values: dict[str, JsonValue] = {}
@@ -56,17 +68,8 @@ class RowComputer:
             except _FAILS as error:
                 failed.append(_failure(f"computed column {name!r}", error))
         if failed:
-            return ComputedRow(None, f"expression: {'; '.join(failed)}")
-        return ComputedRow({**row, **values} if values else row)
-
-    def computed_text(self, text: bytes) -> tuple[bytes | None, str]:
-        """The same of a row in JSON, whose own columns stay as they are written, and why it is refused."""
-        row: Mapping[str, JsonValue] = orjson.loads(text)
-        computed = self.computed(row)
-        if computed.row is None or computed.row is row:
-            return (None if computed.row is None else text), computed.refused
-        values = orjson.dumps({name: computed.row[name] for name, _, _ in self._columns})
-        return text[:-1] + (b"," if len(text) > 2 else b"") + values[1:], ""
+            return None, f"expression: {'; '.join(failed)}"
+        return values, ""
 
 
 @lru_cache(_PLANS_MAX)

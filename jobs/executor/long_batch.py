@@ -93,11 +93,11 @@ class Told:
     """What was applied since the driver was told last; ``next_offsets`` has only what has moved.
 
     ``view`` are the figures of a view, None of any other sink, and ``shard`` is the one of a view that is divided.
-    ``has_got_on``: something was read or written since the last message. A long step shows progress this way before its
-    end. ``read`` is where reading goes on where that is
-    further, as far as it is told. ``failure`` is what keeps a shard from going on. Its task ends with it, or, where a
-    server doesn't answer, tries again after ``retry_after_s``. ``rejected`` and ``resolved`` are those of a shard, as
-    in Result: it goes on once they are kept.
+    ``has_got_on``: something was read or written since the last message. A long step shows progress this way before
+    its end. ``read`` is where reading goes on where that is further, as far as it is told. ``failure`` is what
+    keeps a shard from going on. Its task ends with it, or, where a server doesn't answer, tries again after
+    ``retry_after_s``. ``rejected`` and ``resolved`` are those of a shard, as in Result: it goes on once they are
+    kept.
     """
 
     rows: int = 0

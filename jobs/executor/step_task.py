@@ -135,7 +135,7 @@ class _Steps:
         taken = self._log.take(cut)
         reached = self._feed.of_topics(taken.next_offsets)
         is_empty = taken.records is None and not self._waiting.rows
-        if is_empty and before.is_reached and (self._position == reached or not self._cuts.is_due()):
+        if is_empty and before.is_reached and (self._position == reached or not self._cuts.is_due(time.monotonic())):
             return
         after = before.after(epoch=cut.epoch, lsn=cut.lsn, commit_time_ms=cut.commit_time_ms)
         with self._at_work(), self._whole.step():
@@ -152,7 +152,7 @@ class _Steps:
             save_consistency(self._opened.records, self._task.generation, after)
         self._waiting.clear()
         self._consistency, self._position, self._stored = after, reached, reached
-        self._cuts.was_taken()
+        self._cuts.was_taken(time.monotonic())
         self._result.next_offsets = reached
         self._result.commit_time_ms = max(self._result.commit_time_ms, cut.commit_time_ms)
 

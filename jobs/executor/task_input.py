@@ -108,7 +108,7 @@ class Task:
     rejected_before: Mapping[tuple[str, bytes], str] = field(default_factory=dict)
     """Topic and key -> tag of events that this sink has rejected and that nothing has replaced yet."""
     computed: Mapping[TableName, RowPlan] = field(default_factory=dict)
-    """Of the tables that have expressions."""
+    """What is computed of each row, by table, for tables with expressions."""
     versions: Collection[TableName] = ()
     """The tables of which the sink keeps all versions. Where there are any, versions are taken before the fold."""
     complete_at_ms: int = 0

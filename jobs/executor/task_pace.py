@@ -25,7 +25,7 @@ class NextCut:
         self._moved_s = time.monotonic()
 
     def find(self, now_s: float, *, waits: bool) -> Cut | None:
-        """The newest one; where nothing ``waits`` the last one again after a while.
+        """The newest cut. If there is none and nothing ``waits``, the last one again after ``MARKERS_S``.
 
         Behind the last events are the markers of their transactions.
         """
@@ -34,13 +34,13 @@ class NextCut:
             return cut
         return self._last if not waits and now_s - self._moved_s > MARKERS_S else None
 
-    def is_due(self) -> bool:
+    def is_due(self, now_s: float) -> bool:
         """Whether to store a position before which nothing was new. Not at once: each transaction has a marker."""
-        return not self._is_long or time.monotonic() - self._moved_s > MARKERS_S
+        return not self._is_long or now_s - self._moved_s > MARKERS_S
 
-    def was_taken(self) -> None:
-        """The position is as of the one that was found."""
-        self._moved_s = time.monotonic()
+    def was_taken(self, now_s: float) -> None:
+        """The position is as of the cut that was found."""
+        self._moved_s = now_s
 
 
 class LogEnd:
@@ -52,7 +52,7 @@ class LogEnd:
         self._since_s: float | None = None
 
     def is_reached(self, now_s: float, *, is_taken_in: bool) -> bool:
-        """Whether all that was published is taken in, or the progress record of what was read doesn't come."""
+        """Whether the batch ends now. Notes in the result where the progress record didn't come."""
         if self._log.is_behind:
             self._since_s = None
             return False
@@ -85,12 +85,12 @@ class DriverReports:
         return now_s - self._told_s >= (TELL_S if has_news else ALIVE_S)
 
     def sign_of_life(self, now_s: float, *, has_got_on: bool) -> Told:
-        """What is to be told where the driver hears at an end alone how far this is."""
+        """A message that only says the task is alive. How far it is follows later."""
         self._told_s = now_s
         return Told(has_got_on=has_got_on)
 
     def take(self, now_s: float) -> Told:
-        """What is to be told now, as ``take_told``."""
+        """The next message, made by ``take_told``."""
         came = self._log.came
         told = take_told(self._result, self._told, has_got_on=came > self._told_came)
         self._told, self._told_came, self._told_s = dict(self._result.next_offsets), came, now_s

@@ -528,7 +528,7 @@ class _Run:
             self._build(cut, taken)
         elif (
             taken.records is None
-            and (self._position.offsets == taken.next_offsets or not self._cuts.is_due())
+            and (self._position.offsets == taken.next_offsets or not self._cuts.is_due(time.monotonic()))
             and not self._view.is_due(cut.commit_time_ms)  # time goes on where nothing else happens
         ):
             return
@@ -551,7 +551,7 @@ class _Run:
                     raise
                 raise _TooMuch from None
         self._position = self._view.position()
-        self._cuts.was_taken()
+        self._cuts.was_taken(time.monotonic())
         self._result.commit_time_ms = max(self._result.commit_time_ms, cut.commit_time_ms)
         self._deliver()
 

@@ -130,7 +130,7 @@ def newest(records: pa.Table) -> pa.Table:
 
 
 def _before_left_out(records: pa.Table, keys: list[Any], tags: list[bytes]) -> Iterable[int]:
-    """Of keys with records that say that a row is left out, the newest other record."""
+    """The newest other record of each key that has a left-out row."""
     is_left_out = _compute.starts_with(records.column("value"), pattern=LEFT_OUT_START).fill_null(False)
     if not _compute.any(is_left_out).as_py():
         return ()

@@ -6,7 +6,7 @@ from jobs.query.watermark import Watermark
 
 
 class HeldWatermark:
-    """Of one sink. Held while its rows lack columns, and for good where a table of it isn't read."""
+    """One sink's watermark. It stays where it is while rows lack columns, and for good while a table isn't read."""
 
     def __init__(
         self, watermark: Watermark, read_topics: Collection[str], *, lacks_columns: bool, is_paused: bool

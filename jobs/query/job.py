@@ -28,6 +28,7 @@ from cdc.model.errors import (
 )
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord, SchemaRecord
+from jobs.clock import now_ms
 from jobs.executor.shape_history import ShapesOutdated
 from jobs.executor.task_input import StepsInput, Task, ViewInput, ViewTopicInput
 from jobs.executor.view_notes import has_had_state
@@ -291,20 +292,20 @@ class SinkJob:
                 reads_from = self._filled_from(opened, stored)
             committed = None if stored is None else read_on_at(stored, reads_from, log.partitions)
             checkpoint = self._checkpoint(start)
-        now_ms, ends = _now_ms(), cluster.end_offsets(log.partitions)
-        begun = self._begun(opened, log, now_ms) if stored is None else None
+        at_ms, ends = now_ms(), cluster.end_offsets(log.partitions)
+        begun = self._begun(opened, log, at_ms) if stored is None else None
         known = begun if stored is None else stored
         point = ResumePoint(plan.name, plan.generation, known, committed, start.offsets)
-        self._check_resuming(cluster, log, point, lease, orders, ends=ends, now_ms=now_ms)
-        log_epoch = self._check_resume(cluster, log, point, ends=ends, now_ms=now_ms)
+        self._check_resuming(cluster, log, point, lease, orders, ends=ends, now_ms=at_ms)
+        log_epoch = self._check_resume(cluster, log, point, ends=ends, now_ms=at_ms)
         self._asides.tell()
         # The watermark says that all is as at the source, the rows from before included.
         begun_with = progress_at_start(
             plan.pipeline,
             log,
-            as_of_start(known, ends, now_ms, skipped_by(start.offsets, stored)),
+            as_of_start(known, ends, at_ms, skipped_by(start.offsets, stored)),
             start,
-            now_ms=now_ms,
+            now_ms=at_ms,
             log_epoch=log_epoch,
             asides=self._asides.by_topic(),
             selection="" if self._captured is None else self._captured.selection,
@@ -326,7 +327,6 @@ class SinkJob:
         task = self._task(
             log,
             computed,
-            start,
             fence=fence,
             view=self._view_input(view, log, committed),
             steps=self._steps_input(committed),
@@ -347,7 +347,7 @@ class SinkJob:
             # Without anything to read, a step is taken all the same. It writes no row.
             if plan.applies_steps and not any(cluster.end_offsets(log.partitions).values()):
                 return False
-            read = first_read(begun, log.partitions, log.topic_ids, now_ms=_now_ms())
+            read = first_read(begun, log.partitions, log.topic_ids, now_ms=now_ms())
             lease.save_record(first_read_name(plan.generation), dump_first_read(read))
             return True
 
@@ -568,9 +568,9 @@ class SinkJob:
         if stored is None or stored.skipped or waits:
             return None
         self._claim(opened, lease)
-        stored = as_of_start(stored, {}, _now_ms(), {})
+        stored = as_of_start(stored, {}, now_ms(), {})
         start, nothing = StartPosition(), LogFacts({}, [], {}, {})
-        begun = progress_at_start(self._plan.pipeline, nothing, stored, start, now_ms=_now_ms())
+        begun = progress_at_start(self._plan.pipeline, nothing, stored, start, now_ms=now_ms())
         return ProgressKeeper(opened.generations, begun, nothing, sink=self._plan.name, check_claim=lease.check)
 
     def _has_orders(self, lease: GenerationLease, orders: Orders, noted: Noted, keeper: ProgressKeeper) -> bool:
@@ -940,7 +940,6 @@ class SinkJob:
         self,
         log: LogFacts,
         computed: Mapping[TableName, RowPlan],
-        start: StartPosition,
         *,
         fence: int,
         view: ViewInput | None = None,
@@ -1039,7 +1038,3 @@ def _reads_again(point: ResumePoint) -> bool:
         return False
     begin = point.start or {} if point.committed is None else point.committed
     return any(begin.get(at, 0) < end for at, end in point.progress.next_offsets.items())
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

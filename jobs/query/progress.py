@@ -86,7 +86,7 @@ class ProgressKeeper:
         """
         with self._lock:
             if self._new:
-                self._save()
+                self._save(self._progress())
                 self._new = frozenset()
 
     def release_watermark(self) -> None:
@@ -169,14 +169,14 @@ class ProgressKeeper:
             others_at_ms = self._applied.read_at_ms or self._applied.complete_at_ms
             self._returned.check_deletes(unapplied, others_at_ms=others_at_ms, now_ms=self._now_ms())
             self._next = replace(self._next, shards=tuple(shards))
-            _raise(self._written, written)
+            _advance(self._written, written)
             if unapplied:  # after a crash the batch comes again: its rejections are counted already
                 self._count_rejected(rejected)
             self.read_to(ends)
             self._applied.apply(ends)
             self._returned.note(has_all=False)  # only ``learn`` has looked for what is new
-            progress = self._save()
-            _raise(self._reached, ends)
+            progress = self._save(self._progress())
+            _advance(self._reached, ends)
             return progress
 
     def count_rejected(self, rejected: int) -> None:
@@ -212,7 +212,7 @@ class ProgressKeeper:
             # What is applied next may be of another epoch of the log, or of other tables.
             is_due = _differ(progress, stored, "selection", "log_epoch")
             is_due |= self._now_ms() - self._saved_at_ms >= RENEWAL_MS
-            return self._save() if has_moved or (is_due and any(self._applied.offsets.values())) else None
+            return self._save(progress) if has_moved or (is_due and any(self._applied.offsets.values())) else None
 
     def _progress(self) -> Progress:
         position = self._held.position
@@ -229,8 +229,7 @@ class ProgressKeeper:
             joining=self._held.joining,
         )
 
-    def _save(self) -> Progress:
-        progress = self._progress()
+    def _save(self, progress: Progress) -> Progress:
         self._check_claim()
         behind = behind_the_watermark(progress)
         whole = set(self._tables.values()) - {self._tables[topic] for topic in behind if topic in self._tables}
@@ -240,7 +239,7 @@ class ProgressKeeper:
         return progress
 
 
-def _raise(offsets: Offsets, ends: Mapping[TopicPartition, int]) -> None:
+def _advance(offsets: Offsets, ends: Mapping[TopicPartition, int]) -> None:
     offsets.update({at: max(end, offsets.get(at, 0)) for at, end in ends.items()})
 
 

@@ -20,6 +20,7 @@ from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavaila
 from cdc.model.timeouts import BATCH_ENDS_S
 from cdc.protocol.control_records import ProgressRecord
 from cdc.row_rate import RowRate
+from jobs.clock import now_ms
 from jobs.dead_letters.limit import TooManyOpen
 from jobs.dead_letters.store import DeadLetters
 from jobs.executor.deliver import deliver
@@ -701,7 +702,7 @@ class SinkQuery:
                 self._rejections = self._dead_letters.keep(
                     result.rejected,
                     result.resolved,
-                    rejected_at_ms=_now_ms(),
+                    rejected_at_ms=now_ms(),
                     max_open=self._plan.settings.max_open_rejections,
                 )
             except TooManyOpen as error:
@@ -789,7 +790,3 @@ def told_topics(topics: Collection[str], before: frozenset[str], known: Collecti
         if len(wider) <= _TOPICS_MAX:
             return wider
     return frozenset(topics)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -1,6 +1,5 @@
 """A stream query's job in a thread of its own."""
 
-import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
@@ -8,6 +7,7 @@ from functools import partial
 from pyspark.sql import SparkSession
 
 from cdc.model.errors import Fenced, LockstepError
+from jobs.clock import now_ms
 from jobs.ending_thread import EndingThread
 from jobs.generations.lease import NewerJob
 from jobs.generations.status import clear_stop, clear_takeover, save_stop, save_takeover
@@ -59,11 +59,11 @@ class StreamThread(EndingThread):
         if self.failure is None:
             self._report(SinkStopped(self.plan.name, self._job.generation))
             return
-        now_ms = time.time_ns() // 1_000_000
+        at_ms = now_ms()
         if not isinstance(self.failure, Fenced):
-            self._note(partial(save_stop, error=self.failure, now_ms=now_ms))
+            self._note(partial(save_stop, error=self.failure, now_ms=at_ms))
         elif not self.plan.once:  # else it is over with the command that it belongs to
-            self._note(partial(save_takeover, now_ms=now_ms), self._job.generation)
+            self._note(partial(save_takeover, now_ms=at_ms), self._job.generation)
             self.newer = {self._job.generation: NewerJob()}
         if not isinstance(self.failure, SparkEnded):  # which is every sink's: the driver tells it once
             self._report(SinkFailed(self.plan.name, None, self.failure))

@@ -419,10 +419,10 @@ def _cast(reader: ExpressionReader, tree: exp.Cast) -> Expression:
     if target is None or (parameters and target.kind is not Kind.NUMERIC):
         refuse(tree, "this cast isn't supported", "cast to text, integer, numeric, date, timestamp or uuid")
     cast = converted(tree, reader.read(tree.this), target)
-    return _fitted(reader, tree, cast, parameters) if parameters else cast
+    return _fitted(tree, cast, parameters) if parameters else cast
 
 
-def _fitted(reader: ExpressionReader, tree: exp.Cast, operand: Expression, parameters: list[int]) -> Expression:
+def _fitted(tree: exp.Cast, operand: Expression, parameters: list[int]) -> Expression:
     precision, scale = parameters[0], parameters[1] if len(parameters) > 1 else 0
     if len(parameters) != len(tree.to.expressions) or not (1 <= precision <= 1000 and scale <= precision):
         refuse(tree, "this cast isn't supported", "cast to numeric(precision,scale)")

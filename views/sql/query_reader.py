@@ -187,7 +187,7 @@ class QueryReader:
         if (distinct := tree.args.get("distinct")) is not None:
             if distinct.args.get("on"):
                 refuse("distinct on", "it isn't supported", "use `top` of the view with n = 1")
-            relation = _distinct(self._new, tree, relation)
+            relation = _distinct(self._new, relation)
         return relation
 
     def _filter(self, tree: Tree, scope: _Scope, known: Mapping[str, _Known]) -> None:
@@ -503,7 +503,7 @@ class QueryReader:
             frozenset(not_null),
             known_branches,
         )
-        return _distinct(self._new, tree, relation) if tree.args.get("distinct") else relation
+        return _distinct(self._new, relation) if tree.args.get("distinct") else relation
 
 
 def _joined(new: _New, join: exp.Join, left: Relation, right: Relation, scope: _Scope) -> Relation:
@@ -764,7 +764,7 @@ def _selected(part: Tree, scope: _Scope, reader: ExpressionReader) -> list[tuple
     raise refused(part, "it has no name of its own", "write `as name` after it")
 
 
-def _distinct(new: _New, tree: Tree, relation: Relation) -> Relation:
+def _distinct(new: _New, relation: Relation) -> Relation:
     relation = settled(relation)
     for name, expression in relation.names.items():
         if not expression.type.is_comparable:

@@ -30,6 +30,14 @@ def test_the_last_cut_comes_again_behind_markers_but_not_while_something_waits()
     assert found.find(later, waits=False) is only
 
 
+def test_a_position_before_which_nothing_was_new_is_stored_after_a_while() -> None:
+    found = NextCut(cast(ViewLog, Log([])), is_long=True)
+    found.was_taken(10.0)
+    assert not found.is_due(10.0)
+    assert found.is_due(10.0 + MARKERS_S + 1)
+    assert NextCut(cast(ViewLog, Log([])), is_long=False).is_due(0.0)
+
+
 def test_a_batch_ends_without_its_record_only_when_nothing_was_behind_for_a_while() -> None:
     log, result = Log([]), Result()
     end = LogEnd(cast(ViewLog, log), result)
