@@ -192,8 +192,7 @@ class LagCollector:
             if isinstance(answer, LockstepError):
                 continue
             for of in answer:
-                is_live = of.generation.is_live or len(answer) == 1
-                label = SinkFacts(name, of.generation.number, is_live, 0, 0, None, 0).label
+                label = self._sinks[name].unknown(of.generation, len(answer)).label
                 if of.progress is not None:
                     # A job that begins again tells of less, or nothing: that is no move.
                     told = 0 if of.job is None or of.job.read is None else of.job.read.records

@@ -101,6 +101,7 @@ class KafkaLook:
             state = read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot)
             is_settled = state is not None and state.epoch == newest.epoch and state.phase is SnapshotPhase.DONE
             self._state_of, self.state = (newest.epoch if is_settled else None), state
+            self._copying = time.monotonic(), state
 
     def _while_copying(self, newest: ProgressRecord | None) -> CaptureState | None:
         """The state of a few seconds ago at most, while a configured table lacks its copy; else None."""

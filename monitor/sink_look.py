@@ -181,6 +181,13 @@ class SinkLook:
             opened = self._opened_sinks[number] = open_sink(self._name, self._settings, number)
         return opened
 
+    def unknown(self, generation: Generation, count: int) -> SinkFacts:
+        """The facts of one of ``count`` generations, with nothing known.
+
+        A sink's only generation goes by the sink's name, before readers see it too.
+        """
+        return SinkFacts(self._name, generation.number, generation.is_live or count == 1, 0, 0, None, 0)
+
     def facts(
         self, answer: Answer, pipeline: Pipeline, epoch: int, ends: Mapping[tuple[str, int], int] | None
     ) -> Iterator[SinkFacts]:
@@ -190,14 +197,11 @@ class SinkLook:
         where the topics' partitions end, None where Kafka doesn't answer: nobody knows then how many records are left.
         """
         if isinstance(answer, LockstepError):
-            for generation in self._known:
-                is_live = generation.is_live or len(self._known) == 1
-                yield SinkFacts(self._name, generation.number, is_live, 0, 0, None, 0)
+            yield from [self.unknown(generation, len(self._known)) for generation in self._known]
             return
         for of in answer:
             progress, job = of.progress, of.job
-            # A sink's only generation goes by the sink's name, before readers see it too.
-            is_live = of.generation.is_live or len(answer) == 1
+            is_live = self.unknown(of.generation, len(answer)).is_live
             read = {} if progress is None else dict(progress.next_offsets)
             reached = None if progress is None or progress.epoch < epoch else progress
             told = None if job is None else job.read

@@ -28,7 +28,7 @@ from monitor.lag import SourceFacts, elsewhere
 APPLICATION = "lockstep lag"
 
 _HEARTBEAT_S = 4.0
-"""Where nothing newer was committed, the source gets a heartbeat: who then hangs is seen to."""
+"""How often an idle source gets a heartbeat, so that a stage that hangs is noticed."""
 
 _RATE_LOOKS = 60
 """Over how many reports the WAL's rate is measured: about a minute of ``lag --watch``."""
@@ -59,7 +59,7 @@ class SourceLook:
             self._look(self._wal_end())
 
     def heartbeat(self, last_commit_ms: int) -> None:
-        """Have something committed where a stage could hang without anybody's noticing: nobody lacks anything.
+        """Commit a heartbeat on an idle source: without it, a stage that hangs would go unnoticed.
 
         Only while a capture reads the slot: nobody would see it, and the WAL would grow for nothing.
         """

@@ -191,7 +191,7 @@ class Stalls:
         return _as(stage, StageState.STALLED, reason=f"{reason}: its process hangs", hint=_CAPTURE_AGAIN)
 
     def _unread(self, stage: Stage, look: Look, report: LagReport) -> Stage:
-        """Of a slot that nobody reads."""
+        """The stage when nobody reads the slot."""
         source, is_there = look.source, look.source.is_captured
         hung_since_ms = self._hung_since_ms(stage)
         self._still(stage, look, lacks=False)
@@ -464,7 +464,7 @@ def _first(stage: Stage, *rules: tuple[object, StageState, str, str | None]) -> 
 
 
 def _delivering(stage: Stage, look: Look, report: LagReport, *, has_rows_left: bool) -> Stage:
-    """Of a generation whose job is at work and doesn't hang."""
+    """The stage when the generation's job is at work."""
     sink = stage.sink
     assert sink is not None
     for table, aside in [] if sink.job is None else sink.job.by_need:

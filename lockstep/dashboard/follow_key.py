@@ -123,8 +123,8 @@ def judge(has_row: bool, events: Sequence[KeyEvent] | None, held: Sequence[Held]
         "older": f"`{one.label}` holds an older version: it hasn't applied the newest event yet.",
         "resurrected": f"`{one.label}` holds a row that the source doesn't have.",
         "differs": f"`{one.label}` holds other values than the source has now.",
-        "unknown": "The table has another shape at the source than in the log, so only `lockstep verify` can tell"
-        f" whether what `{one.label}` computes is right, once a row was written.",
+        "unknown": "The table's columns at the source differ from the log's. After the next write, only"
+        f" `lockstep verify` can check what `{one.label}` computes.",
     }
     return states, sentences[state] + late
 

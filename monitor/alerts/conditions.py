@@ -87,7 +87,7 @@ class Condition:
 
 
 class _Known(IntEnum):
-    """Who has to answer for somebody to know whether a condition holds."""
+    """Which servers have to answer before a condition can be judged."""
 
     WITH_ALL = 0
     WITHOUT_KAFKA = 1

@@ -87,7 +87,7 @@ class Connection(Protocol):
         ...
 
     def blocked_by(self) -> str | None:
-        """Who holds a lock that a writer of ours waits for: how to name and to end him. None where nobody does."""
+        """The session that blocks a writer of ours: its name and how to end it. None if there is none."""
         ...
 
     def has_relation(self, schema: str, relation: str) -> bool: ...
@@ -250,8 +250,7 @@ class Upkeep(Protocol):
     def purge(self, held: "StoredTable", *, older_than_s: float | None, below: str, rows_max: int) -> tuple[int, str]:
         """Delete some of the rows that were deleted so long ago, None: whenever, of tags below this one.
 
-        Nothing goes by its age of a table that doesn't know since when a row is deleted. Returns how many, and their
-        greatest tag, "" for none.
+        An age needs a table with the time of its rows. Returns how many, and their greatest tag, "" for none.
         """
         ...
 

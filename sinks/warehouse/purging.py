@@ -45,7 +45,8 @@ class Purging:
         counts: list[int] = []
         tags: dict[TableName, str] = {}
         for name, held in sorted(self._bookkeeping.tables().items()):
-            if is_append_only(held.shape.table) or not (whole is None or name in whole):
+            # A table without the time of its rows doesn't know since when one is deleted.
+            if not held.has_synced_at or is_append_only(held.shape.table) or not (whole is None or name in whole):
                 continue
             count, tag = self._upkeep.purge(held, older_than_s=older_than_s, below=below, rows_max=PORTION)
             counts.append(count)

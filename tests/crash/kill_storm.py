@@ -82,6 +82,7 @@ class Watcher(threading.Thread):
             with suppress(Exception), self._opened() as read:  # its server is away
                 while not self.finished.wait(0.01):
                     self._look(read)
+            self.finished.wait(0.1)
 
     def _look(self, read: Read) -> None:
         chance = random.random()

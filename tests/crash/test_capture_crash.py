@@ -65,11 +65,14 @@ def test_kill_9_of_capture_loses_and_repeats_nothing(pipeline: Pipeline, point: 
 
 
 def test_kills_at_any_moment_of_a_start_lose_and_repeat_nothing(pipeline: Pipeline) -> None:
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
     _take_snapshot(pipeline)
     with traffic(pipeline):
         for _ in range(6):
             killed = pipeline.start_capture()
-            time.sleep(random.uniform(0, 3))
+            time.sleep(chance.uniform(0, 3))
             killed.kill()
             killed.wait()
         capture = pipeline.start_capture()

@@ -39,14 +39,13 @@ def duckdb_dialect(
 
 
 class DuckDbStorages:
-    """A file has no numbers that last, and nobody else writes to it: what is said is that relations are there."""
+    """Says only which relations are there: a file has no numbers that last, and nobody else writes to it."""
 
     def __init__(self, connection: DuckDbConnection, schema: GenerationSchema) -> None:
         self._connection = connection
         self._schema = schema
 
     def of(self, relations: Collection[str]) -> dict[str, Storage]:
-        """A file has no numbers that last, and nobody else writes to it: what is said is that they are there."""
         return {
             relation: Storage() for relation in relations if self._connection.has_relation(self._schema.name, relation)
         }

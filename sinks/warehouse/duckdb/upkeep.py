@@ -27,8 +27,6 @@ class DuckDbUpkeep:
         self._schema = schema
 
     def purge(self, held: StoredTable, *, older_than_s: float | None, below: str, rows_max: int) -> tuple[int, str]:
-        if older_than_s is not None and not held.has_synced_at:
-            return 0, ""
         gone = list(self._connection.run(self._rows(held).purge(older_than_s, below, rows_max)))
         return len(gone), max((str(row[0]) for row in gone), default="")
 

@@ -21,8 +21,6 @@ class PostgresUpkeep:
         self._schema = schema
 
     def purge(self, held: StoredTable, *, older_than_s: float | None, below: str, rows_max: int) -> tuple[int, str]:
-        if older_than_s is not None and not held.has_synced_at:
-            return 0, ""
         target, tag = self._schema.table(held), quote_identifier(TAG_COLUMN)
         deleted, synced = quote_identifier(DELETED_COLUMN), quote_identifier(SYNCED_COLUMN)
         is_old = "" if older_than_s is None else f"and {synced} < now() - make_interval(secs => {older_than_s!r}) "

@@ -31,7 +31,6 @@ class PostgresWriter:
         self._refused_max = max(_REFUSED_FEW, max_open_rejections)
 
     def look_at(self, tables: Sequence[StoredTable]) -> None:
-        """Makes staging tables, which last as long as the connection."""
         for held in tables:
             name = held.shape.table.name
             target = self._schema.table(held)
@@ -60,14 +59,14 @@ class PostgresWriter:
         self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool, purged: str = ""
     ) -> int:
         statements = self._statements[events.table]
-        merge = statements.merge(purged, overwrite_equal_tags=overwrite_equal_tags)
-        compared_merge = statements.compared_merge(purged, overwrite_equal_tags=overwrite_equal_tags)
         has_triggers = self._has_triggers(statements.target)
+        merge_of = statements.compared_merge if has_triggers else statements.merge
+        merge = merge_of(purged, overwrite_equal_tags=overwrite_equal_tags)
 
         def write(portion: TableEvents) -> int:
             size = self._connection.copy(statements.copy, statements.blocks(portion))
             if has_triggers:
-                counts: Any = self._connection.run(compared_merge).one()
+                counts: Any = self._connection.run(merge).one()
                 written, changed = counts
                 if changed or self._connection.run(statements.kept_out(purged)).scalar():
                     raise RowChanged
