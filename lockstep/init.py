@@ -90,7 +90,7 @@ min_insync_replicas = 2                    # 1 for a single broker
 # A Kafka transaction ends at so many events or bytes of values, or after half a second.
 # batch_rows = 20000
 # batch_bytes = 16777216
-# commit_interval_ms = 50                  # the least time between two of them; 10 shows changes sooner and costs more
+# commit_interval_ms = 80                  # the least time between two of them; 10 shows changes sooner and costs more
 # large_rows = "stop"                      # "reject": each sink rejects a row that is too large for Kafka
 
 # [snapshot]

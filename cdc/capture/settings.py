@@ -17,7 +17,7 @@ class CaptureSettings(Settings):
     )
     batch_bytes: Annotated[int, Field(ge=1024)] = Field(default=16 * 1024 * 1024, description="bytes of values, same")
     commit_interval_ms: Annotated[int, Field(ge=1, le=SLOWEST_COMMIT_MS)] = Field(
-        default=50,
+        default=80,
         description="least time between two commits under steady traffic; 10 shows changes sooner, at more processor"
         " time for Kafka and every sink. Slow brokers get fewer commits",
     )

@@ -49,6 +49,8 @@ _SETTINGS: Mapping[str, str] = {
     "spark.python.daemon.module": "jobs.spark.worker_daemon",
     # Workers hold the sinks' connections from batch to batch.
     "spark.python.worker.reuse": "true",
+    # A long batch is followed by one in another worker, the one that has been idle longest. Each holds 80 MB.
+    "spark.python.factory.idleWorkerMaxPoolSize": "1",
     # Nothing here needs them, and each costs time per batch or memory.
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
