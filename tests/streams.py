@@ -23,6 +23,7 @@ from jobs.streams.settings import StreamQuerySettings, StreamSettings
 from monitor.stream_queries import StreamQueryCollector, StreamQueryStatus
 from sinks.registry import SinkSettings
 from tests.job_process import run_sinks, spark_settings
+from tests.opened import closing_sink
 from tests.spark_here import Job
 from tests.topics import remove_later
 
@@ -136,19 +137,13 @@ class Streams:
         return status
 
     def figures(self, generation: int = 1) -> Figures:
-        opened = self.plan().opened(generation)
-        try:
+        with closing_sink(self.plan().opened(generation)) as opened:
             return load_figures(opened.records.load, generation)
-        finally:
-            opened.sink.close()
 
     def restore(self, figures: Figures, generation: int = 1) -> None:
         """Put back figures of an earlier batch, as if those since were never stored."""
-        opened = self.plan().opened(generation)
-        try:
+        with closing_sink(self.plan().opened(generation)) as opened:
             opened.records.save(figures_name(generation), figures.text())
-        finally:
-            opened.sink.close()
 
     def on_topic(self, generation: int = 1) -> list[tuple[bytes, bytes]]:
         """Keys and values of the records of the result's topic, in order."""

@@ -32,7 +32,7 @@ COMPLEXITY_MAX: Final = 15
 BUDGETS: Final = {
     "lines of the core": 103_995,
     "lines of stack and bench": 10_000,
-    "lines of tests": 100_033,
+    "lines of tests": 99_299,
     "words of docs": 43_900,
     "settings": 216,
 }

@@ -35,6 +35,7 @@ from sinks.view_settings import TopSettings, ViewSettings
 from stack.stack import Endpoints
 from tests.events import Change, Delete, Empty, Log, Put, kafka_settings
 from tests.job_process import JobProcess, run_sinks, spark_settings
+from tests.opened import closing_sink
 from tests.spark_here import Job
 from tests.view_queries import column, shape
 from views.retention import whole_minutes
@@ -223,12 +224,9 @@ class ViewPipeline:
 
     def task(self, settings: SinkSettings, **view: Any) -> Task:
         """A task of generation 1, which this prepares. ``view`` are further facts of ViewInput."""
-        opened = open_sink(self.sink, settings, 1)
-        try:
+        with closing_sink(open_sink(self.sink, settings, 1)) as opened:
             opened.sink.prepare([self.result])
             fence = opened.sink.claim()
-        finally:
-            opened.sink.close()
         shapes = {table.name: table for table in self.tables}
         return Task(
             sink=self.sink,
@@ -268,18 +266,12 @@ class ViewPipeline:
 
     def rows(self, settings: SinkSettings, generation: int = 1) -> Rows:
         """What the sink holds, by the view's key."""
-        sink = open_sink(self.sink, settings, generation).sink
-        try:
+        with closing(open_sink(self.sink, settings, generation).sink) as sink:
             return {tuple(stored.key[name] for name in self.view.key): stored.row for stored in sink.scan(self.result)}
-        finally:
-            sink.close()
 
     def progress(self, settings: SinkSettings) -> Progress:
-        opened = open_sink(self.sink, settings, 1)
-        try:
+        with closing_sink(open_sink(self.sink, settings, 1)) as opened:
             stored = opened.generations.load_progress()
-        finally:
-            opened.sink.close()
         assert stored is not None
         return stored
 

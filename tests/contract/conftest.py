@@ -2,13 +2,17 @@
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from opensearchpy import OpenSearch
 
+from sinks.delta import generations as generations_of_lakes
+from sinks.warehouse import generations as generations_of_warehouses
 from tests.contract.destinations import Destination, opened_destination, real
+from tests.contract.typed_stores import WAREHOUSES, Store, opened_store
 
 
 @pytest.fixture
@@ -45,3 +49,19 @@ def destination(request: pytest.FixtureRequest) -> Iterator[Destination]:
     made = opened_destination(request.param, lambda: request.getfixturevalue("endpoints"))
     yield made
     made.close()
+
+
+@pytest.fixture(params=WAREHOUSES)
+def store(request: pytest.FixtureRequest, name: str, tmp_path: Path) -> Iterator[Store]:
+    """Both warehouses, where a test doesn't choose other kinds by ``indirect``; what it has opened is closed."""
+    made = opened_store(request.param, name, tmp_path, lambda: request.getfixturevalue("endpoints"))
+    with made.closing:
+        yield made
+
+
+@pytest.fixture
+def at_each_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Purges and trims are due whenever progress is stored."""
+    for each in ("PURGE_S", "IDLE_S", "PASS_S"):
+        monkeypatch.setattr(generations_of_warehouses, each, 0.0)
+    monkeypatch.setattr(generations_of_lakes, "PURGE_S", 0.0)

@@ -1,9 +1,9 @@
 """What the sinks that take append-only tables promise: each event once, and nothing from before a truncate."""
 
 import itertools
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -18,6 +18,7 @@ from tests.builders import batch, column, table, tag, upsert
 from tests.contract.destinations import Destination, opened_destination, real
 from tests.contract.items import counts
 from tests.examples import examples
+from tests.threads import at_once
 
 _TAKING: Final = ("warehouse", "warehouse-history", "duckdb", "delta")
 
@@ -121,24 +122,12 @@ def test_two_that_write_the_same_at_once_leave_each_event_once(taking: Destinati
     first, second = taking.sink(name, 1, LOG), taking.sink(name)
     fence = first.claim()
     events = [line(str(n), n) for n in range(1, 40)] + [emptied(20, 2)]
-    failures: list[BaseException] = []
 
     def write(sink: Sink, order: list[RowEvent]) -> None:
-        try:
-            for start in range(0, len(order), 4):
-                sink.apply(batch(*order[start : start + 4], fence=fence))
-        except BaseException as error:
-            failures.append(error)
+        for start in range(0, len(order), 4):
+            sink.apply(batch(*order[start : start + 4], fence=fence))
 
-    writers = [
-        threading.Thread(target=write, args=(first, events)),
-        threading.Thread(target=write, args=(second, events[::-1])),
-    ]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert not failures
+    at_once(partial(write, first, events), partial(write, second, events[::-1]))
     assert notes(first) == sorted(str(n) for n in range(21, 40))
 
 

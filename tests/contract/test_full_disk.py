@@ -8,6 +8,7 @@ import os
 import subprocess
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -130,9 +131,6 @@ def test_the_disk_of_a_warehouse_in_a_file_is_full(disk: Disk) -> None:
 
 @pytest.mark.soak
 def test_the_lakes_disk_is_full(disk: Disk) -> None:
-    sink = open_delta("shop", DeltaSettings(root=str(disk.path / "lake")), 1).sink
-    try:
+    with closing(open_delta("shop", DeltaSettings(root=str(disk.path / "lake")), 1).sink) as sink:
         sink.prepare([table()])
         _is_stopped_and_goes_on(sink, disk)
-    finally:
-        sink.close()

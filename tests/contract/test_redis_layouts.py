@@ -4,6 +4,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from sinks.redis.sink import RedisSink
 from sinks.redis.tables import RedisTables
 from tests.builders import batch, column, delete, table, tag, upsert
 from tests.examples import examples
+from tests.threads import at_once, beside
 
 pytestmark = pytest.mark.live
 
@@ -92,19 +94,15 @@ def test_a_reader_never_sees_a_row_without_its_columns(client: Any, opened: Open
     """Fields are replaced by the script at once."""
     sink = opened(values="fields")
     sink.apply(batch(order(1, 1)))
-    over = threading.Event()
     seen: list[Any] = []
 
-    def poll() -> None:
+    def poll(over: threading.Event) -> None:
         while not over.is_set():
             seen.append(client.hmget(f"{name}:g1:public.orders:1", ":t", "note"))
 
-    reader = threading.Thread(target=poll)
-    reader.start()
-    for at in range(2, 200):
-        sink.apply(batch(order(1, at, note=tag(at))))
-    over.set()
-    reader.join()
+    with beside(poll):
+        for at in range(2, 200):
+            sink.apply(batch(order(1, at, note=tag(at))))
     assert all(note in (held_note, "n1") for held_note, note in seen)
 
 
@@ -204,14 +202,7 @@ def test_sets_end_right_in_any_order_and_from_two_writers(
         for events in mine:
             sink.apply(batch(*events))
 
-    threads = [
-        threading.Thread(target=write, args=(sink, order_))
-        for sink, order_ in zip(writers, (batches, batches[::-1]), strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(partial(write, writers[0], batches), partial(write, writers[1], batches[::-1]))
     for customer in (7, 8, 9):
         expected = {f"public.orders:{number}" for number, held_customer in ends.items() if held_customer == customer}
         assert members(client, name, customer) == expected

@@ -3,6 +3,7 @@
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.builders import batch, column, progress, upsert
 from tests.contract.destinations import ITEMS, Destination
 from tests.contract.items import counts, item, patiently, rows_of
 from tests.examples import examples
+from tests.threads import at_once, beside
 
 
 def test_a_second_generation_is_built_beside_the_first_and_switched(destination: Destination, name: str) -> None:
@@ -105,36 +107,27 @@ def test_a_reader_misses_nothing_while_generations_are_switched(
     sinks[1].sink.apply(batch(*(upsert({"id": n, "note": f"n{n}"}, 1, of=other) for n in range(20))))
     patient = [patiently(opened, [], time.sleep) for opened in sinks]
     patient[0].generations.switch()
-    failures: list[object] = []
     reads = [0, 0, 0]
-    over = threading.Event()
+    failed = threading.Event()
 
-    def poll(index: int) -> None:
+    def poll(index: int, over: threading.Event) -> None:
         try:
             with destination.reader(name) as find:
                 while not over.is_set():
                     number = reads[index] % 20
                     reads[index] += 1
-                    note = find(number)
-                    if note != f"n{number}":
-                        failures.append((number, note))
-        except BaseException as error:
-            failures.append(error)
+                    assert find(number) == f"n{number}"
+        except BaseException:
+            failed.set()
+            raise
 
-    readers = [threading.Thread(target=poll, args=(index,)) for index in range(len(reads))]
-    for reader in readers:
-        reader.start()
-    seen = 0
-    for turn in range(examples(3)):
-        patient[(turn + 1) % 2].generations.switch()
-        assert sinks[0].generations.live() == (turn + 1) % 2 + 1
-        seen = sum(reads)
-        while sum(reads) < seen + 10 and not failures:
-            time.sleep(0.001)
-    over.set()
-    for reader in readers:
-        reader.join()
-    assert failures == []
+    with beside(*(partial(poll, index) for index in range(len(reads)))):
+        for turn in range(examples(3)):
+            patient[(turn + 1) % 2].generations.switch()
+            assert sinks[0].generations.live() == (turn + 1) % 2 + 1
+            seen = sum(reads)
+            while sum(reads) < seen + 10 and not failed.is_set():
+                time.sleep(0.001)
 
 
 def test_a_note_is_seen_by_every_generation_and_process(destination: Destination, name: str) -> None:
@@ -177,23 +170,14 @@ def test_a_note_is_created_by_one_of_many_at_once(destination: Destination, name
         destination.opened(name, 1).records.save("first", "there")
     together = threading.Barrier(4)
     created: list[str] = []
-    failures: list[BaseException] = []
 
     def create(text: str) -> None:
         opened = patiently(destination.opened(name, 1), [], time.sleep)
-        try:
-            together.wait(300)
-            if opened.records.create(note, text):
-                created.append(text)
-        except BaseException as error:
-            failures.append(error)
+        together.wait(300)
+        if opened.records.create(note, text):
+            created.append(text)
 
-    threads = [threading.Thread(target=create, args=(f"of {number}",)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    at_once(*(partial(create, f"of {number}") for number in range(4)))
     assert len(created) == 1
     assert destination.opened(name, 2).records.load(note) == created[0]
 

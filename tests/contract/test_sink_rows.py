@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tests.builders import batch, tag
 from tests.contract.destinations import ITEMS, KINDS, POISON, Destination, real, with_servers
 from tests.contract.items import counts, expected, gone, histories, item, patiently, rows_of
 from tests.examples import examples
+from tests.threads import at_once, beside
 
 # A batch's order
 
@@ -80,28 +82,18 @@ def test_a_large_batch_is_applied_whole(destination: Destination, name: str) -> 
 
 def test_two_writers_on_the_same_keys_end_with_the_newest(destination: Destination, name: str) -> None:
     destination.sink(name, 1, ITEMS)
-    failures: list[BaseException] = []
+    written: list[tuple[int, int]] = []
 
     def write(seed: int) -> None:
-        opened = destination.opened(name, 1)
         picks = random.Random(seed)
-        patient = patiently(opened, []).sink
-        try:
-            for _ in range(examples(10)):
-                keys = picks.sample(range(20), 10)
-                at = picks.randrange(1, 500)
-                patient.apply(batch(*(item(key, f"commit {at}", at) for key in keys)))
-                written.extend((key, at) for key in keys)
-        except BaseException as error:
-            failures.append(error)
+        patient = patiently(destination.opened(name, 1), []).sink
+        for _ in range(examples(10)):
+            keys = picks.sample(range(20), 10)
+            at = picks.randrange(1, 500)
+            patient.apply(batch(*(item(key, f"commit {at}", at) for key in keys)))
+            written.extend((key, at) for key in keys)
 
-    written: list[tuple[int, int]] = []
-    writers = [threading.Thread(target=write, args=(seed,)) for seed in (1, 2)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert failures == []
+    at_once(partial(write, 1), partial(write, 2))
     newest_of = {key: max(at for other, at in written if other == key) for key, _ in written}
     assert rows_of(destination.sink(name, 1)) == {f"({key},)": f"commit {at}" for key, at in newest_of.items()}
 
@@ -160,9 +152,8 @@ def test_any_order_and_repetition_ends_in_the_same_rows_on_servers(
 def _knocking(make: Callable[[], Sink]) -> Iterator[list[Exception]]:
     """New sinks all the time, as a job makes them after a failure, that try to write; what they are told."""
     heard: list[Exception] = []
-    over = threading.Event()
 
-    def knock() -> None:
+    def knock(over: threading.Event) -> None:
         while not over.wait(0.003):
             sink = make()
             try:
@@ -172,13 +163,8 @@ def _knocking(make: Callable[[], Sink]) -> Iterator[list[Exception]]:
             finally:
                 sink.close()
 
-    thread = threading.Thread(target=knock)
-    thread.start()
-    try:
+    with beside(knock):
         yield heard
-    finally:
-        over.set()
-        thread.join()
 
 
 # It stops a server that others use at the same time.

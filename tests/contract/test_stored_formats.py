@@ -28,6 +28,7 @@ from sinks.warehouse.bookkeeping_format import HEAD
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import open_warehouse
 from tests.builders import batch, progress, table, upsert
+from tests.opened import closing_sink
 
 pytestmark = pytest.mark.live
 
@@ -159,13 +160,10 @@ def _refusals(store: Store) -> Iterator[LockstepError]:
     if store.loads_in_bulk:
         calls += [lambda opened: opened.generations.begin_bulk(), lambda opened: opened.generations.end_bulk()]
     for call in calls:
-        opened = store.open()
-        try:
+        with closing_sink(store.open()) as opened:
             with pytest.raises(LockstepError, match="stored format") as raised:
                 call(opened)
             yield raised.value
-        finally:
-            opened.sink.close()
 
 
 def test_the_format_is_stored_and_the_same_version_goes_on(store: Store) -> None:

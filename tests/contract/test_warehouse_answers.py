@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tests.builders import batch, column, delete, progress, table, upsert
 from tests.contract.beside import generations_of
 from tests.databases import create_login, password_of, url_of
 from tests.services import temporary_directory
+from tests.threads import at_once, beside
 
 pytestmark = pytest.mark.live
 
@@ -137,28 +139,19 @@ def test_readers_of_several_views_in_one_transaction_are_never_ended(
     for sink in sinks:
         sink.prepare(shapes)
         sink.apply(batch(*(upsert({"id": 1, "note": "n"}, 1, of=shape) for shape in shapes)))
-    failures: list[object] = []
-    over = threading.Event()
     reads = [0, 0]
 
-    def read(index: int) -> None:
-        try:
-            with psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as connection:
-                connection.execute("set deadlock_timeout = '100ms'")
-                while not over.is_set():
-                    with connection.transaction():
-                        for view in "cba":
-                            if connection.execute(f"select note from {name}.{view}").fetchall() != [("n",)]:
-                                failures.append(view)
-                            time.sleep(0.01)
-                    reads[index] += 1
-        except psycopg.errors.Error as error:
-            failures.append(error)
+    def read(index: int, over: threading.Event) -> None:
+        with psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as connection:
+            connection.execute("set deadlock_timeout = '100ms'")
+            while not over.is_set():
+                with connection.transaction():
+                    for view in "cba":
+                        assert connection.execute(f"select note from {name}.{view}").fetchall() == [("n",)]
+                        time.sleep(0.01)
+                reads[index] += 1
 
-    readers = [threading.Thread(target=read, args=(index,)) for index in range(2)]
-    for reader in readers:
-        reader.start()
-    try:
+    with beside(partial(read, 0), partial(read, 1)):
         for turn in range(20):
             while True:
                 try:
@@ -166,13 +159,8 @@ def test_readers_of_several_views_in_one_transaction_are_never_ended(
                     break
                 except Unavailable:
                     time.sleep(0.05)
-    finally:
-        over.set()
-        for reader in readers:
-            reader.join()
-        for sink in sinks:
-            sink.close()
-    assert failures == []
+    for sink in sinks:
+        sink.close()
     assert min(reads) > 5
 
 
@@ -595,23 +583,12 @@ def test_a_wrong_database_stops_the_job_and_shows_no_password(endpoints: Any, na
 
 def test_two_jobs_that_prepare_at_once_agree(settings: WarehouseSettings, name: str) -> None:
     patient = settings.model_copy(update={"lock_timeout_s": 30.0})
-    failures: list[BaseException] = []
 
     def prepare() -> None:
-        sink = WarehouseSink(WarehouseTables(name, patient, 1))
-        try:
+        with closing(WarehouseSink(WarehouseTables(name, patient, 1))) as sink:
             sink.prepare([table()])
-        except BaseException as error:
-            failures.append(error)
-        finally:
-            sink.close()
 
-    threads = [threading.Thread(target=prepare) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    at_once(*[prepare] * 4)
 
 
 def test_a_failed_migration_changes_nothing_and_the_next_one_succeeds(endpoints: Any, warehouse: Any) -> None:

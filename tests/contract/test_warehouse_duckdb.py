@@ -1,35 +1,28 @@
-"""The warehouse in a DuckDB file: who may use it when, what a crash leaves, histories, values no column can hold."""
+"""The warehouse in a DuckDB file: who may use it when, what a crash leaves, values no column can hold."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from cdc.model.errors import LockstepError, Unavailable
-from cdc.model.event import Events, JsonValue, RowEvent
-from sinks.contract import Batch, TableVersions
+from cdc.model.event import JsonValue, RowEvent
 from sinks.warehouse.duckdb.connection import DuckDbConnection
+from sinks.warehouse.own_indexes import NAME_PREFIX
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.tables import WarehouseTables
-from tests.builders import batch, column, delete, table, tag, upsert
+from tests.builders import batch, column, table, upsert
 from tests.contract.beside import generations_of
 from tests.duckdb_files import Open, read, sinks_of
-from tests.examples import examples
-
-BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -125,6 +118,7 @@ ADDING = """
 import sys, time
 from pydantic import SecretStr
 from sinks.warehouse.duckdb import connection, file
+from sinks.warehouse.own_indexes import NAME_PREFIX
 from sinks.warehouse.settings import WarehouseSettings
 file._FIRST_WAIT_S = file._WAIT_S_MAX = 0.0
 settings = WarehouseSettings(url=SecretStr(f"duckdb:///{sys.argv[1]}"), lock_timeout_s=60)
@@ -164,6 +158,7 @@ def test_between_batches_the_file_is_free_and_whole(file: Path, open_sink: Open,
 WRITING = """
 import sys
 from pydantic import SecretStr
+from sinks.warehouse.own_indexes import NAME_PREFIX
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.tables import WarehouseTables
@@ -188,6 +183,7 @@ def test_writers_in_several_processes_take_turns(file: Path, open_sink: Open) ->
 DYING = """
 import sys, time
 from pydantic import SecretStr
+from sinks.warehouse.own_indexes import NAME_PREFIX
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.stored_progress import StoredProgress
@@ -235,6 +231,7 @@ GROWING = """
 import os, sys
 from pydantic import SecretStr
 from sinks.warehouse.duckdb.file import DuckDbFile
+from sinks.warehouse.own_indexes import NAME_PREFIX
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.tables import WarehouseTables
@@ -305,9 +302,6 @@ def test_a_file_that_cannot_be_used_stops_the_job(tmp_path: Path) -> None:
     assert "it was damaged" in said(whole)
 
 
-# Names
-
-
 # Values that a column can't hold
 
 
@@ -359,133 +353,37 @@ def test_what_a_column_cannot_hold_is_beside_it(file: Path, open_sink: Open) -> 
     assert read(file, "select price::varchar as price, _exact from shop_g1.orders where id = 2") == [("2.00", None)]
 
 
-# Histories
+# Indexes
 
 
-def minute(time_: datetime | None) -> int | None:
-    return None if time_ is None else int((time_ - BEGIN) / timedelta(minutes=1))
+def indexes(file: Path) -> list[str]:
+    """What own indexes are on, in SQL."""
+    rows = read(file, f"select sql from duckdb_indexes() where starts_with(index_name, '{NAME_PREFIX}')")
+    return sorted(row[0].partition(" ON ")[2].rstrip(";") for row in rows)
 
 
-def minute_of(event: RowEvent) -> int:
-    """Of the events of this file: the n-th commit is that of minute n."""
-    return (int(event.tag[4:20], 16) - 0x1000000) // 8
+def declared(*given: dict[str, Any]) -> dict[str, Any]:
+    return {"indexes": {"public.orders": given}}
 
 
-def versioned(*events: RowEvent, minutes: Any = (), complete_from: int | None = None, **more: Any) -> Batch:
-    """What a job makes of these records of one table."""
-    newest = {str(event.key): event for event in sorted(events, key=lambda event: event.tag)}
-    (table_events,) = Events.of(events).tables
-    letters = "".join("d" if event.row is None else "u" for event in events)
-    times = [BEGIN + timedelta(minutes=at) for at in minutes or map(minute_of, events)]
-    since = None if complete_from is None else int((BEGIN + timedelta(minutes=complete_from)).timestamp() * 1000)
-    versions = TableVersions(table_events, letters, [int(time_.timestamp() * 1000) for time_ in times], since)
-    return Batch(list(newest.values()), versions=[versions], **more)
+def test_an_index_goes_with_its_declaration_and_one_that_cannot_be_made_stops(file: Path, open_sink: Open) -> None:
+    open_sink(table(), **declared({"columns": ["note"]}))
+    assert len(indexes(file)) == 1
+    open_sink(table())
+    assert indexes(file) == []
+    grid = table(column("id", "int8"), column("grid", "int4", is_array=True))
+    with pytest.raises(LockstepError, match="can't be made"):
+        open_sink(grid, generation=2, **declared({"columns": ["grid"]}))
 
 
-def row(number: int, note: str | None, commit: int, seq: int = 1) -> RowEvent:
-    return upsert({"id": number, "note": note}, tag(commit, seq))
-
-
-def gone(number: int, commit: int) -> RowEvent:
-    return delete({"id": number}, tag(commit, 1))
-
-
-def story(file: Path, number: int = 1) -> list[Any]:
-    query = f"select valid_from, valid_to, _operation, note from shop.orders_history where id = {number} order by _tag"
-    return [(minute(start), minute(end), *rest) for start, end, *rest in read(file, query)]
-
-
-def as_of(file: Path, at: int) -> dict[int, str]:
-    moment = f"'{BEGIN + timedelta(minutes=at)}'::timestamptz"
-    query = (
-        f"select id, note from shop.orders_history where valid_from <= {moment}"
-        f" and (valid_to is null or {moment} < valid_to)"
-    )
-    state_rows = read(file, query)
-    assert len(state_rows) == len(dict(state_rows)), "a row was there twice at one time"
-    return dict(state_rows)
-
-
-def test_any_row_at_any_time(file: Path, open_sink: Open) -> None:
-    sink = open_sink(table(), history=True)
-    sink.apply(versioned(row(1, "a", 10), row(2, "x", 10), row(1, "b", 20)))
-    sink.apply(versioned(gone(1, 30)))
-    sink.apply(versioned(row(1, "again", 40), row(1, "more", 40, 2)))
-    seen = [as_of(file, at) for at in (9, 10, 29, 30, 40)]
-    assert seen == [{}, {1: "a", 2: "x"}, {1: "b", 2: "x"}, {2: "x"}, {1: "more", 2: "x"}]
-    assert story(file) == [
-        (10, 20, "update", "a"),
-        (20, 30, "update", "b"),
-        (30, 30, "delete", None),
-        (40, 40, "update", "again"),
-        (40, None, "update", "more"),
-    ]
-    assert read(file, "select id, note from shop.orders order by 1") == [(1, "more"), (2, "x")]
-
-
-def test_the_earliest_time_known_stays_and_a_replay_makes_versions_again(file: Path, open_sink: Open) -> None:
-    sink = open_sink(table(), history=True)
-    sink.apply(versioned(row(1, "wrong", 10)))
-    for known, expected in ((30, 30), (20, 20), (25, 20)):
-        sink.apply(versioned(gone(1, 20), minutes=[known]))
-        assert story(file) == [(10, expected, "update", "wrong"), (expected, expected, "delete", None)]
-    sink.apply(versioned(row(1, "other", 10)))
-    assert story(file)[0][3] == "wrong"
-    sink.apply(
-        versioned(
-            row(1, "right", 10), row(1, "right", 10), gone(1, 20), minutes=[10, 10, 25], overwrite_equal_tags=True
-        )
-    )
-    assert story(file) == [(10, 20, "update", "right"), (20, 20, "delete", None)]
-
-
-def test_a_version_that_is_refused_is_counted_until_it_is_taken(file: Path, open_sink: Open) -> None:
-    sink = open_sink(ODD, history=True)
-    query = "select refused_versions from lockstep.history"
-    assert len(sink.apply(versioned(odd(1, doc="{"), odd(2))).rejections) == 1
-    assert (read(file, query), read(file, "select id from shop.orders_history")) == ([(1,)], [(2,)])
-    sink.apply(versioned(odd(1), overwrite_equal_tags=True))
-    assert read(file, query) == [(0,)]
-
-
-@st.composite
-def _histories(draw: st.DrawFn) -> tuple[list[RowEvent], list[list[RowEvent]]]:
-    """Versions of a few keys, and batches that hold all of them at least once, in any order."""
-    changes = draw(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=10))
-    events = [gone(key, at) if is_delete else row(key, f"v{at}", at) for at, (key, is_delete) in enumerate(changes, 1)]
-    batches: list[list[RowEvent]] = [[]]
-    for event in draw(st.permutations(events + draw(st.lists(st.sampled_from(events), max_size=8)))):
-        if draw(st.booleans()):
-            batches.append([])
-        batches[-1].append(event)
-    return events, [events_of for events_of in batches if events_of]
-
-
-@given(history=_histories(), in_bulk=st.booleans())
-@settings(deadline=None, max_examples=examples(4), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@pytest.mark.soak
-def test_any_order_and_repetition_from_two_writers_ends_in_the_same_history(
-    history: tuple[list[RowEvent], list[list[RowEvent]]], in_bulk: bool, tmp_path: Path
-) -> None:
-    events, batches = history
-    file = tmp_path / f"{uuid.uuid4()}.duckdb"
-    chosen = WarehouseSettings(url=SecretStr(f"duckdb:///{file}"), history=True)
-    writers = [WarehouseSink(WarehouseTables("shop", chosen, 1)) for _ in range(2)]
-    writers[0].prepare([table()], go_live=not in_bulk)
-    if in_bulk:
-        generations_of(writers[0]).begin_bulk()
-    for turn, of_batch in enumerate(batches):
-        writers[turn % 2].apply(versioned(*of_batch))
-    generations_of(writers[0]).end_bulk()
-    writers[0].prepare([table()])
-    for key in {event.key["id"] for event in events}:
-        events_of_key = [event for event in events if event.key["id"] == key]
-        ends = [minute_of(event) for event in events_of_key[1:]] + [None]
-        assert story(file, int(str(key))) == [
-            (minute_of(event), minute_of(event), "delete", None)
-            if event.row is None
-            else (minute_of(event), end, "update", event.row["note"])
-            for event, end in zip(events_of_key, ends, strict=True)
-        ]
-    for writer in writers:
-        writer.close()
+def test_a_generation_gets_its_indexes_after_its_bulk_load(file: Path, open_sink: Open) -> None:
+    sink = open_sink(generation=2, **declared({"columns": ["note"]}))
+    sink.prepare([table()], go_live=False)
+    beside = generations_of(sink)
+    beside.begin_bulk()
+    assert indexes(file) == []
+    sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
+    sink.apply(batch(upsert({"id": 1, "note": "b"}, 2)))
+    beside.end_bulk()
+    assert len(indexes(file)) == 1
+    assert [dict(stored.row) for stored in sink.scan(table())] == [{"id": 1, "note": "b"}]

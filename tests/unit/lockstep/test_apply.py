@@ -6,7 +6,7 @@ import pytest
 
 from cdc.model.errors import ConfigurationError
 from lockstep.apply import Move, read_from
-from lockstep.config import read
+from tests.configurations import configured
 
 
 def test_records_before_and_after_what_is_applied_are_counted_apart() -> None:
@@ -20,12 +20,7 @@ def test_a_start_at_what_is_applied_changes_nothing() -> None:
 
 
 def test_a_consistent_sink_is_not_sent_to_another_place_of_the_log(tmp_path: Path) -> None:
-    path = tmp_path / "lockstep.toml"
-    path.write_text(
-        '[pipeline]\nname = "shop"\n[source]\ndsn = "dbname=app"\ntables = ["public.orders"]\n'
-        '[kafka]\nbootstrap_servers = "nowhere:1"\n'
-        '[sinks.dwh]\ntype = "warehouse"\nurl = "postgresql://w"\nconsistent = true\n'
-    )
+    config = configured(tmp_path, '[sinks.dwh]\ntype = "warehouse"\nurl = "postgresql://w"\nconsistent = true\n')
     with pytest.raises(ConfigurationError, match="from its last step") as raised:
-        read_from(read(path), "dwh", lsn=0, time_ms=None, agreed=lambda _: True, say=lambda _: None)
+        read_from(config, "dwh", lsn=0, time_ms=None, agreed=lambda _: True, say=lambda _: None)
     assert "lockstep rebuild dwh --switch" in (raised.value.hint or "")

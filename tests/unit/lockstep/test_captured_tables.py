@@ -11,7 +11,7 @@ from cdc.protocol.control_records import CaptureState, SnapshotPhase, selection_
 from jobs.query.captured_tables import Captured
 from lockstep import captured_tables
 from lockstep.captured_tables import captured_now
-from lockstep.config import read
+from tests.configurations import configured
 from tests.history import state
 
 ORDERS, ITEMS, LATE, LOG = (TableName("public", name) for name in ("orders", "items", "late", "log"))
@@ -20,12 +20,7 @@ ORDERS, ITEMS, LATE, LOG = (TableName("public", name) for name in ("orders", "it
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Pipeline:
     """Its configuration names two tables, and has no patterns."""
-    path = tmp_path / "lockstep.toml"
-    path.write_text(
-        '[pipeline]\nname = "shop"\n[source]\ndsn = "dbname=app"\ntables = ["public.orders", "public.items"]\n'
-        '[kafka]\nbootstrap_servers = "nowhere:1"\n'
-    )
-    return read(path).as_pipeline()
+    return configured(tmp_path, tables=["public.orders", "public.items"]).as_pipeline()
 
 
 def _now(pipeline: Pipeline, recorded: CaptureState | None, monkeypatch: pytest.MonkeyPatch) -> Captured:

@@ -8,11 +8,11 @@ import pytest
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
 from jobs.generations.set_aside import Aside, AsideState, Wish, asides_name, dump_asides, give_order
-from lockstep.config import read
 from lockstep.generations import check_nothing_aside
 from lockstep.table_orders import order_tables
 from sinks.contract import CoordinationRecords
 from sinks.memory import MemoryRecords, MemoryStore
+from tests.configurations import CACHE, configured
 
 T = TableName("public", "t")
 
@@ -65,11 +65,8 @@ def test_what_was_asked_of_a_table_that_the_sink_is_not_to_have_is_no_matter() -
     ],
 )
 def test_what_cannot_be_asked_is_said_before_any_server_is(tmp_path: Path, sink: str, table: str, words: str) -> None:
-    path = tmp_path / "lockstep.toml"
-    path.write_text(
-        "[pipeline]\nname = 'shop'\n[source]\ndsn = 'host=127.0.0.1 port=1'\ntables = ['public.orders']\n"
-        "[kafka]\nbootstrap_servers = '127.0.0.1:1'\n[sinks.cache]\ntype = 'redis'\nurl = 'redis://127.0.0.1:1/0'\n"
-        "[views.totals]\nsink = 'cache'\nkey = ['id']\nsql = 'select id from orders'\n"
+    config = configured(
+        tmp_path, CACHE, "[views.totals]\nsink = 'cache'\nkey = ['id']\nsql = 'select id from orders'\n"
     )
     with pytest.raises(ConfigurationError, match=words):
-        order_tables(read(path), sink, [table], Wish.PAUSE, say=lambda _: None)
+        order_tables(config, sink, [table], Wish.PAUSE, say=lambda _: None)

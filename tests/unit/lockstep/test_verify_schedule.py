@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from cdc.model.errors import Unavailable
-from lockstep.config import Config, load
+from lockstep.config import Config
 from lockstep.verify_schedule import VerifySchedule
 from monitor.lag import LagReport
 from monitor.verification import Verification, VerifyOutcome
+from tests.configurations import configured
 from tests.lag import applied_stage
 
 _HOUR_MS = 3_600_000
@@ -47,13 +48,8 @@ def started() -> _Started:
 
 
 def _config(directory: Path, verify: str) -> Config:
-    path = directory / "lockstep.toml"
-    path.write_text(
-        "[pipeline]\nname = 'shop'\n[source]\ndsn = 'host=h dbname=d'\ntables = ['public.t']\n"
-        "[kafka]\nbootstrap_servers = 'k:9092'\n[sinks.a]\ntype = 'redis'\nprefix = 'a'\n"
-        f"[sinks.b]\ntype = 'redis'\nprefix = 'b'\n[verify]\n{verify}\n"
-    )
-    return load(path)
+    sinks = "".join(f"[sinks.{name}]\ntype = 'redis'\nprefix = '{name}'\n" for name in ("a", "b"))
+    return configured(directory, sinks, f"[verify]\n{verify}\n")
 
 
 def _schedule(directory: Path, started: _Started, verify: str = "every = '6h'") -> VerifySchedule:

@@ -8,9 +8,9 @@ import pytest
 from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
 from cdc.protocol.control_records import CaptureState, selection_of
-from lockstep.config import read
 from monitor import line as module
 from monitor.line import Captures, Line
+from tests.configurations import configured
 from tests.history import state
 
 ORDERS, LATE = TableName("public", "orders"), TableName("public", "late")
@@ -27,12 +27,7 @@ class _Line(Line):
 
 @pytest.fixture
 def line(tmp_path: Path) -> _Line:
-    path = tmp_path / "lockstep.toml"
-    path.write_text(
-        '[pipeline]\nname = "shop"\n[source]\ndsn = "dbname=app"\ntables = ["public.orders", "public.late"]\n'
-        '[kafka]\nbootstrap_servers = "nowhere:1"\n'
-    )
-    return _Line(read(path).as_pipeline())
+    return _Line(configured(tmp_path, tables=["public.orders", "public.late"]).as_pipeline())
 
 
 def _check(line: _Line, captures: Captures, recorded: CaptureState, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from cdc.model.errors import LockstepError
-from lockstep.config import Config, load
+from lockstep.config import Config
 from lockstep.dashboard.documents import Rates, Subject
 from lockstep.dashboard.model import PipelineState, Problem
 from lockstep.dashboard.sampler import Log, Sampler, changes, with_out_of_sight
 from monitor.lag import LagReport
 from tests.browser import example
+from tests.configurations import configured
 
 SUBJECT = Subject("shop", "1", "db:5432", "shop", "lockstep_shop", 1, {})
 
@@ -21,13 +22,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """Of a Kafka whose password is in a file that isn't there yet, and that doesn't answer."""
     monkeypatch.setattr("cdc.kafka.topic_admin._REQUEST_TIMEOUT_S", 0.5)
     monkeypatch.delenv("LOCKSTEP_KAFKA_PASSWORD", raising=False)
-    path = tmp_path / "lockstep.toml"
-    path.write_text(
-        "[pipeline]\nname = 'shop'\n[source]\ndsn = 'host=127.0.0.1 port=1 dbname=d'\ntables = ['public.t']\n"
-        "[kafka]\nbootstrap_servers = '127.0.0.1:1'\nsecurity_protocol = 'sasl_plaintext'\nsasl_mechanism = 'PLAIN'\n"
-        f"username = 'u'\npassword_file = '{tmp_path / 'password'}'\n"
-    )
-    return load(path)
+    login = f"username = 'u'\npassword_file = '{tmp_path / 'password'}'"
+    return configured(tmp_path, kafka=f"security_protocol = 'sasl_plaintext'\nsasl_mechanism = 'PLAIN'\n{login}")
 
 
 def state(*problems: tuple[str, str]) -> PipelineState:

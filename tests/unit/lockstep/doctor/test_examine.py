@@ -6,30 +6,22 @@ import pytest
 
 from cdc.model.errors import Unavailable
 from cdc.model.finding import Finding, Severity
-from lockstep.config import load
 from lockstep.doctor.examine import examine
-
-CONFIG = """
-[pipeline]
-name = "p"
-[source]
-dsn = "host=nowhere"
-tables = ["public.t"]
-[kafka]
-bootstrap_servers = "nowhere:1"
-[sinks.cache]
-type = "redis"
-"""
+from tests.configurations import CACHE, configured
 
 
-def test_every_part_that_does_not_answer_has_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise Unavailable("no answer")
 
     for part in ("connect", "check_kafka", "check_sink"):
         monkeypatch.setattr(f"lockstep.doctor.examine.{part}", refuse)
-    (tmp_path / "lockstep.toml").write_text(CONFIG)
-    findings = examine(load(tmp_path / "lockstep.toml"))
+
+
+@pytest.mark.usefixtures("nobody_answers")
+def test_every_part_that_does_not_answer_has_a_way_out(tmp_path: Path) -> None:
+    findings = examine(configured(tmp_path, CACHE))
     assert [(finding.subject, finding.fix) for finding in findings if finding.severity is Severity.ERROR] == [
         ("source", "check host and port in source.dsn, and that the server runs"),
         ("Kafka", "check kafka.bootstrap_servers, and that the brokers run"),
@@ -37,17 +29,10 @@ def test_every_part_that_does_not_answer_has_a_way_out(tmp_path: Path, monkeypat
     ]
 
 
-def test_a_view_whose_store_does_not_answer_has_its_own_section_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise Unavailable("no answer")
-
-    for part in ("connect", "check_kafka", "check_sink"):
-        monkeypatch.setattr(f"lockstep.doctor.examine.{part}", refuse)
-    view = '[views.totals]\nsink = "cache"\nprefix = "totals"\nkey = ["id"]\nsql = "select id from t"\n'
-    (tmp_path / "lockstep.toml").write_text(CONFIG + view)
-    (found,) = [each for each in examine(load(tmp_path / "lockstep.toml")) if each.subject == "sink totals"]
+@pytest.mark.usefixtures("nobody_answers")
+def test_a_view_whose_store_does_not_answer_has_its_own_section_named(tmp_path: Path) -> None:
+    view = '[views.totals]\nsink = "cache"\nprefix = "totals"\nkey = ["id"]\nsql = "select id from orders"\n'
+    (found,) = [each for each in examine(configured(tmp_path, CACHE, view)) if each.subject == "sink totals"]
     assert found.fix == "check the address in [views.totals] or [sinks.cache], and that its server runs"
 
 
@@ -65,7 +50,6 @@ def test_a_source_that_stops_answering_in_the_middle_is_a_finding(
     for part in ("_source", "check_kafka", "check_position", "check_sink"):
         monkeypatch.setattr(f"lockstep.doctor.examine.{part}", nothing)
     monkeypatch.setattr("lockstep.doctor.examine.source_shapes", refuse)
-    (tmp_path / "lockstep.toml").write_text(CONFIG)
-    (lost,) = [each for each in examine(load(tmp_path / "lockstep.toml")) if each.severity is Severity.ERROR]
+    (lost,) = [each for each in examine(configured(tmp_path, CACHE)) if each.severity is Severity.ERROR]
     assert (lost.subject, lost.what) == ("source", "PostgreSQL can't be reached")
     assert lost.fix == "check source.dsn, and that its server runs"

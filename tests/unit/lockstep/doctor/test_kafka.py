@@ -9,9 +9,9 @@ from cdc.kafka.control_topics import StoredRecord, record_at
 from cdc.kafka.newest_records import NewestRecord
 from cdc.model.finding import Severity
 from cdc.protocol.control_records import ProgressRecord, SchemaRecord
-from lockstep.config import load
 from lockstep.doctor.kafka import foreign_control_record_findings, foreign_record_findings, token_findings
 from tests.builders import table
+from tests.configurations import configured
 from tests.history import state
 
 TAG = "0001" + "0" * 15 + "8" + "00000001"
@@ -106,18 +106,8 @@ def test_a_progress_record_of_others_is_found() -> None:
 def test_what_javas_client_would_read_on_other_machines_is_told_where_it_cant_log_in(
     tmp_path: Path, mechanism: str, master: str, subjects: list[str]
 ) -> None:
-    (tmp_path / "lockstep.toml").write_text(f"""
-[pipeline]
-name = "p"
-[source]
-dsn = "host=x"
-tables = ["public.t"]
-[kafka]
-bootstrap_servers = "k:1"
-security_protocol = "sasl_ssl"
-sasl_mechanism = "{mechanism}"
-username = "u"
-password_command = ["a"]
+    kafka = f'security_protocol="sasl_ssl"\nsasl_mechanism="{mechanism}"\nusername="u"\npassword_command=["a"]'
+    sections = f"""
 [spark]
 master = "{master}"
 [sinks.cache]
@@ -125,7 +115,7 @@ type = "redis"
 [sinks.expensive]
 type = "redis"
 url = "redis://other"
-where = {{ "public.t" = "price > 7" }}
+where = {{ "public.orders" = "price > 7" }}
 [streams.clicks]
 topic = "clicks"
 columns = {{ id = "text", page = "text", at = "timestamptz" }}
@@ -139,7 +129,7 @@ url = "postgresql+psycopg://nowhere/w"
 sink = "dwh"
 sql = "select page, at from clicks"
 key = ["page"]
-""")
-    found = token_findings(load(tmp_path / "lockstep.toml"))
+"""
+    found = token_findings(configured(tmp_path, sections, kafka=kafka))
     assert [finding.subject for finding in found] == subjects
     assert all(finding.severity is Severity.ERROR for finding in found)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from cdc.model.errors import Unavailable
-from lockstep.config import Config, read
 from lockstep.doctor.examine import examine
+from tests.configurations import configured
 
 _SILENT = Unavailable("Kafka doesn't answer within 15 s")
 
@@ -14,11 +14,6 @@ _SILENT = Unavailable("Kafka doesn't answer within 15 s")
 def test_who_has_asked_for_the_tables_of_patterns_is_not_answered_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    path = tmp_path / "lockstep.toml"
-    path.write_text(
-        "[pipeline]\nname = 'shop'\n[source]\ndsn = 'host=127.0.0.1 port=1'\ntables = ['public.*']\n"
-        "[kafka]\nbootstrap_servers = '127.0.0.1:1'\n"
-    )
     asked: list[str] = []
 
     def ask(of: object) -> None:
@@ -27,7 +22,7 @@ def test_who_has_asked_for_the_tables_of_patterns_is_not_answered_again(
 
     monkeypatch.setattr("lockstep.doctor.patterns.recorded_state", ask)
     monkeypatch.setattr("lockstep.doctor.examine.check_kafka", ask)
-    config: Config = read(path)
+    config = configured(tmp_path, tables=["public.*"])
     findings = [finding for finding in examine(config) if finding.subject == "Kafka"]
     assert [finding.what for finding in findings] == [_SILENT.message]
     assert asked == ["Kafka"]

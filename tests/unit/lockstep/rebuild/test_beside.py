@@ -12,7 +12,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from jobs.driver import Source
 from jobs.generations.record import Phase, Record, begin_generation, load_record
-from lockstep.config import Config, load
+from lockstep.config import Config
 from lockstep.rebuild import beside
 from lockstep.rebuild.beside import build_beside, drop_half_built
 from lockstep.rebuild.generation_build import RebuildContext
@@ -21,6 +21,7 @@ from lockstep.verify.report import VerifyReport
 from sinks.contract import Progress
 from sinks.memory import MemoryRecords, MemorySink, MemoryStore, open_memory
 from tests.builders import column, table
+from tests.configurations import CACHE, configured
 
 ORDERS = table(column("id", "int8"), column("note"))
 ITEMS = TableName("public", "items")
@@ -28,12 +29,7 @@ ITEMS = TableName("public", "items")
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    path = tmp_path / "lockstep.toml"
-    path.write_text(
-        '[pipeline]\nname = "shop"\n[source]\ndsn = "dbname=app"\ntables = ["public.orders"]\n'
-        '[kafka]\nbootstrap_servers = "nowhere:1"\n'
-    )
-    return load(path)
+    return configured(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -106,12 +102,7 @@ def test_a_build_that_has_read_a_table_which_left_capture_is_begun_again_without
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, switch_over: bool, loads: bool
 ) -> None:
     """The live generation may have gone further with that table: readers would see older rows of it."""
-    path = tmp_path / "lockstep.toml"
-    path.write_text(
-        '[pipeline]\nname = "shop"\n[source]\ndsn = "dbname=app"\ntables = ["public.orders", "public.items"]\n'
-        '[kafka]\nbootstrap_servers = "nowhere:1"\n[sinks.cache]\ntype = "redis"\nurl = "redis://cache"\n'
-    )
-    config, store = load(path), MemoryStore()
+    config, store = configured(tmp_path, CACHE, tables=["public.orders", "public.items"]), MemoryStore()
     MemorySink(store, 1).prepare([ORDERS])
     record = Record("shop", {}, Phase.BUILDING, loaded=False)
     captured: list[TableName] = [ORDERS.name, ITEMS]

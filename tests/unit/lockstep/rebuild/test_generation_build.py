@@ -13,13 +13,14 @@ from jobs.driver import Source
 from jobs.offsets import Offsets
 from jobs.query.captured_tables import Captured
 from lockstep import generations
-from lockstep.config import Config, read
+from lockstep.config import Config
 from lockstep.generations import config_now, require_captured, sink_tables_now
 from lockstep.rebuild import generation_build
 from lockstep.rebuild.generation_build import Build, RebuildContext, without_those_that_left
 from lockstep.rebuild.outcome import Interrupted
 from sinks.contract import Progress
 from sinks.memory import MemoryStore, open_memory
+from tests.configurations import CACHE, configured
 from tests.generations import prepared_store
 
 ORDERS, ITEMS, LOG = (TableName("public", name) for name in ("orders", "items", "log"))
@@ -27,14 +28,7 @@ ORDERS, ITEMS, LOG = (TableName("public", name) for name in ("orders", "items", 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    path = tmp_path / "lockstep.toml"
-    path.write_text(
-        '[pipeline]\nname = "shop"\n'
-        '[source]\ndsn = "dbname=shop user=lockstep"\ntables = ["public.orders", "public.*"]\n'
-        '[kafka]\nbootstrap_servers = "kafka:9092"\n'
-        '[sinks.cache]\ntype = "redis"\nurl = "redis://cache"\n'
-    )
-    return read(path)
+    return configured(tmp_path, CACHE, tables=["public.orders", "public.*"])
 
 
 def _capturing(config: Config, *tables: TableName) -> Config:
@@ -50,17 +44,14 @@ def test_a_build_is_compared_in_those_of_its_tables_that_are_captured_still(conf
 @pytest.fixture
 def naming(tmp_path: Path) -> Config:
     """Its tables are named, and it has a view of one of them."""
-    path = tmp_path / "naming.toml"
-    path.write_text(
-        '[pipeline]\nname = "shop"\n'
-        '[source]\ndsn = "dbname=shop user=lockstep"\ntables = ["public.orders", "public.items"]\n'
-        '[kafka]\nbootstrap_servers = "kafka:9092"\n'
-        '[sinks.cache]\ntype = "redis"\nurl = "redis://cache"\n'
+    return configured(
+        tmp_path,
+        CACHE,
         '[sinks.items]\ntype = "redis"\nurl = "redis://cache"\nprefix = "items"\ntables = ["public.items"]\n'
         '[views.joined]\nsink = "cache"\nkey = ["id"]\n'
-        'sql = "select o.id from public.orders o join public.items i on i.id = o.id"\n'
+        'sql = "select o.id from public.orders o join public.items i on i.id = o.id"\n',
+        tables=["public.orders", "public.items"],
     )
-    return read(path)
 
 
 def test_a_named_table_that_capture_was_started_without_is_left_out_and_a_view_can_not_do_without(

@@ -9,13 +9,14 @@ import pytest
 
 from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
-from lockstep.config import Config, load
+from lockstep.config import Config
 from lockstep.verify import command, result
 from lockstep.verify.options import VerifyOptions
 from lockstep.verify.report import BY_TOPIC, Difference, Kind, TableReport, VerifyReport
 from lockstep.verify.result import failure_of, keep, result_of
 from lockstep.verify.sides.compared_columns import NOT_IN_LOG
 from monitor.verification import Verification, VerifyOutcome
+from tests.configurations import CACHE, configured
 
 _ORDERS = TableReport(TableName("public", "orders"), 10, 10, 8, 0)
 _REPORT = VerifyReport("cache", 1, "source", 0x50, (_ORDERS,), epoch=3)
@@ -66,13 +67,7 @@ def test_append_only_tables_alone_are_equal_to_their_topics_and_verified_through
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    path = tmp_path / "lockstep.toml"
-    path.write_text(
-        "[pipeline]\nname='p'\n[source]\ndsn='host=127.0.0.1 port=1 dbname=d'\ntables=['public.orders']\n"
-        "[kafka]\nbootstrap_servers='127.0.0.1:1'\n"
-        "[sinks.cache]\ntype='redis'\nurl='redis://127.0.0.1:1/0'\n"
-    )
-    return load(path)
+    return configured(tmp_path, CACHE)
 
 
 def test_a_sink_that_does_not_take_it_is_asked_again_and_then_the_log_says_so(

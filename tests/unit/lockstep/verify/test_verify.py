@@ -10,41 +10,30 @@ from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
 from jobs.query.captured_tables import Captured
 from lockstep import generations
-from lockstep.config import Config, load
+from lockstep.config import Config
 from lockstep.verify.options import SOURCE, VerifyOptions
 from lockstep.verify.report import TableReport, VerifyReport
 from lockstep.verify.result import VerifyOutcome
 from lockstep.verify.verify import verify
+from tests.configurations import CACHE, configured
 
-CONFIG = """
-[pipeline]
-name = "shop"
-[source]
-dsn = "host=127.0.0.1 port=1 dbname=nowhere"
-tables = ["public.orders", "public.items"]
-[kafka]
-bootstrap_servers = "127.0.0.1:1"
-[sinks.cache]
-type = "redis"
-url = "redis://127.0.0.1:1/0"
-tables = ["public.orders"]
-[sinks.all]
-type = "redis"
-url = "redis://127.0.0.1:1/0"
-"""
+SINKS = f"""{CACHE}tables = ["public.orders"]\n[sinks.all]\ntype = "redis"\nurl = "redis://127.0.0.1:1/0"\n"""
+TABLES = ("public.orders", "public.items")
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    path = tmp_path / "lockstep.toml"
-    path.write_text(CONFIG)
-    return load(path)
+    return configured(tmp_path, SINKS, tables=TABLES)
+
+
+def compare(config: Config, options: VerifyOptions) -> VerifyReport:
+    return verify(config, options, say=print, progress=lambda _: None, stopping=lambda: False)
 
 
 def refused(config: Config, **changes: object) -> ConfigurationError:
     options = replace(VerifyOptions("all"), **changes)
     with pytest.raises(ConfigurationError) as caught:
-        verify(config, options, say=print, progress=lambda _: None, stopping=lambda: False)
+        compare(config, options)
     return caught.value
 
 
@@ -70,33 +59,38 @@ def test_a_sink_without_a_captured_table_has_nothing_to_compare(
 ) -> None:
     monkeypatch.setattr(generations, "captured_now", lambda _: Captured([ITEMS]))
     with pytest.raises(LockstepError, match=r"public\.orders isn't captured"):
-        verify(config, VerifyOptions("cache"), say=print, progress=lambda _: None, stopping=lambda: False)
+        compare(config, VerifyOptions("cache"))
 
 
 def test_a_view_one_of_whose_tables_left_capture_is_not_compared(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits for that table, so it would differ from its query, or be waited for in vain."""
-    path = tmp_path / "lockstep.toml"
     view = '[views.joined]\nsink = "all"\nkey = ["id"]\n'
-    path.write_text(f'{CONFIG}\n{view}sql = "select o.id from public.orders o join public.items i on i.id = o.id"\n')
+    view += 'sql = "select o.id from public.orders o join public.items i on i.id = o.id"\n'
     monkeypatch.setattr(generations, "captured_now", lambda _: Captured([ITEMS]))
     with pytest.raises(LockstepError, match=r"view 'joined' reads public\.orders, which isn't captured") as refused:
-        verify(load(path), VerifyOptions("joined"), say=print, progress=lambda _: None, stopping=lambda: False)
+        verify(
+            configured(tmp_path, SINKS, view, tables=TABLES),
+            VerifyOptions("joined"),
+            say=print,
+            progress=lambda _: None,
+            stopping=lambda: False,
+        )
     assert "lockstep doctor" in (refused.value.hint or "")
 
 
 def test_a_table_that_is_named_and_not_captured_is_told_of_and_the_others_are_compared(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def compare(*args: Any, **_: object) -> VerifyReport:
+    def found(*args: Any, **_: object) -> VerifyReport:
         names = args[3]
         assert names == [ITEMS]
         return VerifyReport("all", 1, SOURCE, 7, (TableReport(ITEMS),))
 
     monkeypatch.setattr(generations, "captured_now", lambda _: Captured([ITEMS]))
-    monkeypatch.setattr("lockstep.verify.verify._compare", compare)
-    report = verify(config, VerifyOptions("all"), say=print, progress=lambda _: None, stopping=lambda: False)
+    monkeypatch.setattr("lockstep.verify.verify._compare", found)
+    report = compare(config, VerifyOptions("all"))
     assert [(table.table, bool(table.not_compared)) for table in report.tables] == [(ORDERS, True), (ITEMS, False)]
     assert report.outcome is VerifyOutcome.INCOMPLETE
 

@@ -1,0 +1,25 @@
+"""Configurations whose servers aren't there, for tests that ask none."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.config import Config, read
+
+CACHE = '[sinks.cache]\ntype = "redis"\nurl = "redis://127.0.0.1:1/0"\n'
+
+
+def toml(*sections: str, tables: Sequence[str] = ("public.orders",), source: str = "", kafka: str = "") -> str:
+    """Of pipeline ``shop``; ``source`` and ``kafka`` are more lines of those sections."""
+    return (
+        '[pipeline]\nname = "shop"\n'
+        f'[source]\ndsn = "host=127.0.0.1 port=1 dbname=app"\ntables = {json.dumps(list(tables))}\n{source}\n'
+        f'[kafka]\nbootstrap_servers = "127.0.0.1:1"\n{kafka}\n{"".join(sections)}'
+    )
+
+
+def configured(directory: Path, *sections: str, **more: Sequence[str] | str) -> Config:
+    """The same, in ``lockstep.toml`` of a directory, as a process reads it."""
+    path = directory / "lockstep.toml"
+    path.write_text(toml(*sections, **more))  # type: ignore[arg-type]
+    return read(path)

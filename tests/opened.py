@@ -1,0 +1,15 @@
+"""Sinks that a test opens for a moment."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sinks.contract import OpenedSink
+
+
+@contextmanager
+def closing_sink(opened: OpenedSink) -> Iterator[OpenedSink]:
+    """Close it at the end of the block."""
+    try:
+        yield opened
+    finally:
+        opened.sink.close()

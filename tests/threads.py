@@ -1,0 +1,28 @@
+"""Work in threads of its own, beside each other or beside a test. What one of them raises, the test raises."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+
+def at_once(*works: Callable[[], object]) -> None:
+    """Do all of it at once. Returns when the last is done."""
+    with ThreadPoolExecutor(len(works)) as pool:
+        futures = [pool.submit(work) for work in works]
+    for future in futures:
+        future.result()
+
+
+@contextmanager
+def beside(*works: Callable[[threading.Event], object]) -> Iterator[None]:
+    """Work goes on beside the block, until the event that it gets is set at the end of the block."""
+    over = threading.Event()
+    with ThreadPoolExecutor(len(works)) as pool:
+        futures = [pool.submit(work, over) for work in works]
+        try:
+            yield
+        finally:
+            over.set()
+    for future in futures:
+        future.result()
