@@ -37,7 +37,7 @@ demo: setup
 
 # For the loop of a working day.
 check: lint
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "unit and not soak" tests/unit tests/property tests/docs tests/test_*.py $(ARGS)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "unit and not soak" tests/unit tests/property tests/docs tests/extensions tests/test_*.py $(ARGS)
 
 # tests/__main__.py says what runs alone and what beside each other.
 test: lint

@@ -11,7 +11,11 @@ import pytest
 PARTS = ("alone", "busy", "unit", "others")
 
 _TESTS = Path(__file__).parent
-UNIT = (_TESTS / "unit", _TESTS / "property", _TESTS / "docs", _TESTS / "test_tidy.py", _TESTS / "test_weight.py")
+UNIT = (
+    *(_TESTS / name for name in ("unit", "property", "docs", "test_tidy.py", "test_weight.py")),
+    *_TESTS.glob("extensions/*/unit"),
+    *_TESTS.glob("extensions/*/property"),
+)
 """What is there is ``unit`` unless a mark says something else."""
 
 

@@ -46,7 +46,7 @@ def test_every_package_is_under_a_contract() -> None:
 def test_the_order_of_the_packages_is_a_contract() -> None:
     contracts = PYPROJECT["tool"]["importlinter"]["contracts"]
     layers = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
-    assert ["lockstep", "monitor", "jobs", "sinks | snapshot | views", "cdc"] in layers
+    assert ["extensions", "lockstep", "monitor", "jobs", "sinks | snapshot | views", "cdc"] in layers
 
 
 @pytest.mark.parametrize("package", ["cdc", "jobs"])
@@ -91,8 +91,8 @@ def imports_of(path: Path, known: Set[str]) -> set[str]:
 
 KNOW_A_KIND: Mapping[str, str] = {
     "lockstep.bundle": "leaves out the login of a kind",
-    "lockstep.demo": "its pages read Redis and OpenSearch, as an application does",
-    "lockstep.erase.matches": "standing searches are OpenSearch's",
+    "extensions.demo": "its pages read Redis and OpenSearch, as an application does",
+    "extensions.erase.matches": "standing searches are OpenSearch's",
     "lockstep.searches": "standing searches are OpenSearch's",
     "monitor.searches": "standing searches are OpenSearch's",
     "jobs.streams.sql_plans": "results of stream queries are in a warehouse",

@@ -21,6 +21,7 @@ from cdc.settings import Settings
 
 ROOT: Final = Path(__file__).parent.parent
 CORE: Final = ("cdc", "snapshot", "views", "sinks", "jobs", "monitor", "lockstep", "migrations")
+EXTENSIONS: Final = ("extensions",)
 BESIDE: Final = ("stack", "bench")
 
 LINES_MAX: Final = 60
@@ -30,10 +31,11 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 103_995,
+    "lines of the core": 99_283,
+    "lines of extensions": 4_790,
     "lines of stack and bench": 10_000,
-    "lines of tests": 99_299,
-    "words of docs": 43_900,
+    "lines of tests": 100_211,
+    "words of docs": 43_979,
     "settings": 216,
 }
 
@@ -104,10 +106,10 @@ def _subclasses(known: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 def _settings() -> list[str]:
     """Each setting where it is declared; a section is one, and so is each setting in it."""
-    for path in _files(*CORE):
+    for path in _files(*CORE, *EXTENSIONS):
         if "Settings)" in path.read_text(encoding="utf-8"):
             importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
-    known = {each for each in _subclasses(Settings) if each.__module__.partition(".")[0] in CORE}
+    known = {each for each in _subclasses(Settings) if each.__module__.partition(".")[0] in (*CORE, *EXTENSIONS)}
     return [f"{each.__name__}.{name}" for each in known for name in each.__annotations__ if name in each.model_fields]
 
 
@@ -116,7 +118,7 @@ def _all_nodes() -> list[tuple[str, ast.AST]]:
     """Functions and classes."""
     return [
         (f"{path.relative_to(ROOT)}: {node.name}", node)
-        for path in _files(*CORE, *BESIDE)
+        for path in _files(*CORE, *EXTENSIONS, *BESIDE)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     ]
@@ -161,7 +163,19 @@ def _complex() -> list[str]:
     """As ruff counts the branches of a function."""
     ruff = Path(sysconfig.get_path("scripts")) / "ruff"
     limit = f"lint.mccabe.max-complexity={COMPLEXITY_MAX}"
-    command = [ruff, "check", "--select", "C901", "--config", limit, "--output-format", "json", *CORE, *BESIDE]
+    command = [
+        ruff,
+        "check",
+        "--select",
+        "C901",
+        "--config",
+        limit,
+        "--output-format",
+        "json",
+        *CORE,
+        *EXTENSIONS,
+        *BESIDE,
+    ]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
     assert answer.returncode in (0, 1), answer.stderr.decode()
     return [
@@ -177,6 +191,7 @@ def _place(name: str) -> str | None:
 
 WEIGHED: Final[dict[str, Callable[[], list[str]]]] = {
     "lines of the core": lambda: _lines(*CORE),
+    "lines of extensions": lambda: _lines(*EXTENSIONS),
     "lines of stack and bench": lambda: _lines(*BESIDE),
     "lines of tests": lambda: _lines("tests"),
     "words of docs": _words,

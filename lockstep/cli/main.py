@@ -14,14 +14,15 @@ from typer.core import TyperGroup
 
 from lockstep.cli import alerts, operate, rejections, run, searches, servers, setup, streams, tables, views
 from lockstep.console import EXIT_CONFIGURATION, EXIT_INTERRUPTED, SUPERVISOR_VARIABLE, exit_code_of, say
+from lockstep.extension import Command, Group, installed
 
 PROGRAM = "lockstep"
 
 _WHOLE_SENTENCE = 1_000
 """The first sentence of a command's help is never cut: a narrow terminal wraps it."""
 
-COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
-    "Local servers": (servers.demo, servers.up, servers.status, servers.down),
+_CORE: Mapping[str, Sequence[Command]] = {
+    "Local servers": (servers.up, servers.status, servers.down),
     "Set up": (setup.init, setup.doctor, setup.package),
     "Run": (run.run, run.capture, run.apply, run.dashboard),
     "Operate": (
@@ -31,7 +32,6 @@ COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
         operate.state,
         operate.bundle,
         operate.verify,
-        operate.erase,
         operate.rebuild,
         operate.switch,
         operate.generations,
@@ -41,7 +41,59 @@ COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
         run.recover,
     ),
 }
+COMMANDS: Mapping[str, Sequence[Command]] = {
+    title: [*commands, *(command for each in installed() for command in each.commands.get(title, ()))]
+    for title, commands in _CORE.items()
+}
 """Title of a group in ``lockstep --help`` -> its commands, in the order of the page."""
+
+GROUPS: Sequence[Group] = (
+    Group(
+        "snapshot",
+        "Copies of tables. `lockstep capture` takes the first by itself.",
+        {
+            "table": operate.snapshot_table,
+            "status": operate.snapshot_status,
+            "pause": operate.snapshot_pause,
+            "resume": operate.snapshot_resume,
+            "cancel": operate.snapshot_cancel,
+        },
+    ),
+    Group(
+        "rejections",
+        "Events that a sink, or rows that a webhook refused for good.\n\n"
+        "A rejection closes by itself once a newer event of its row gets through, or the webhook takes its row.",
+        {
+            "list": rejections.list_open,
+            "show": rejections.show,
+            "retry": rejections.retry,
+            "discard": rejections.discard,
+        },
+    ),
+    Group(
+        "alerts",
+        "What is wrong, and who is told.",
+        {"list": alerts.list_open, "test": alerts.send_test, "watch": alerts.watch},
+    ),
+    Group(
+        "views",
+        "Queries over captured tables whose results are kept up to date.",
+        {"list": views.list_all, "explain": views.explain, "check": views.check},
+    ),
+    Group(
+        "streams",
+        "Queries over Kafka topics with JSON, in event time.",
+        {"list": streams.list_all, "rebuild": streams.rebuild},
+    ),
+    Group("tables", "Tables that capture has.", {"remove": tables.remove}),
+    Group(
+        "searches",
+        "Standing searches: who is told of documents that match a query.",
+        {"add": searches.add, "list": searches.list_all, "remove": searches.remove, "watch": searches.watch},
+    ),
+    *(group for each in installed() for group in each.groups),
+)
+"""Commands below a word of their own, after those of their page."""
 
 
 class GroupedCommands(TyperGroup):
@@ -79,44 +131,6 @@ def _root(
     _help_without_a_command(context)
 
 
-def _snapshot(context: typer.Context) -> None:
-    """Copies of tables. `lockstep capture` takes the first by itself."""
-    _help_without_a_command(context)
-
-
-def _rejections(context: typer.Context) -> None:
-    """Events that a sink, or rows that a webhook refused for good.
-
-    A rejection closes by itself once a newer event of its row gets through, or the webhook takes its row.
-    """
-    _help_without_a_command(context)
-
-
-def _alerts(context: typer.Context) -> None:
-    """What is wrong, and who is told."""
-    _help_without_a_command(context)
-
-
-def _views(context: typer.Context) -> None:
-    """Queries over captured tables whose results are kept up to date."""
-    _help_without_a_command(context)
-
-
-def _streams(context: typer.Context) -> None:
-    """Queries over Kafka topics with JSON, in event time."""
-    _help_without_a_command(context)
-
-
-def _tables(context: typer.Context) -> None:
-    """Tables that capture has."""
-    _help_without_a_command(context)
-
-
-def _searches(context: typer.Context) -> None:
-    """Standing searches: who is told of documents that match a query."""
-    _help_without_a_command(context)
-
-
 def _help_without_a_command(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         say(context.get_help())
@@ -124,11 +138,15 @@ def _help_without_a_command(context: typer.Context) -> None:
 
 
 def _group(
-    callback: Callable[[typer.Context], None] | Callable[[typer.Context, bool], None], *, add_completion: bool = False
+    callback: Callable[[typer.Context], None] | Callable[[typer.Context, bool], None],
+    page: str | None = None,
+    *,
+    add_completion: bool = False,
 ) -> typer.Typer:
     return typer.Typer(
         cls=GroupedCommands,
         callback=callback,
+        help=page,
         invoke_without_command=True,
         context_settings={"help_option_names": ["-h", "--help"]},
         add_completion=add_completion,
@@ -142,42 +160,11 @@ def _app() -> typer.Typer:
     for title, commands in COMMANDS.items():
         for command in commands:
             root.command(rich_help_panel=title)(command)
-    snapshot = _group(_snapshot)
-    snapshot.command("table")(operate.snapshot_table)
-    snapshot.command("status")(operate.snapshot_status)
-    snapshot.command("pause")(operate.snapshot_pause)
-    snapshot.command("resume")(operate.snapshot_resume)
-    snapshot.command("cancel")(operate.snapshot_cancel)
-    root.add_typer(snapshot, name="snapshot", rich_help_panel="Operate")
-    rejected = _group(_rejections)
-    rejected.command("list")(rejections.list_open)
-    rejected.command()(rejections.show)
-    rejected.command()(rejections.retry)
-    rejected.command()(rejections.discard)
-    root.add_typer(rejected, name="rejections", rich_help_panel="Operate")
-    told = _group(_alerts)
-    told.command("list")(alerts.list_open)
-    told.command("test")(alerts.send_test)
-    told.command()(alerts.watch)
-    root.add_typer(told, name="alerts", rich_help_panel="Operate")
-    kept = _group(_views)
-    kept.command("list")(views.list_all)
-    kept.command()(views.explain)
-    kept.command()(views.check)
-    root.add_typer(kept, name="views", rich_help_panel="Operate")
-    streamed = _group(_streams)
-    streamed.command("list")(streams.list_all)
-    streamed.command()(streams.rebuild)
-    root.add_typer(streamed, name="streams", rich_help_panel="Operate")
-    captured = _group(_tables)
-    captured.command()(tables.remove)
-    root.add_typer(captured, name="tables", rich_help_panel="Operate")
-    standing = _group(_searches)
-    standing.command()(searches.add)
-    standing.command("list")(searches.list_all)
-    standing.command()(searches.remove)
-    standing.command()(searches.watch)
-    root.add_typer(standing, name="searches", rich_help_panel="Operate")
+    for group in GROUPS:
+        below = _group(_help_without_a_command, group.help)
+        for name, command in group.commands.items():
+            below.command(name)(command)
+        root.add_typer(below, name=group.name, rich_help_panel="Operate")
     return root
 
 

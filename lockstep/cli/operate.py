@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import typer
 
-from cdc.model.printable import visible_lines
 from lockstep.cli.completion import table_names
 from lockstep.cli.options import (
     DEFAULT_CONFIG,
@@ -25,6 +24,7 @@ from lockstep.cli.options import (
     lsn_of,
     milliseconds_of,
     print_json,
+    write_at_once,
 )
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _watch(
                     print(json.dumps(report.to_json()), flush=True)  # noqa: T201  the result
                 elif lines is not None:
                     for line in lines(report, at_s=time.monotonic(), now_ms=time.time_ns() // 1_000_000):
-                        _write_at_once(f"{line}\n")
+                        write_at_once(f"{line}\n")
                 else:
                     out.print(table(report))
                     out.file.flush()
@@ -224,13 +224,7 @@ def tail(
         if line.is_remark:
             say(line.text)
         else:
-            _write_at_once(f"{line.text}\n")
-
-
-def _write_at_once(text: str) -> None:
-    """Into a pipe as well, where Python would wait for more."""
-    sys.stdout.write(visible_lines(text))
-    sys.stdout.flush()
+            write_at_once(f"{line.text}\n")
 
 
 def state(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
@@ -246,7 +240,7 @@ def state(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) ->
     if as_json:
         print_json(found.to_json())
     else:
-        _write_at_once("".join(f"{line}\n" for line in found.lines()))
+        write_at_once("".join(f"{line}\n" for line in found.lines()))
     raise typer.Exit(0 if found.is_whole else 1)
 
 
@@ -298,43 +292,6 @@ def verify(
     )
     log_to_stderr(config)
     raise typer.Exit(run_verify(load(config), options, as_json=as_json))
-
-
-def erase(
-    table: Annotated[str, typer.Argument(help="schema.table", autocompletion=table_names)],
-    key: Annotated[
-        str, typer.Argument(help="The row's key as JSON, or the one value of it; - reads it from standard input.")
-    ],
-    config: ConfigOption = DEFAULT_CONFIG,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is where, and change nothing.")] = False,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds for each topic and sink at most.")] = 120.0,
-    as_json: JsonOption = False,
-) -> None:
-    """Remove for good what is kept of a deleted row.
-
-    It has to be deleted at the source first. Looks at its topic, at every generation of every sink and of views that
-    read the table, at stream queries, at dead letters, at what searches have told and at the store of large values.
-    Says what is left, why, and until when. Exit code 0 when nothing is left, 5 when something is until a time that is
-    known, and 1 when that isn't proven. Run it again after Ctrl-C or a crash: it continues.
-    """
-    from lockstep.config import load
-    from lockstep.console import StopOnSignals, say
-    from lockstep.erase.erase import erase as erase_row
-
-    report = erase_row(
-        load(config),
-        table,
-        sys.stdin.readline().rstrip("\r\n") if key == "-" else key,
-        dry_run=dry_run,
-        timeout_s=timeout,
-        stopping=StopOnSignals(),
-        say=say,
-    )
-    if as_json:
-        print_json(report.to_json())
-    else:
-        _write_at_once("".join(f"{line}\n" for line in report.lines()))
-    raise typer.Exit(report.exit_code)
 
 
 def rebuild(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cdc.model.printable import visible_lines
 from lockstep.cli.completion import sink_names, table_names
 
 DEFAULT_CONFIG = Path("lockstep.toml")
@@ -40,6 +41,12 @@ FromTimeOption = Annotated[
 def print_json(document: Any) -> None:
     """Print one JSON document, indented, to standard output."""
     print(json.dumps(document, indent=2))  # noqa: T201  the result
+
+
+def write_at_once(text: str) -> None:
+    """Into a pipe as well, where Python would wait for more."""
+    sys.stdout.write(visible_lines(text))
+    sys.stdout.flush()
 
 
 def lsn_of(text: str) -> int:

@@ -46,6 +46,7 @@ PACKAGES = (
     "views",
     "monitor",
     "lockstep",
+    "extensions",
     "stack",
     "migrations",
     "bench",

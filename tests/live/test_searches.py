@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.kafka.topic_reader import TopicReader
-from lockstep.erase.erase import erase
+from extensions.erase.erase import erase
 from lockstep.searches.commands import listed, remove
 from stack.stack import Endpoints
 from tests.searches import SINK, SearchedSink, events, matching, settle

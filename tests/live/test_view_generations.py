@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 from cdc.kafka.control_topics import read_tables
 from cdc.kafka.topic_names import view_topic
 from cdc.postgres.slot import emit_heartbeat
+from extensions.erase.erase import erase
+from extensions.erase.report import Place
 from jobs.query.view_plan import planned_view
 from lockstep.config import load
-from lockstep.erase.erase import erase
-from lockstep.erase.report import Place
 from lockstep.generations import find, settings_of_generation, switch_to
 from monitor.waits import Waits
 from sinks.registry import open_sink

@@ -13,15 +13,23 @@ import pytest
 import typer.main
 
 from lockstep.cli.main import COMMANDS, app, exit_code
+from lockstep.extension import installed
+
+
+def _added(title: str) -> list[str]:
+    """What extensions add."""
+    return [command.__name__ for each in installed() for command in each.commands.get(title, ())]
+
 
 GROUPS = {
-    "Local servers": ["demo", "up", "status", "down"],
+    "Local servers": ["up", "status", "down", *_added("Local servers")],
     "Set up": ["init", "doctor", "package"],
     "Run": ["run", "capture", "apply", "dashboard"],
     "Operate": [
-        *("lag", "wait", "tail", "state", "bundle", "verify", "erase", "rebuild", "switch", "generations"),
-        *("pause", "resume", "take-out", "recover"),
+        *("lag", "wait", "tail", "state", "bundle", "verify", "rebuild", "switch", "generations"),
+        *("pause", "resume", "take-out", "recover", *_added("Operate")),
         *("snapshot", "rejections", "alerts", "views", "streams", "tables", "searches"),
+        *(group.name for each in installed() for group in each.groups),
     ],
 }
 

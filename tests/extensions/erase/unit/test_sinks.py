@@ -1,0 +1,79 @@
+"""extensions.erase.sinks: what is said of sinks that aren't asked"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cdc.model.table import TableName
+from extensions.erase import sinks
+from extensions.erase.deleted_row import DeletedRow
+from extensions.erase.report import Place
+from extensions.erase.sinks import SinkErasing
+from jobs.generations.record import Generation
+from lockstep.config import Config, read
+from sinks.contract import Progress
+from sinks.memory import MemoryStore, open_memory
+from tests.builders import column, progress, table, tag
+
+_FILE = """
+[pipeline]
+name = "shop"
+[source]
+dsn = "host=db dbname=shop user=me"
+tables = ["public.orders", "public.items"]
+[kafka]
+bootstrap_servers = "127.0.0.1:9092"
+[sinks.cache]
+type = "redis"
+url = "redis://127.0.0.1:1"
+apply = false
+"""
+
+
+ORDERS = table(column("id", "int8"), name=TableName("public", "orders"))
+
+
+def _config(tmp_path: Path, tables: str = "") -> Config:
+    (tmp_path / "lockstep.toml").write_text(_FILE.replace("apply = false", tables).split("[views")[0])
+    return read(tmp_path / "lockstep.toml")
+
+
+def _place(config: Config, monkeypatch: pytest.MonkeyPatch, stored: Progress) -> Place:
+    """What is said of a generation that has nothing of a row which was deleted by transaction 5."""
+    opened = open_memory(MemoryStore(), 1)
+    opened.sink.prepare([ORDERS])
+    opened.generations.save_progress(stored)
+    generation = Generation(1, is_live=True, record=None)
+    monkeypatch.setattr(sinks, "list_of", lambda *_: [generation])
+    monkeypatch.setattr(sinks, "settings_of_generation", lambda config, sink, _: config.sinks[sink])
+    monkeypatch.setattr(sinks, "open_sink", lambda *_: opened)
+    erasing = SinkErasing(config, DeletedRow(ORDERS, {"id": 1}, tag(5), "orders"), timeout_s=0, check=lambda: None)
+    (place,) = erasing.places("cache", only_look=False)
+    return place
+
+
+BEHIND, PAST = progress(0x1000000, epoch=1), progress(0x2000000, epoch=1)
+
+
+def test_a_generation_that_has_not_applied_the_deletion_may_still_get_the_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its job may have read the row already, and write it after this look."""
+    place = _place(_config(tmp_path), monkeypatch, BEHIND)
+    assert (place.is_proven, place.unasked) == (False, None)
+    assert "hasn't applied all up to the deletion" in (place.why or "")
+    assert _place(_config(tmp_path), monkeypatch, PAST).is_proven
+
+
+def test_a_table_that_left_keeps_no_row_of_another_one_from_being_erased(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = _config(tmp_path)
+    assert _place(config, monkeypatch, replace(PAST, left_at_ms={"items": 5}, joining=("late",))).is_proven
+    assert not _place(config, monkeypatch, replace(PAST, left_at_ms={"orders": 5})).is_proven
+    assert not _place(config, monkeypatch, replace(PAST, joining=("orders",))).is_proven
+
+
+def test_a_sink_that_does_not_have_the_table_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _place(_config(tmp_path, 'tables = ["public.items"]'), monkeypatch, BEHIND).is_proven
