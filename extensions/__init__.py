@@ -4,9 +4,11 @@ from typing import Final
 
 from extensions.demo.extension import DEMO
 from extensions.erase.extension import ERASE
+from extensions.searches.extension import SEARCHES
 from lockstep.extension import Extension
 
 ALL: Final[tuple[Extension, ...]] = (
     DEMO,
     ERASE,
+    SEARCHES,
 )

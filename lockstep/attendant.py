@@ -9,22 +9,27 @@ from pathlib import Path
 
 from cdc.model.errors import LockstepError
 from lockstep.config import Config
+from lockstep.extension import installed
 from lockstep.stream_queries import stream_query_plans
 from lockstep.verify_schedule import VerifySchedule
-from monitor.alerts.conditions import Condition
+from monitor.alerts.conditions import Condition, Facts
 from monitor.alerts.facts import FactsCollector
 from monitor.alerts.watch import AlertWatch
 from monitor.lag import LagReport
 from monitor.stream_queries import StreamQueryStatus, StreamQueryWatch
+from monitor.watching import Figure, Watching
 
 
 class Attendant:
     """Is given each lag report. Of several processes of a machine one tells; the others only look."""
 
-    def __init__(self, alerts: AlertWatch, schedule: VerifySchedule, queries: StreamQueryWatch) -> None:
+    def __init__(
+        self, alerts: AlertWatch, schedule: VerifySchedule, queries: StreamQueryWatch, watches: Sequence[Watching]
+    ) -> None:
         self._alerts = alerts
         self._schedule = schedule
         self._queries = queries
+        self._watches = watches
 
     @property
     def open(self) -> tuple[Condition, ...]:
@@ -35,6 +40,11 @@ class Attendant:
     def stream_queries(self) -> Sequence[StreamQueryStatus]:
         """What is known of stream queries; nothing before the first answer."""
         return self._queries.latest() or ()
+
+    @property
+    def figures(self) -> Iterator[Figure]:
+        """What extensions have found, for metrics."""
+        return (figure for watch in self._watches for figure in watch.latest().figures)
 
     def look(self, report: LagReport | LockstepError) -> None:
         """Take the next report, or the error that came in its place. Waits for nobody."""
@@ -48,7 +58,20 @@ class Attendant:
 def open_attendant(config: Config, path: Path) -> Iterator[Attendant]:
     """Until the end of the block, which may take seconds. ``path`` is the configuration's file."""
     schedule = VerifySchedule(config, path)
+    watches: list[Watching] = []
+
+    def all_facts() -> Facts:
+        found = [watch.latest() for watch in watches]
+        return replace(
+            facts.latest(),
+            stream_queries=queries.latest(),
+            added=tuple(condition for each in found for condition in each.conditions),
+            added_names=frozenset().union(*(watch.names for watch in watches)),
+            added_unknown=frozenset().union(*(each.unknown for each in found)),
+        )
+
     with (
+        contextlib.ExitStack() as closing,
         contextlib.closing(schedule),
         FactsCollector(
             config.as_pipeline(), config.stores, state_directories(config), with_standby=config.alerts.standby
@@ -58,12 +81,15 @@ def open_attendant(config: Config, path: Path) -> Iterator[Attendant]:
             config.pipeline.name,
             config.alerts,
             config.alerts_directory,
-            facts=lambda: replace(facts.latest(), stream_queries=queries.latest()),
+            facts=all_facts,
             verify=config.verify,
             retained_max_bytes=config.source.slot_guard.warn,
         ) as alerts,
     ):
-        yield Attendant(alerts, schedule, queries)
+        for each in installed():
+            if each.watch is not None:
+                watches.append(closing.enter_context(Watching(each.conditions, partial(each.watch, config))))
+        yield Attendant(alerts, schedule, queries, watches)
 
 
 def state_directories(config: Config) -> list[Path]:

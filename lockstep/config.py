@@ -5,10 +5,18 @@ import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, cast
 from urllib.parse import parse_qsl, quote, urlencode
 
-from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    SecretStr,
+    ValidationError,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
 from cdc.capture.settings import CaptureSettings, SnapshotSettings
 from cdc.kafka.settings import KAFKA_PASSWORD_VARIABLE, KafkaSettings
@@ -23,6 +31,7 @@ from cdc.settings import Settings
 from jobs.settings import SparkSettings
 from jobs.streams.settings import StreamSettings, name_problems, webhook_variable
 from lockstep.dashboard_settings import DashboardSettings
+from lockstep.installed import SECTIONS, configured
 from lockstep.log import LogFormat
 from lockstep.stream_sections import StreamQuerySection, with_stream_queries
 from lockstep.view_sections import kind_of_sink, problem_of_type, with_views
@@ -33,6 +42,14 @@ from sinks.registry import SinkSettings
 from sinks.view_settings import VIEWS_SCHEMA, ViewSettings
 
 _Checked = TypeVar("_Checked", bound=Settings)
+
+_ADDED: Final = {name: kind for each in configured() for name, kind in each.sections().items()}
+"""Section of an extension that is there -> its settings."""
+
+if TYPE_CHECKING:
+    _Added = Settings
+else:
+    _Added = create_model("_Added", __base__=Settings, **{name: (kind, kind()) for name, kind in _ADDED.items()})
 
 Wanted = Literal["sink", "view", "stream query", "sink or stream query"]
 """What a command takes the name of."""
@@ -79,7 +96,10 @@ class LogSettings(Settings):
 
 
 class Config(Settings):
-    """The whole configuration. A view is one of the ``sinks``, under its own name."""
+    """The whole configuration. A view is one of the ``sinks``, under its own name.
+
+    ``added`` has the sections of extensions.
+    """
 
     pipeline: PipelineSettings
     source: SourceSettings
@@ -95,6 +115,15 @@ class Config(Settings):
     sinks: Annotated[dict[str, SinkSettings], Field(default_factory=dict)]
     streams: Annotated[dict[str, StreamSettings], Field(default_factory=dict)]
     stream_queries: Annotated[dict[str, StreamQuerySection], Field(default_factory=dict)]
+    added: _Added = _Added()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _extensions_have_sections(cls, document: Any) -> Any:
+        if not isinstance(document, dict) or _ADDED.keys().isdisjoint(document):
+            return document
+        rest = {name: section for name, section in document.items() if name not in _ADDED}
+        return rest | {"added": {name: document[name] for name in _ADDED if name in document}}
 
     @model_validator(mode="before")
     @classmethod
@@ -204,6 +233,17 @@ class Config(Settings):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _extensions_fit(self) -> "Config":
+        problems = [problem for each in configured() for problem in each.problems(self)]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def section(self, kind: type[_Checked]) -> _Checked:
+        """The settings of an extension that is there."""
+        return next(settings for _, settings in self.added if isinstance(settings, kind))
+
     def capturing(self, source: SourceSettings) -> "Config":
         """The same with the source's tables resolved."""
         return self.model_copy(update={"source": source})
@@ -290,11 +330,6 @@ class Config(Settings):
         queries = {name: self.stream_queries[name] for name in names if name in self.stream_queries}
         others = [name for name in names if name not in queries]
         return (self.chosen_sinks(others) if others or not queries else {}), queries
-
-    @property
-    def sinks_with_searches(self) -> tuple[str, ...]:
-        """The sinks whose standing searches are told of by ``lockstep run``."""
-        return tuple(name for name, sink in self.sinks.items() if sink.runs_searches)
 
     @property
     def stores(self) -> dict[str, SinkSettings]:
@@ -636,7 +671,11 @@ def _problem(details: Any, views: Mapping[str, Any]) -> str:
         if location[2:] and isinstance(own, dict) and location[2] not in (*own, "tables"):
             location[:2] = ["sinks", str(own.get("sink"))]  # whose setting the view has taken over
     message = details["msg"].removeprefix("Value error, ")
-    if kind in ("union_tag_not_found", "union_tag_invalid"):
+    if location[:1] == ["added"]:
+        del location[0]
+    if kind == "extra_forbidden" and location[0] in SECTIONS.keys() - _ADDED.keys():
+        message = f"it is a section of the extension {SECTIONS[location[0]]}, which isn't installed"
+    elif kind in ("union_tag_not_found", "union_tag_invalid"):
         location.append("type")
         message = problem_of_type(details.get("ctx", {}).get("tag"))
     elif kind in ("too_short", "string_too_short") and details["ctx"]["min_length"] == 1:

@@ -20,6 +20,7 @@ from cdc.postgres.preflight.endpoint import refusal
 from cdc.postgres.settings import SourceSettings
 from cdc.postgres.slot import emit_functions
 from lockstep.config import NAME, PipelineSettings, load
+from lockstep.extension import installed
 from lockstep.init_examples import NO_KEY, FoundTables, NewSink, secret_columns
 from migrations.source import messages_sql, publication_sql, rights_sql
 from sinks.registry import KINDS
@@ -306,7 +307,7 @@ def config_text(name: str, dsn: str, tables: FoundTables, sinks: Sequence[NewSin
     secrets = f"# These look like secrets: {excluded}, or mask them.\n" if hidden else ""
     # Before anything is filled in: a table of the user's may have the name of one in an example.
     template = _FILE.template.replace("${kinds}", "\n".join(kind.example for kind in KINDS.values()))
-    return Template(tables.with_real_names(template)).substitute(
+    text = Template(tables.with_real_names(template)).substitute(
         name=toml_text(name),
         plain_name=name,
         dsn=toml_text(dsn),
@@ -315,6 +316,7 @@ def config_text(name: str, dsn: str, tables: FoundTables, sinks: Sequence[NewSin
         secrets=secrets,
         sinks="".join(f"{sink.section(hidden)}\n" for sink in sinks),
     )
+    return "\n".join((text, *(each.example for each in installed() if each.example)))
 
 
 def source_of(dsn: str) -> SourceSettings:

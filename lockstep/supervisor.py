@@ -1,4 +1,6 @@
-"""``lockstep run``: capture, jobs and who tells of alerts and searches as child processes; one that dies is restarted.
+"""``lockstep run``: capture, jobs, who tells of alerts and what extensions run, as child processes.
+
+One that dies is restarted.
 
 Separate processes, so that kill -9, a memory leak or a JVM that hangs in one can't take the other with it.
 """
@@ -11,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -50,7 +53,9 @@ class _Member:
     is_taken_over: bool = False
 
 
-def run_group(config: Path, stopping: Stopping, *, with_dashboard: bool = False, with_searches: bool = False) -> int:
+def run_group(
+    config: Path, stopping: Stopping, *, with_dashboard: bool = False, beside: Sequence[Sequence[str]] = ()
+) -> int:
     """Run until told to stop; returns 0 then, or 130 where that was urgent. No child is left behind in any case.
 
     Capture or jobs that say the configuration is wrong end the group with 2.
@@ -59,14 +64,14 @@ def run_group(config: Path, stopping: Stopping, *, with_dashboard: bool = False,
     started again: the two would take over from each other without end.
 
     The web page tells of alerts and has sinks compared. Where it isn't wanted or can't listen, ``lockstep alerts
-    watch`` is started in its place. ``with_searches``: ``lockstep searches watch`` is started as well. Nobody's rows
-    wait for these: no exit code of theirs ends the group.
+    watch`` is started in its place. ``beside`` are further commands. Nobody's rows wait for these: no exit code of
+    theirs ends the group.
     """
     capture = _Member("capture", ("capture",), config, standby=("capture", "--standby"))
     group = [capture, _Member("apply", ("apply",), config)]
     watch = _Member("alerts", ("alerts", "watch"), config)
     attendant = _Member("dashboard", ("dashboard",), config) if with_dashboard else watch
-    searching = [_Member("searches", ("searches", "watch"), config)] if with_searches else []
+    others = [_Member(words[0], tuple(words), config) for words in beside]
     try:
         while not stopping():
             for member in group:
@@ -78,11 +83,11 @@ def run_group(config: Path, stopping: Stopping, *, with_dashboard: bool = False,
                     " compares sinks in its place"
                 )
                 attendant = watch
-            for member in searching:
+            for member in others:
                 _look_after(member)
             stopping.wait(0.2)
     finally:
-        _stop([*group, attendant, *searching], stopping)
+        _stop([*group, attendant, *others], stopping)
     return EXIT_INTERRUPTED if stopping.is_urgent() else 0
 
 

@@ -63,8 +63,6 @@ def with_views(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             lends[name] = section["apply"]
             if section["apply"] is False and kind_of_sink(section) is None:  # the models get no such section
                 problems.append(f"sinks.{name}.type: {problem_of_type(section.get('type'))}")
-            if section["apply"] is False and section.get("searches"):
-                problems.append(f"sinks.{name}.searches: with apply = false the sink has no documents to be searched")
     used = set[str]()
     for name, section in views.items():
         if isinstance(section, dict) and isinstance(section.get("sink"), str):

@@ -173,11 +173,6 @@ class LagCollector:
                 for facts in sinks
                 if facts.is_live and (verification := self._sinks[facts.name].verified) is not None
             },
-            searches={
-                name: sink.searches
-                for name, sink in self._sinks.items()
-                if sink.searches is not None and name not in unanswered
-            },
         )
 
     def _look(self, source: SourceFacts, answers: Mapping[str, Answer], *, is_copying: bool) -> Look:

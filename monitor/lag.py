@@ -38,7 +38,6 @@ from cdc.stream.slot_guard import minutes_until_full
 from jobs.consistency import KnownConsistency
 from jobs.generations.status import JobState, JobStatus
 from jobs.generations.view_state import ToldView
-from monitor.searches import StandingSearches
 from monitor.verification import Verification
 from monitor.visible import Visible
 
@@ -236,8 +235,6 @@ class LagReport:
 
     ``refused_rows`` counts the rows that a stream query's webhook refused and that are open, by the query's name.
 
-    ``searches`` has what is known of standing searches, by the names of the sinks that have any.
-
     ``commit_interval_ms`` is as in ``SourceFacts``.
     """
 
@@ -261,7 +258,6 @@ class LagReport:
     first_copy_left: bool = False
     silent_servers: Mapping[str, LockstepError] = field(default_factory=dict)
     verified: Mapping[str, Verification] = field(default_factory=dict)
-    searches: Mapping[str, StandingSearches] = field(default_factory=dict)
     commit_interval_ms: int | None = None
 
     @property

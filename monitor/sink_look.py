@@ -16,7 +16,6 @@ from jobs.generations.status import JobStatus, job_statuses
 from jobs.generations.view_state import ToldView, load_told
 from monitor.lag import SinkFacts, SourceFacts, has_all_of_kafka
 from monitor.question import Asking, answer_s
-from monitor.searches import SearchesWatch, StandingSearches
 from monitor.verification import Verification, load_verification
 from monitor.visible import Visible, VisibleRows
 from sinks.contract import OpenedSink, Progress
@@ -85,11 +84,9 @@ class SinkLook:
         self._still: dict[int, LastBeat] = {}
         self._visible: dict[int, VisibleRows] = {}
         self._complete: dict[int, _Complete] = {}
-        self._watch = SearchesWatch.of_sink(name, settings) if settings.has_searches else None
         # Whether its store has answered the question that is open.
         self._has_answered = False
         self.verified: Verification | None = None
-        self.searches: StandingSearches | None = None
 
     def begin(self, *, with_jobs: bool) -> None:
         """Ask how far it is, in a thread of its own."""
@@ -119,8 +116,6 @@ class SinkLook:
         self._has_answered = False
         generations = self._generations()
         self._has_answered = True
-        if self._watch is not None:
-            self.searches = self._watch.look()
         for generation in generations:
             # Both raise for this sink alone: another pipeline's progress says nothing of this one, and what was built
             # with other settings has to go with today's.
@@ -287,8 +282,6 @@ class SinkLook:
             return
         for opened in list(self._opened_sinks.values()):  # a late answer may open one more
             opened.sink.close()
-        if self._watch is not None:
-            self._watch.close()
 
 
 def _records_behind(

@@ -193,16 +193,6 @@ class TableSettings(Settings):
         return None
 
     @property
-    def has_searches(self) -> bool:
-        """Whether its documents can be watched by standing searches."""
-        return False
-
-    @property
-    def runs_searches(self) -> bool:
-        """Whether ``lockstep run`` reports matches of standing searches."""
-        return False
-
-    @property
     def keeps_history(self) -> bool:
         """Whether batches should bring all versions of rows, and not the newest of each key alone."""
         return False

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from monitor.metrics.definitions import DEFINITIONS, Kind, Part
+from lockstep.extension import installed
+from monitor.metrics.definitions import DEFINITIONS, Definition, Kind, Part
 from tests.docs.generated import DOCS, ROOT, lines_between, write_between
 
 FILES = ROOT / "monitor" / "metrics" / "files"
@@ -116,6 +117,11 @@ ROWS: tuple[tuple[str, tuple[tuple[str, str, str, str], ...]], ...] = (
 """Title of a row -> its panels: title, Grafana's unit, expression, legend."""
 
 
+def definitions() -> list[Definition]:
+    """Of the core and of extensions."""
+    return [*DEFINITIONS.values(), *(definition for each in installed() for definition in each.metrics())]
+
+
 def dashboard() -> dict[str, Any]:
     """Grafana's document. Its data source is chosen when it is imported."""
     return {
@@ -166,7 +172,7 @@ def rows() -> list[str]:
     lines: list[str] = []
     for part in Part:
         lines += ["", f"| of {part.value} | meaning |", "| --- | --- |"]
-        for definition in DEFINITIONS.values():
+        for definition in definitions():
             if definition.part is part:
                 labels = f"{{{', '.join(definition.labels)}}}" if definition.labels else ""
                 lines.append(f"| `{definition.name}`{labels} | {definition.help} |")
@@ -192,7 +198,7 @@ def expressions() -> Iterator[str]:
 def series() -> dict[str, tuple[str, ...]]:
     """Every name that Prometheus stores -> its labels."""
     names: dict[str, tuple[str, ...]] = {"process_resident_memory_bytes": ()}
-    for definition in DEFINITIONS.values():
+    for definition in definitions():
         if definition.kind is Kind.HISTOGRAM:
             names |= {f"{definition.name}_{end}": definition.labels for end in ("sum", "count")}
             names[f"{definition.name}_bucket"] = ("le", *definition.labels)

@@ -92,9 +92,7 @@ def imports_of(path: Path, known: Set[str]) -> set[str]:
 KNOW_A_KIND: Mapping[str, str] = {
     "lockstep.bundle": "leaves out the login of a kind",
     "extensions.demo": "its pages read Redis and OpenSearch, as an application does",
-    "extensions.erase.matches": "standing searches are OpenSearch's",
-    "lockstep.searches": "standing searches are OpenSearch's",
-    "monitor.searches": "standing searches are OpenSearch's",
+    "extensions.searches": "standing searches are OpenSearch's",
     "jobs.streams.sql_plans": "results of stream queries are in a warehouse",
     "migrations.warehouse": "they are the warehouse's",
 }

@@ -31,12 +31,12 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 99_283,
-    "lines of extensions": 4_790,
+    "lines of the core": 97_966,
+    "lines of extensions": 6_546,
     "lines of stack and bench": 10_000,
-    "lines of tests": 100_211,
-    "words of docs": 43_979,
-    "settings": 216,
+    "lines of tests": 100_395,
+    "words of docs": 43_968,
+    "settings": 217,
 }
 
 A_MODEL: Final = "a section of the configuration: most methods are the check of one setting, which pydantic calls"
@@ -48,11 +48,11 @@ EXCEPTIONS: Final[dict[str, dict[str, str]]] = {
     "functions more complex than 15": {},
     "classes of more than 15 attributes": {
         "lockstep/dashboard/sampler.py: Sampler": "what one look needs of the last, and who is told of it",
-        "lockstep/searches/follower.py: Follower": "one loop over claim, queries, log and deliveries",
+        "extensions/searches/follower.py: Follower": "one loop over claim, queries, log and deliveries",
     },
     "classes of more than 20 methods": {
         "lockstep/config.py: Config": A_MODEL,
-        "lockstep/searches/follower.py: Follower": "one loop over claim, queries, log and deliveries",
+        "extensions/searches/follower.py: Follower": "one loop over claim, queries, log and deliveries",
         "sinks/opensearch/indexes.py: OpenSearchIndexes": "most are one request to the same cluster",
         "sinks/opensearch/settings.py: OpenSearchSettings": A_MODEL,
         "sinks/table_settings.py: TableSettings": A_MODEL,
@@ -105,12 +105,17 @@ def _subclasses(known: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def _settings() -> list[str]:
-    """Each setting where it is declared; a section is one, and so is each setting in it."""
+    """Each setting where it is declared; a section is one, and so is each setting in it; ``added`` holds sections."""
     for path in _files(*CORE, *EXTENSIONS):
         if "Settings)" in path.read_text(encoding="utf-8"):
             importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
     known = {each for each in _subclasses(Settings) if each.__module__.partition(".")[0] in (*CORE, *EXTENSIONS)}
-    return [f"{each.__name__}.{name}" for each in known for name in each.__annotations__ if name in each.model_fields]
+    return [
+        f"{each.__name__}.{name}"
+        for each in known
+        for name in each.__annotations__
+        if name in {*each.model_fields} - {"added"}
+    ]
 
 
 @cache

@@ -28,7 +28,7 @@ from cdc.model.tag import Tag
 from cdc.toast.store import holds_values
 from extensions.erase.deleted_row import DeletedRow
 from extensions.erase.earlier_keys import EarlierKeys
-from extensions.erase.matches import MatchErasing
+from extensions.erase.keyed_topics import KeyedTopicErasing
 from extensions.erase.report import Place, Report
 from extensions.erase.sinks import SinkErasing
 from extensions.erase.source import deleted_at_source, kept_wal
@@ -39,6 +39,7 @@ from extensions.erase.views import ViewErasing
 from jobs.dead_letters.record import event_of
 from jobs.dead_letters.topic import DeadLetterTopic
 from lockstep.config import Config
+from lockstep.extension import installed
 from lockstep.verify.canonical import key_values
 from lockstep.verify.waiting import Waiting
 from sinks.contract import Leftover
@@ -155,8 +156,8 @@ class _Erasing:
         places += self._dead_letters(is_rejected, views.dead_letters_of(), queries, close=close, only_look=dry_run)
         places += self._dead_letters_of_others(earlier)
         # After the sinks: what tells of searches tells of what they have.
-        matches = MatchErasing(*common, timeout_s=self._timeout_s, check=self._check)
-        places += matches.places(only_look=dry_run)
+        keyed = KeyedTopicErasing(*common, installed(), timeout_s=self._timeout_s, check=self._check)
+        places += keyed.places(only_look=dry_run)
         places += of_queries
         places += self._local([key, *earlier.of_the_row])
         unchecked = self._unchecked(views, queries)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from lockstep.cli import alerts, operate, rejections, run, searches, servers, setup, streams, tables, views
+from lockstep.cli import alerts, operate, rejections, run, servers, setup, streams, tables, views
 from lockstep.console import EXIT_CONFIGURATION, EXIT_INTERRUPTED, SUPERVISOR_VARIABLE, exit_code_of, say
 from lockstep.extension import Command, Group, installed
 
@@ -86,11 +86,6 @@ GROUPS: Sequence[Group] = (
         {"list": streams.list_all, "rebuild": streams.rebuild},
     ),
     Group("tables", "Tables that capture has.", {"remove": tables.remove}),
-    Group(
-        "searches",
-        "Standing searches: who is told of documents that match a query.",
-        {"add": searches.add, "list": searches.list_all, "remove": searches.remove, "watch": searches.watch},
-    ),
     *(group for each in installed() for group in each.groups),
 )
 """Commands below a word of their own, after those of their page."""

@@ -30,12 +30,13 @@ def run(
     """Run capture, all sinks and the web page, supervised.
 
     Refused where another run of the pipeline is at work on this machine. Where dashboard.enabled is false or its
-    address is taken, `lockstep alerts watch` runs in its place. Where a sink has searches = true,
-    `lockstep searches watch` runs as well.
+    address is taken, `lockstep alerts watch` runs in its place. Extensions add processes, such as `lockstep searches
+    watch`.
     """
     from lockstep.config import read
     from lockstep.console import StopOnSignals, log_to_stderr, say
     from lockstep.dashboard_settings import TOKEN_VARIABLE
+    from lockstep.extension import installed
     from lockstep.run_lock import only_run
     from lockstep.supervisor import run_group
 
@@ -44,12 +45,12 @@ def run(
     if loaded.dashboard.enabled:
         loaded.dashboard.refuse_without_token(os.environ.get(TOKEN_VARIABLE))
     stopping = StopOnSignals(interrupts=False)
-    with_searches = bool(loaded.sinks_with_searches)
+    beside = [words for each in installed() for words in each.processes(loaded)]
     lock = loaded.pipeline.data_directory / f"{loaded.pipeline.name}.run"
     with only_run(lock, take_over=take_over, say=say, wait=stopping.wait) as is_ours:
         code = 0
         if is_ours:
-            code = run_group(config, stopping, with_dashboard=loaded.dashboard.enabled, with_searches=with_searches)
+            code = run_group(config, stopping, with_dashboard=loaded.dashboard.enabled, beside=beside)
     raise typer.Exit(code)
 
 

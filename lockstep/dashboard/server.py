@@ -345,6 +345,8 @@ def _add_looks(
         if state is not None and report is not None:
             gauges = gauges_of(report, now_s=state.sampled_ms / 1000, webhooks=webhooks)
         add_stream_queries(gauges, attendant.stream_queries)
+        for figure in attendant.figures:
+            gauges.add(figure.definition, figure.value, *figure.labels)
         return Response(exposition(gauges), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/api/pipeline")

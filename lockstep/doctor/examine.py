@@ -1,7 +1,7 @@
 """``lockstep doctor``: every check of every part, in the order in which they make sense."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Final
@@ -25,7 +25,6 @@ from lockstep.doctor.kafka import check_kafka, token_findings
 from lockstep.doctor.message_rights import message_findings
 from lockstep.doctor.patterns import choose_tables
 from lockstep.doctor.position import check_position, publication_subject
-from lockstep.doctor.searches import check_searches
 from lockstep.doctor.sinks import (
     append_only_findings,
     check_histories,
@@ -45,6 +44,7 @@ from lockstep.doctor.streams import (
     unread_streams,
     webhook_findings,
 )
+from lockstep.extension import Reached, installed
 from migrations.source import ddl_messages_sql, publication_sql
 from monitor.alerts.channel import alert_webhook
 from sinks.sink_kernel import chosen_sink_kernel
@@ -85,8 +85,9 @@ def examine(config: Config) -> list[Finding]:
     findings += state_findings(config.spark, config.stream_queries)
     if config.streams and has_kafka:
         findings += _guarded("streams", check_stream_topics, config)
-    if config.sinks and has_kafka:
-        findings += _guarded("searches", partial(check_searches, sinks=answering), config)
+    reached = Reached(has_kafka, answering)
+    for each in installed():
+        findings += _guarded(each.name, partial(each.doctor, reached), config)
     findings += append_only_findings(config)
     if has_source:  # else it may not be known what is captured
         findings += uncaptured_findings(config)
@@ -146,11 +147,11 @@ def _was_reached(subject: str, findings: Sequence[Finding]) -> bool:
 
 
 def _guarded(
-    subject: str, check: Callable[[Config], list[Finding]], config: Config, *, way: str | None = None
+    subject: str, check: Callable[[Config], Iterable[Finding]], config: Config, *, way: str | None = None
 ) -> list[Finding]:
     """``way`` is what to look at where a server doesn't answer and says no more."""
     try:
-        return check(config)
+        return list(check(config))
     except (LockstepError, psycopg.Error) as raised:
         return [_unanswered(subject, raised, way)]
 

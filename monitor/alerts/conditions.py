@@ -132,8 +132,6 @@ _KINDS: Final = {
     # A sink: only the generation that readers see has them.
     "lag": _Kind(_WARNING, _LOOK_AT_STAGES, passes=True),
     "sink-unreachable": _Kind(_CRITICAL, _LOOK_AT_SERVERS, passes=True, known=_NO_KAFKA),
-    "search-set-aside": _Kind(_WARNING, "", passes=True),
-    "searches-silent": _Kind(_CRITICAL, "", passes=True),
     "verify-differs": _Kind(_CRITICAL, ""),
     "verify-failed": _Kind(_WARNING, ""),
     "verify-overdue": _Kind(_WARNING, ""),
@@ -190,7 +188,8 @@ class Facts:
 
     ``certificates``: whose -> its validity. ``disks``: directory -> (free, all) bytes. ``has_standby``: whether a
     capture stands by. ``since_ms``: since when somebody compares sinks when that is due. ``stream_queries``: the builds
-    of their results.
+    of their results. ``added`` are what extensions have found, ``added_names`` all that these may find, and
+    ``added_unknown`` that of which they can't tell.
     """
 
     certificates: Mapping[str, Validity | None] | None = field(default_factory=dict)
@@ -198,6 +197,9 @@ class Facts:
     has_standby: bool | None = None
     since_ms: int | None = None
     stream_queries: Sequence[StreamQueryStatus] | None = ()
+    added: tuple[Condition, ...] = ()
+    added_names: frozenset[str] = frozenset()
+    added_unknown: frozenset[tuple[str, str | None]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +246,7 @@ def find_conditions(
         *_certificates(facts, now_ms),
         *_disks(facts),
         *_stream_queries(facts),
+        *facts.added,
     ]
     silent = [report] if isinstance(report, LockstepError) else list(report.silent_servers.values())
     if isinstance(report, LockstepError) or silent:
@@ -254,14 +257,13 @@ def find_conditions(
             known, subjects = _names_known(_NO_KAFKA), frozenset(_unanswered(report))
             told = (*_capture(report, facts, settings), *_sinks(report), *_views(report, now_ms))
             found += [*_slot(report, retained_max_bytes), *(each for each in told if each.name in known)]
-        return Findings(tuple(found), subjects, known, frozenset(_unasked(facts, settings)))
+        return Findings(tuple(found), subjects, known | facts.added_names, frozenset(_unasked(facts, settings)))
     found = [
         *_slot(report, retained_max_bytes),
         *_capture(report, facts, settings),
         *_lag(report, settings),
         *_sinks(report),
         *_views(report, now_ms),
-        *_searches(report),
         *_stalled(report),
         *_verified(report, facts, verify, now_ms),
         *of_facts,
@@ -281,6 +283,7 @@ def _unanswered(report: LagReport) -> set[str]:
 
 def _unasked(facts: Facts, settings: AlertSettings) -> Iterator[tuple[str, str | None]]:
     """Conditions of which no fact says anything."""
+    yield from facts.added_unknown
     for name, known in (("certificate-expires", facts.certificates), ("disk-filling", facts.disks)):
         if known is None:
             yield name, None
@@ -450,29 +453,6 @@ def _views(report: LagReport, now_ms: int) -> Iterator[Condition]:
                     f"{sink.label} is being built since {time_text(began_ms)}: {figures.building.sentence}",
                     since_ms=began_ms,
                 )
-
-
-def _searches(report: LagReport) -> Iterator[Condition]:
-    for name, searches in report.searches.items():
-        if searches.is_silent:
-            yield _open(
-                "searches-silent",
-                name,
-                f"nobody tells of the {searches.count:,} standing searches of {name}"
-                + (f": {searches.waiting}" if searches.waiting else ""),
-                f"`lockstep run` does with searches = true in [sinks.{name}], or `lockstep searches watch {name}`",
-            )
-        if searches.set_aside:
-            first = min(searches.set_aside)
-            others = len(searches.set_aside) - 1
-            yield _open(
-                "search-set-aside",
-                name,
-                f"nobody is told of the search {first} of {name}"
-                + (f", nor of {others:,} others" if others else "")
-                + f": {searches.set_aside[first]}",
-                f"`lockstep searches list {name}` shows all; remove it, and add it with another query",
-            )
 
 
 def _verified(report: LagReport, facts: Facts, verify: VerifySettings, now_ms: int) -> Iterator[Condition]:

@@ -58,7 +58,8 @@ def _stream_query(name: str, kind: Kind, unit: str, meaning: str) -> Definition:
     return Definition(f"lockstep_stream_query_{name}", kind, Part.APPLY, unit, meaning, _SINK)
 
 
-def _dashboard(name: str, unit: str, meaning: str, labels: Sequence[str] = ()) -> Definition:
+def dashboard_gauge(name: str, unit: str, meaning: str, labels: Sequence[str] = ()) -> Definition:
+    """One that the process shows which looks at the pipeline."""
     return Definition(f"lockstep_{name}", Kind.GAUGE, Part.DASHBOARD, unit, meaning, tuple(labels))
 
 
@@ -105,30 +106,28 @@ _ALL: Final = (
     _stream_query("refused_total", Kind.COUNTER, "1", "Rows that the result can't have."),
     _stream_query("state_rows", Kind.GAUGE, "1", "Rows that Spark keeps for the query."),
     _stream_query("watermark_timestamp_seconds", Kind.GAUGE, "s", "Results are final up to it."),
-    _dashboard("stage_behind_bytes", "By", "WAL between the stage and the WAL's end.", _STAGE),
-    _dashboard("stage_behind_seconds", "s", "The stage has all that was committed longer ago.", _STAGE),
-    _dashboard("stage_behind_events", "1", "Records that the stage lacks, of those in Kafka.", _STAGE),
-    _dashboard("stage_state", "", "1 for its state, 0 for the others; unknown stands alone.", (*_STAGE, "state")),
-    _dashboard("slot_active", "", "1 while somebody reads the slot."),
-    _dashboard("slot_retained_bytes", "By", "WAL that the slot makes the server keep."),
-    _dashboard("slot_safe_bytes", "By", "WAL that can be written before the slot may be lost."),
-    _dashboard("slot_full_seconds", "s", "Time until the slot is lost, at the present rate and if nobody reads it."),
-    _dashboard("wal_bytes_per_second", "By/s", "WAL that the source writes."),
-    _dashboard("open_rejections", "1", "Rejected rows that nothing has replaced.", _SINK),
-    _dashboard("failed_tables", "1", "Tables that can't be applied; the sink goes on without them.", _SINK),
-    _dashboard("rebuild_needed", "", "1 where today's settings differ from those it was built with.", _SINK),
-    _dashboard("stream_query_job", "", "1 for its job's state, 0 for others; unknown stands alone.", _QUERY),
-    _dashboard("stream_query_in_hand_events", "1", "Records it has read without a result yet.", _QUERY[:2]),
-    _dashboard("stream_query_undelivered_rows", "1", "Rows that the webhook hasn't taken yet.", _SINK),
-    _dashboard("stream_query_open_rejections", "1", "Rows that the webhook refused and that are open.", ("sink",)),
-    _dashboard("sink_answers", "", "1 where the sink could be asked, else 0.", ("sink",)),
-    _dashboard("standing_searches", "1", "Standing searches of the sink.", ("sink",)),
-    _dashboard("searches_matching_documents", "1", "Documents that match, those of each search.", ("sink",)),
-    _dashboard("searches_set_aside", "1", "Standing searches that are refused and not reported.", ("sink",)),
-    _dashboard("searches_silent_seconds", "s", "Since when the sink's standing searches aren't reported.", ("sink",)),
-    _dashboard("paused_copies", "1", "Copies of tables that somebody has paused."),
-    _dashboard("broken", "", "1 where capture can't ever go on."),
-    _dashboard("look_timestamp_seconds", "s", "When the pipeline was last looked at; not there if it can't be."),
+    dashboard_gauge("stage_behind_bytes", "By", "WAL between the stage and the WAL's end.", _STAGE),
+    dashboard_gauge("stage_behind_seconds", "s", "The stage has all that was committed longer ago.", _STAGE),
+    dashboard_gauge("stage_behind_events", "1", "Records that the stage lacks, of those in Kafka.", _STAGE),
+    dashboard_gauge("stage_state", "", "1 for its state, 0 for the others; unknown stands alone.", (*_STAGE, "state")),
+    dashboard_gauge("slot_active", "", "1 while somebody reads the slot."),
+    dashboard_gauge("slot_retained_bytes", "By", "WAL that the slot makes the server keep."),
+    dashboard_gauge("slot_safe_bytes", "By", "WAL that can be written before the slot may be lost."),
+    dashboard_gauge(
+        "slot_full_seconds", "s", "Time until the slot is lost, at the present rate and if nobody reads it."
+    ),
+    dashboard_gauge("wal_bytes_per_second", "By/s", "WAL that the source writes."),
+    dashboard_gauge("open_rejections", "1", "Rejected rows that nothing has replaced.", _SINK),
+    dashboard_gauge("failed_tables", "1", "Tables that can't be applied; the sink goes on without them.", _SINK),
+    dashboard_gauge("rebuild_needed", "", "1 where today's settings differ from those it was built with.", _SINK),
+    dashboard_gauge("stream_query_job", "", "1 for its job's state, 0 for others; unknown stands alone.", _QUERY),
+    dashboard_gauge("stream_query_in_hand_events", "1", "Records it has read without a result yet.", _QUERY[:2]),
+    dashboard_gauge("stream_query_undelivered_rows", "1", "Rows that the webhook hasn't taken yet.", _SINK),
+    dashboard_gauge("stream_query_open_rejections", "1", "Rows that the webhook refused and that are open.", ("sink",)),
+    dashboard_gauge("sink_answers", "", "1 where the sink could be asked, else 0.", ("sink",)),
+    dashboard_gauge("paused_copies", "1", "Copies of tables that somebody has paused."),
+    dashboard_gauge("broken", "", "1 where capture can't ever go on."),
+    dashboard_gauge("look_timestamp_seconds", "s", "When the pipeline was last looked at; not there if it can't be."),
 )
 
 DEFINITIONS: Final[Mapping[str, Definition]] = {definition.name: definition for definition in _ALL}

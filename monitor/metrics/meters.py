@@ -63,6 +63,11 @@ class Gauges:
         if value is not None:
             self._families[name].add_metric(labels, value)
 
+    def add(self, definition: Definition, value: float, *labels: str) -> None:
+        """Set a gauge that isn't among those of the core."""
+        family = GaugeMetricFamily(definition.name, definition.help, labels=definition.labels)
+        self._families.setdefault(definition.name, family).add_metric(labels, value)
+
     def __iter__(self) -> Iterator[Metric]:
         return iter(self._families.values())
 

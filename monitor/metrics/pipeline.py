@@ -45,11 +45,6 @@ def gauges_of(report: LagReport, *, now_s: float, webhooks: Collection[str] = ()
     if is_asked:
         for name in dict.fromkeys(stage.sink.name for stage in report.stages if stage.sink is not None):
             gauges.set("lockstep_sink_answers", float(name not in report.unanswered), name)
-        for name, searches in report.searches.items():
-            gauges.set("lockstep_standing_searches", searches.count, name)
-            gauges.set("lockstep_searches_matching_documents", searches.matching, name)
-            gauges.set("lockstep_searches_set_aside", len(searches.set_aside), name)
-            gauges.set("lockstep_searches_silent_seconds", searches.silent_s, name)
         minutes = report.minutes_until_full
         gauges.set("lockstep_slot_active", None if report.slot_active is None else float(report.slot_active))
         gauges.set("lockstep_slot_retained_bytes", report.retained_bytes)

@@ -21,7 +21,6 @@ _EXAMPLE: Final = """\
 # deletes = "versioned"                    # or "marker": a hidden document remembers the delete for ever (rebuild)
 # gc_deletes_s = 3600                      # how long a versioned delete is remembered
 # With Amazon's OpenSearch no login: sigv4 = { region = "eu-central-1", credentials_command = ["print-keys"] }
-# searches = false                         # true: who waits for standing searches is told by `lockstep run`
 # timeout_s = 60.0                         # of a request
 # tls = { ca_file = "/tls/ca.pem", certificate_file = "/tls/me.pem", key_file = "/tls/me.key", verify = true }
 """

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, StrictBool, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
@@ -54,7 +54,6 @@ class OpenSearchSettings(TableSettings):
 
     With ``sigv4`` requests are signed, as Amazon's OpenSearch asks for, instead of a ``login``.
 
-    With ``searches`` those who are to be told of its standing searches are, by ``lockstep run``.
     """
 
     SHAPING: ClassVar[frozenset[str]] = PROJECTING | {
@@ -66,8 +65,7 @@ class OpenSearchSettings(TableSettings):
         "shards",
         "deletes",
     }
-    OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"prefix", "names", "ids", "routing", "fields", "searches"}
-    NOT_OF_VIEWS: ClassVar[frozenset[str]] = TableSettings.NOT_OF_VIEWS | {"searches"}
+    OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"prefix", "names", "ids", "routing", "fields"}
     TLS_ADDRESS: ClassVar[str] = "let each address begin with https"
     NO_WHOLE_STEPS: ClassVar[str] = "OpenSearch has no transaction over several documents"
 
@@ -88,7 +86,6 @@ class OpenSearchSettings(TableSettings):
     deletes: Literal["versioned", "marker"] = "versioned"
     gc_deletes_s: int = Field(60 * 60, gt=0)
     timeout_s: float = Field(60.0, gt=0)
-    searches: StrictBool = False
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -101,14 +98,6 @@ class OpenSearchSettings(TableSettings):
     @property
     def visible_after_s(self) -> float:
         return self.refresh_interval_ms / 1000
-
-    @property
-    def has_searches(self) -> bool:
-        return self.view is None
-
-    @property
-    def runs_searches(self) -> bool:
-        return self.searches
 
     def certificate_files(self) -> Iterable[Path]:
         return self.tls.certificate_files()

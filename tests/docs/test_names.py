@@ -23,6 +23,7 @@ from jobs.streams.settings import PatternSettings, StepSettings, StreamSettings
 from lockstep.cli.main import app
 from lockstep.config import Config, LogSettings
 from lockstep.dashboard_settings import DashboardSettings
+from lockstep.extension import installed
 from lockstep.stream_sections import StreamQuerySection
 from monitor.alerts.conditions import NAMES
 from monitor.alerts.settings import AlertSettings
@@ -94,6 +95,7 @@ NOT_OURS = {"spark.archives", "spark.authenticate", "source.schema_id"}
 """Spark's own settings, and a field of an event, which look like our settings."""
 
 SECTIONS: dict[str, type[BaseModel]] = {
+    **{name: kind for each in installed() for name, kind in each.sections().items()},
     "pipeline": Config.model_fields["pipeline"].annotation,  # type: ignore[dict-item]  # pydantic's annotation is any type
     "source": Config.model_fields["source"].annotation,  # type: ignore[dict-item]
     "kafka": KafkaSettings,
@@ -388,4 +390,5 @@ def test_clients_of_the_pages_ask_where_the_web_page_listens() -> None:
 
 def test_every_condition_of_alerts_has_its_row() -> None:
     page = (ROOT / "docs/alerts.md").read_text(encoding="utf-8")
-    assert [name for name in NAMES if f"| `{name}` |" not in page] == []
+    names = [*NAMES, *(name for each in installed() for name in each.conditions)]
+    assert [name for name in names if f"| `{name}` |" not in page] == []

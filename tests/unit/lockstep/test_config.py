@@ -1,6 +1,9 @@
 """``lockstep.toml``: every error at once, with its path; secrets only from the environment or files."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,13 +53,20 @@ def test_names_are_derived_from_the_pipeline(write) -> None:
     assert config.topics()[TableName("public", "orders")] == "shop.public.orders"
 
 
-def test_sinks_whose_searches_are_told_of_say_so_and_views_have_none(write) -> None:
-    sink = "[sinks.search]\ntype = 'opensearch'\n"
-    assert load(write(VALID + sink)).sinks_with_searches == ()
-    config = load(write(VALID + sink + "searches = true\n" + VIEW))
-    assert config.sinks_with_searches == ("search",)
-    with pytest.raises(ConfigurationError, match=r"views\.totals\.searches: a view has no such setting"):
-        load(write(VALID + sink + VIEW + "searches = true\n"))
+def test_a_section_of_an_extension_that_is_not_there_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "lockstep.toml").write_text(VALID + "[searches]\n[serches]\n")
+    code = (
+        "import sys\nfrom pathlib import Path\nsys.modules['extensions'] = None\n"
+        "from lockstep.config import validated, parse\nprint(*validated(parse(Path('lockstep.toml')))[1], sep='\\n')"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [
+        "searches: it is a section of the extension searches, which isn't installed",
+        "serches: unknown setting: check its spelling and its section",
+    ]
 
 
 def test_capture_knows_that_a_view_or_a_consistent_sink_waits_for_its_progress(write) -> None:
@@ -462,7 +472,6 @@ def _assert_only_problem(path: Path, problem: str) -> None:
                 f"{setting}: must be true or false, without quotes",
             )
             for old, new, setting in (
-                ('type = "redis"', 'type = "opensearch"\nsearches', "sinks.cache.searches"),
                 ('type = "redis"', 'type = "warehouse"\nurl = "postgresql://w"\nsynced_at', "sinks.cache.synced_at"),
                 ('type = "redis"', 'type = "redis"\ntls.verify', "sinks.cache.tls.verify"),
                 ("[kafka]", 'options."public.items".append_only', "source.options.public.items.append_only"),

@@ -15,6 +15,7 @@ from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.postgres.settings import TableOptions
 from jobs.streams.settings import PatternSettings, StepSettings, StreamQuerySettings, StreamSettings
 from lockstep.config import Config
+from lockstep.extension import installed
 from lockstep.init import config_text, write_config
 from lockstep.init_examples import NO_KEY, FoundTables, NewSink, secret_columns
 from sinks.registry import SinkSettings
@@ -107,6 +108,8 @@ def test_every_other_setting_is_in_it() -> None:
     document = _document()
     sections = {name: model for name, field in Config.model_fields.items() if (model := _model_of(field.annotation))}
     assert sections.keys() == Config.model_fields.keys() - {"sinks", "streams", "stream_queries"}
+    sections |= {name: kind for each in installed() for name, kind in each.sections().items()}
+    del sections["added"]
     missing = [name for section, model in sections.items() for name in _missing(model, document[section])]
     told = ["password_command", "exclude_tables", "password_command"]
     assert missing == told, "they exclude password_file, or need patterns; all are told in words"

@@ -82,13 +82,13 @@ def test_somebody_tells_of_alerts_where_no_web_page_is_wanted(tmp_path: Path, mo
     assert sorted(set(starts.read_text().split())) == ["alerts", "apply", "capture"]
 
 
-def test_somebody_tells_of_searches_where_a_sink_has_them_and_nobody_waits_for_it(
+def test_a_process_of_an_extension_runs_beside_the_others_and_nobody_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lockstep.supervisor._WAIT_MAX_S", 0.0)
-    starts = _members(tmp_path, monkeypatch, f"test $3 = searches && exit {EXIT_CONFIGURATION}", "exit 1")
-    stopping = _Until(lambda: starts.exists() and starts.read_text().split().count("searches") == 2)
-    assert run_group(tmp_path / "lockstep.toml", stopping, with_searches=True) == 0
+    starts = _members(tmp_path, monkeypatch, f"test $3 = extra && exit {EXIT_CONFIGURATION}", "exit 1")
+    stopping = _Until(lambda: starts.exists() and starts.read_text().split().count("extra") == 2)
+    assert run_group(tmp_path / "lockstep.toml", stopping, beside=[("extra", "watch")]) == 0
     assert starts.read_text().split().count("apply") > 0
 
 

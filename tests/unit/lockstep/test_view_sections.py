@@ -179,14 +179,6 @@ def test_which_rows_count_is_part_of_what_a_generation_is_built_with(tmp_path: P
     assert with_definition(before, definition(after)).view == after.view
 
 
-def test_searches_of_a_sink_without_documents_are_refused(tmp_path: Path) -> None:
-    lender = '[sinks.search]\ntype = "opensearch"\nurls = ["http://x:1"]\napply = false\nsearches = true\n'
-    text = VALID.replace('sink = "cache"', 'sink = "search"') + lender
-    assert "sinks.search.searches: with apply = false the sink has no documents to be searched" in problems(
-        tmp_path, text
-    )
-
-
 def test_views_that_are_no_section_hide_no_other_problem(tmp_path: Path) -> None:
     text = "views = 3\n" + VALID.split("[views.totals]", maxsplit=1)[0] + "nonsense = 1\n"
     assert problems(tmp_path, text) == [

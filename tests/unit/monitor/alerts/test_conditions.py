@@ -13,10 +13,9 @@ from jobs.generations.status import JobState, JobStatus
 from jobs.generations.view_state import ToldView
 from jobs.streams.posted import Posted
 from monitor.alerts.certificates import Validity
-from monitor.alerts.conditions import NAMES, Facts, Severity, find_conditions
+from monitor.alerts.conditions import NAMES, Condition, Facts, Findings, Severity, find_conditions
 from monitor.alerts.settings import AlertSettings
 from monitor.lag import RECEIVED, LagReport, SinkFacts, Stage, StageState
-from monitor.searches import StandingSearches
 from monitor.stream_queries import StreamQueryStatus
 from monitor.verification import Verification, VerifyOutcome
 from views.counters import Counters
@@ -77,12 +76,6 @@ _OPEN_GAP = Gap(1, 0, 2, "why")
         ({"open_rejections": {"cache": 3, "search": 0}}, ("rejections-open/cache", Severity.WARNING)),
         ({"rebuild_needed": {"cache": ("mask",)}}, ("rebuild-needed/cache", Severity.WARNING)),
         ({"unanswered": {"cache": Unavailable("down")}}, ("sink-unreachable/cache", Severity.CRITICAL)),
-        ({"searches": {"search": StandingSearches(3, 0, {}, 60.0)}}, None),
-        ({"searches": {"search": StandingSearches(3, 0, {}, 61.0)}}, ("searches-silent/search", Severity.CRITICAL)),
-        (
-            {"searches": {"search": StandingSearches(3, 0, {"red": "no"}, 0.0)}},
-            ("search-set-aside/search", Severity.WARNING),
-        ),
         ({"unreadable_dead_letters": 1}, ("dead-letters-unreadable/capture", Severity.WARNING)),
     ],
 )
@@ -91,15 +84,21 @@ def test_what_a_report_opens(changes: dict[str, Any], expected: tuple[str, Sever
     assert _found(_report(published, _applied(_sink()), **changes)) == dict([expected] if expected else [])
 
 
-def test_an_alert_of_silence_says_what_is_in_the_way_where_that_is_known() -> None:
-    def text(waiting: str) -> str:
-        report = _report(searches={"search": StandingSearches(3, 0, {}, 61.0, waiting)})
-        findings = find_conditions(report, _NO_FACTS, AlertSettings(), now_ms=_NOW_MS)
-        (found,) = (condition for condition in findings.open if condition.name == "searches-silent")
-        return found.sentence
+_ADDED = Condition("extra", "search", Severity.WARNING, "it is wrong", "mend it")
 
-    assert text("") == "nobody tells of the 3 standing searches of search"
-    assert text("no broker answers") == "nobody tells of the 3 standing searches of search: no broker answers"
+
+@pytest.mark.parametrize(
+    "report", [Unavailable("PostgreSQL is gone"), LagReport((), True, 0, {})], ids=["silent", "well"]
+)
+def test_what_an_extension_finds_counts_whoever_else_is_silent(report: LagReport | Unavailable) -> None:
+    def findings(facts: Facts) -> Findings:
+        return find_conditions(report, facts, AlertSettings(), now_ms=_NOW_MS)
+
+    names = frozenset({"extra"})
+    found = findings(replace(_NO_FACTS, added=(_ADDED,), added_names=names))
+    assert (_ADDED in found.open, found.is_unknown("extra", "search")) == (True, False)
+    nothing = findings(replace(_NO_FACTS, added_names=names, added_unknown=frozenset({("extra", "search")})))
+    assert (nothing.is_unknown("extra", "search"), nothing.is_unknown("extra", "cache")) == (True, False)
 
 
 def test_how_much_the_slot_may_hold_back_is_what_its_guard_warns_from() -> None:

@@ -13,7 +13,6 @@ from monitor.lag import LagReport, SinkFacts, SourceFacts, Stage, StageState, re
 from monitor.metrics.definitions import Part
 from monitor.metrics.meters import Gauges
 from monitor.metrics.pipeline import add_stream_queries, gauges_of
-from monitor.searches import StandingSearches
 from monitor.stream_queries import StreamQueryStatus
 
 
@@ -108,17 +107,6 @@ def test_of_what_a_silent_server_would_tell_nothing_is_said() -> None:
     without_kafka = replace(whole, open_rejections={}, silent_servers={"kafka": Unavailable("no answer")})
     assert told & {name for name, *_ in _samples(without_kafka)} == {"sink_answers", "rebuild_needed", "slot_active"}
     assert "look_timestamp_seconds" in silent
-
-
-def test_standing_searches_are_counted_where_there_are_any() -> None:
-    assert not [name for name in _shown(LagReport((), True, 0, {})) if "searches" in name]
-    shown = _shown(LagReport((), True, 0, {}, searches={"search": StandingSearches(3, 20, {"red": "no"}, 7.0)}))
-    assert {name: value for name, value in shown.items() if "searches" in name} == {
-        "lockstep_standing_searches": 3.0,
-        "lockstep_searches_matching_documents": 20.0,
-        "lockstep_searches_set_aside": 1.0,
-        "lockstep_searches_silent_seconds": 7.0,
-    }
 
 
 def test_the_state_of_a_sink_without_a_job_is_told_once_and_one_that_hangs_at_reading_by_that_stage() -> None:

@@ -17,10 +17,12 @@ from cdc.model.printable import visible
 from cdc.model.table import TableName
 from cdc.model.timeouts import SEARCHES_SILENT_S
 from cdc.model.times import time_text
+from extensions.searches.follower import Follower, Stopped
+from extensions.searches.searchable import searchable
+from extensions.searches.settings import SearchesSettings
+from extensions.searches.signs import Silence
 from lockstep.config import Config
 from lockstep.generations import find, settings_of, settings_of_generation
-from lockstep.searches.follower import Follower, Stopped
-from lockstep.searches.signs import Silence
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.percolator import Percolator, trial_index
 from sinks.opensearch.search_queries import query_problems
@@ -99,7 +101,7 @@ def add(config: Config, sink: str, search: Search, *, say: Callable[[str], None]
     Raises LockstepError with the reason where the table's index can't take the query, and where there is another
     search of this name.
     """
-    with _open(config, sink) as (indexes, settings):
+    with _open(config, sink) as indexes:
         number = indexes.live()
         if number is None:
             raise LockstepError(
@@ -124,16 +126,16 @@ def add(config: Config, sink: str, search: Search, *, say: Callable[[str], None]
             live.client.close()
         is_new = stored.add(search)
         say(f"{sink} has a search {search.name} over {search.table}" + ("" if is_new else " already"))
-        if not settings.searches and not _is_watched(stored.load_status()):
+        if sink not in config.section(SearchesSettings).sinks and not _is_watched(stored.load_status()):
             say(
-                f"nobody is told of it: set searches = true in [sinks.{sink}] for `lockstep run`, or start"
-                f" `lockstep searches watch {sink}`"
+                f"nobody is told of it: name {sink} in sinks of [searches] for `lockstep run`, or start `lockstep"
+                f" searches watch {sink}`"
             )
 
 
 def remove(config: Config, sink: str, name: str) -> None:
     """Have nobody told of this search any more: every document ceases to match it. Raises LockstepError without it."""
-    with _open(config, sink) as (indexes, _):
+    with _open(config, sink) as indexes:
         if not StoredSearches(indexes.bookkeeping).remove(name):
             raise LockstepError(
                 f"sink {sink!r} has no search {visible(name)!r}", hint="`lockstep searches list` shows those there are"
@@ -142,8 +144,8 @@ def remove(config: Config, sink: str, name: str) -> None:
 
 def listed(config: Config, sinks: Sequence[str]) -> Iterator[ListedSearch]:
     """The searches of these sinks, of all that are in OpenSearch where none is named, by name."""
-    for sink in sinks or _opensearch_sinks(config):
-        with _open(config, sink) as (indexes, _):
+    for sink in sinks or searchable(config):
+        with _open(config, sink) as indexes:
             stored = StoredSearches(indexes.bookkeeping)
             status = stored.load_status()
             for name, search in sorted(stored.load().items()):
@@ -165,14 +167,14 @@ def searches_table(searches: Sequence[ListedSearch]) -> Table:
 def watch(config: Config, sinks: Sequence[str], *, stopping: Stopping) -> None:
     """Tell which documents begin and cease to match the searches of these sinks until told to stop.
 
-    Without names, of those that have ``searches = true``. A sink that can't be told of now is tried again, and no other
+    Without names, of those that ``[searches]`` names. A sink that can't be told of now is tried again, and no other
     one waits for it. Where another process tells of one, this one takes its place once that gives no sign any more.
     Raises ConfigurationError where there is none.
     """
-    names = tuple(sinks) or config.sinks_with_searches
+    names = tuple(sinks) or config.section(SearchesSettings).sinks
     if not names:
         raise ConfigurationError(
-            "no sink has searches = true", hint="set it in the section of an OpenSearch sink, or name a sink here"
+            "[searches] names no sink", hint="name OpenSearch sinks in its setting sinks, or one here"
         )
     for name in names:
         _settings(config, name)
@@ -231,7 +233,7 @@ class _Watched:
     def _is_to_take_over(self) -> bool:
         self._again_at = time.monotonic() + _LOOK_EVERY_S
         try:
-            with _open(self._config, self._name) as (indexes, _):
+            with _open(self._config, self._name) as indexes:
                 is_silent = self._silence.is_long(StoredSearches(indexes.bookkeeping).load_status())
         except LockstepError:
             return False  # the sink says nothing now
@@ -281,28 +283,20 @@ def _is_watched(status: SearchStatus) -> bool:
 
 
 @contextmanager
-def _open(config: Config, sink: str) -> Iterator[tuple[OpenSearchIndexes, OpenSearchSettings]]:
-    settings = _settings(config, sink)
-    indexes = OpenSearchIndexes(sink, settings, 1)
+def _open(config: Config, sink: str) -> Iterator[OpenSearchIndexes]:
+    indexes = OpenSearchIndexes(sink, _settings(config, sink), 1)
     try:
-        yield indexes, settings
+        yield indexes
     finally:
         indexes.client.close()
 
 
 def _settings(config: Config, sink: str) -> OpenSearchSettings:
     """Raises ConfigurationError for a sink that can't have searches."""
-    settings = settings_of(config, sink)
-    if not isinstance(settings, OpenSearchSettings) or settings.view is not None:
+    settings, known = settings_of(config, sink), searchable(config)
+    if sink not in known:
         what = "a view" if settings.view is not None else "no sink of tables in OpenSearch"
-        names = ", ".join(_opensearch_sinks(config)) or "none"
-        raise ConfigurationError(f"{sink} is {what}, and can't have searches", hint=f"sinks that can: {names}")
-    return settings
-
-
-def _opensearch_sinks(config: Config) -> list[str]:
-    return [
-        name
-        for name, settings in config.sinks.items()
-        if isinstance(settings, OpenSearchSettings) and settings.view is None
-    ]
+        raise ConfigurationError(
+            f"{sink} is {what}, and can't have searches", hint=f"sinks that can: {', '.join(known) or 'none'}"
+        )
+    return known[sink]

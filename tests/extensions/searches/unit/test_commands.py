@@ -1,4 +1,4 @@
-"""lockstep.searches.commands: what is refused before any server is asked."""
+"""extensions.searches.commands: what is refused before any server is asked."""
 
 import time
 
@@ -6,7 +6,7 @@ import pytest
 
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
-from lockstep.searches.commands import parse_search, problem_of
+from extensions.searches.commands import parse_search, problem_of
 from sinks.opensearch.searches import Search, SearchStatus
 
 

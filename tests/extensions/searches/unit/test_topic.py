@@ -1,11 +1,11 @@
-"""lockstep.searches.topic: records as they are read again."""
+"""extensions.searches.topic: records as they are read again."""
 
 import orjson
 import pytest
 
 from cdc.model.errors import ForeignRecord
-from lockstep.searches.matches import Told
-from lockstep.searches.topic import Match
+from extensions.searches.matches import Told
+from extensions.searches.topic import Match
 
 
 @pytest.mark.parametrize("identity", [b'{"_id":"42"}', b'{"_id":"4/2","routing":"7"}'])

@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stack.stack import Endpoints
+from tests.extensions.searches.searched_sink import SINK, SearchedSink, matching, settle
 from tests.pipeline import Process, wait_until
-from tests.searches import SINK, SearchedSink, matching, settle
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 

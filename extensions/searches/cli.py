@@ -28,10 +28,10 @@ def add(
 
     Begins with those that match now. A query that the table's index can't take is refused with the reason.
     """
+    from extensions.searches.commands import add as add_search
+    from extensions.searches.commands import parse_search
     from lockstep.config import read
     from lockstep.console import say
-    from lockstep.searches.commands import add as add_search
-    from lockstep.searches.commands import parse_search
 
     if (query is None) == (file is None):
         raise typer.BadParameter("name the query with one of --query and --file")
@@ -44,9 +44,9 @@ def list_all(sink: SinksOption = None, config: ConfigOption = DEFAULT_CONFIG, as
 
     Exit code 1 when nobody is told of one.
     """
+    from extensions.searches.commands import listed, searches_table
     from lockstep.config import read
     from lockstep.console import EXIT_FAILED, say
-    from lockstep.searches.commands import listed, searches_table
     from lockstep.terminal import out
 
     searches = list(listed(read(config), sink or ()))
@@ -62,9 +62,9 @@ def list_all(sink: SinksOption = None, config: ConfigOption = DEFAULT_CONFIG, as
 
 def remove(name: NameArgument, sink: OneSinkOption, config: ConfigOption = DEFAULT_CONFIG) -> None:
     """Remove a standing search. Every document that matches it ceases to."""
+    from extensions.searches.commands import remove as remove_search
     from lockstep.config import read
     from lockstep.console import say
-    from lockstep.searches.commands import remove as remove_search
 
     remove_search(read(config), sink, name)
     say(f"{sink} has no search {name} any more")
@@ -73,7 +73,7 @@ def remove(name: NameArgument, sink: OneSinkOption, config: ConfigOption = DEFAU
 def watch(
     sink: Annotated[
         list[str] | None,
-        typer.Argument(help="Sinks in OpenSearch; default those with searches = true.", autocompletion=sink_names),
+        typer.Argument(help="Sinks in OpenSearch; default those that [searches] names.", autocompletion=sink_names),
     ] = None,
     config: ConfigOption = DEFAULT_CONFIG,
 ) -> None:
@@ -81,9 +81,9 @@ def watch(
 
     `lockstep run` does the same. Of several processes for one sink the newest tells.
     """
+    from extensions.searches.commands import watch as watch_searches
     from lockstep.config import read
     from lockstep.console import StopOnSignals, log_to_stderr
-    from lockstep.searches.commands import watch as watch_searches
 
     log_to_stderr(config)
     watch_searches(read(config), sink or (), stopping=StopOnSignals())

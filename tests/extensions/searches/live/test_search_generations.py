@@ -18,9 +18,9 @@ from cdc.model.errors import Fenced, LockstepError, Unavailable
 from cdc.model.event import Position, RowEvent
 from cdc.model.table import Table, TableName
 from cdc.protocol.envelope import tag_prefix, tag_text
+from extensions.searches.commands import add, listed, parse_search
+from extensions.searches.follower import Follower
 from lockstep.config import Config, load
-from lockstep.searches.commands import add, listed, parse_search
-from lockstep.searches.follower import Follower
 from sinks.contract import Batch, Progress, TopicPartition
 from sinks.opensearch.bookkeeping import Bookkeeping
 from sinks.opensearch.client import OpenSearchClient
@@ -31,7 +31,7 @@ from stack.stack import Endpoints
 from tests.builders import column, table
 from tests.databases import until
 from tests.events import EPOCH, Change, Delete, Log, Put, kafka_settings
-from tests.searches import SINK, events, tell_all
+from tests.extensions.searches.searched_sink import SINK, events, tell_all
 
 pytestmark = pytest.mark.live
 

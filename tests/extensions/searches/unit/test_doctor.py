@@ -1,8 +1,8 @@
-"""lockstep.doctor.searches: what is said of searches; the topic is looked at in tests/live."""
+"""extensions.searches.doctor: what is said of searches; the topic is looked at in tests/live."""
 
 from cdc.model.table import TableName
-from lockstep.doctor.searches import searches_findings
-from lockstep.searches.commands import ListedSearch
+from extensions.searches.commands import ListedSearch
+from extensions.searches.doctor import searches_findings
 from sinks.opensearch.searches import Search
 
 

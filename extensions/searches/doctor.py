@@ -9,9 +9,11 @@ from cdc.kafka.newest_records import newest_records
 from cdc.kafka.topic_admin import TopicAdmin, match_topic_plan, without_rights
 from cdc.model.errors import ForeignRecord, LockstepError, Unavailable
 from cdc.model.finding import Finding, error, ok, warning
+from extensions.searches.commands import ListedSearch, listed
+from extensions.searches.searchable import searchable
+from extensions.searches.settings import SearchesSettings
+from extensions.searches.topic import Match
 from lockstep.config import Config
-from lockstep.searches.commands import ListedSearch, listed
-from lockstep.searches.topic import Match
 
 _SUBJECT = "searches"
 _NOBODY_TOLD = "nobody is told of any search"
@@ -24,11 +26,8 @@ def check_searches(config: Config, *, sinks: Collection[str]) -> list[Finding]:
     Raises LockstepError where Kafka or OpenSearch doesn't answer.
     """
     findings: list[Finding] = []
-    are_expected = bool(config.sinks_with_searches)
-    for name in sinks:
-        settings = config.sinks[name]
-        if not settings.has_searches:
-            continue
+    are_expected = bool(config.section(SearchesSettings).sinks)
+    for name in (name for name in searchable(config) if name in sinks):
         searches = list(listed(config, [name]))
         are_expected |= bool(searches)
         findings += searches_findings(name, searches)

@@ -1,9 +1,9 @@
-"""lockstep.searches.matches: whatever a document becomes, it begins and ceases to match in turn."""
+"""extensions.searches.matches: whatever a document becomes, it begins and ceases to match in turn."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.searches.matches import Told, changes, tag_of_absence
+from extensions.searches.matches import Told, changes, tag_of_absence
 
 SEARCHES = ("a", "b", "c")
 

@@ -24,7 +24,7 @@ from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import Unavailable
 from cdc.model.event import JsonValue
 from cdc.protocol.record_fields import FORMAT, parse_record
-from lockstep.searches.matches import Told
+from extensions.searches.matches import Told
 
 _QUEUE_BYTES: Final = 8 * 1024 * 1024
 

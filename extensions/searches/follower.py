@@ -36,13 +36,13 @@ from cdc.model.log_message import LogMessage
 from cdc.model.table import TableName
 from cdc.protocol.envelope import TAG_END, TAG_START
 from cdc.spilling import SpillingMap
+from extensions.searches.matches import Told, changes, tag_of_absence
+from extensions.searches.signs import Signs
+from extensions.searches.topic import Match, MatchTopic
 from jobs.executor.log_reader import LogReader, ranges
 from jobs.generations.record import Generation, load_record
 from lockstep.config import Config
 from lockstep.generations import settings_of_generation
-from lockstep.searches.matches import Told, changes, tag_of_absence
-from lockstep.searches.signs import Signs
-from lockstep.searches.topic import Match, MatchTopic
 from sinks.contract import Progress, TopicPartition
 from sinks.opensearch.coordination import OpenSearchCoordination
 from sinks.opensearch.generations import OpenSearchGenerations

@@ -15,9 +15,9 @@ from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import MATCHES, control_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.postgres.slot import emit_heartbeat
+from extensions.searches.commands import add, parse_search
+from extensions.searches.follower import Follower
 from lockstep.apply import apply_sinks
-from lockstep.searches.commands import add, parse_search
-from lockstep.searches.follower import Follower
 from monitor.waits import Waits
 from stack.stack import Endpoints
 from tests.captured import Captured

@@ -9,9 +9,9 @@ from pyspark.sql import SparkSession
 
 from cdc.kafka.topic_reader import TopicReader
 from extensions.erase.erase import erase
-from lockstep.searches.commands import listed, remove
+from extensions.searches.commands import listed, remove
 from stack.stack import Endpoints
-from tests.searches import SINK, SearchedSink, events, matching, settle
+from tests.extensions.searches.searched_sink import SINK, SearchedSink, events, matching, settle
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 

@@ -1,10 +1,10 @@
-"""lockstep.searches.signs: who tells is told apart from who only begins, again and again."""
+"""extensions.searches.signs: who tells is told apart from who only begins, again and again."""
 
 import pytest
 
 from cdc.model.errors import Fenced
 from cdc.model.timeouts import SEARCHES_SILENT_S
-from lockstep.searches.signs import Signs, Silence
+from extensions.searches.signs import Signs, Silence
 from sinks.opensearch.searches import Claim, SearchStatus
 
 OWN, NEWER = Claim(1, "aa"), Claim(2, "bb")

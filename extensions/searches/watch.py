@@ -1,0 +1,194 @@
+"""What is known of sinks' standing searches: which are set aside, and whether anybody tells of them."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol, Self
+
+from cdc.model.errors import LockstepError
+from cdc.model.timeouts import SEARCHES_SILENT_S
+from extensions.searches.searchable import searchable
+from lockstep.config import Config
+from monitor.alerts.conditions import Condition, Severity
+from monitor.metrics.definitions import Definition, dashboard_gauge
+from monitor.question import Asking, answer_s
+from monitor.watching import Figure, Found
+from sinks.opensearch.indexes import OpenSearchIndexes
+from sinks.opensearch.searches import Search, SearchStatus, StoredSearches
+from sinks.opensearch.settings import OpenSearchSettings
+
+_LOOK_EVERY_S: Final = 10.0
+_SILENT: Final = "searches-silent"
+_SET_ASIDE: Final = "search-set-aside"
+
+METRICS: Final[tuple[Definition, ...]] = (
+    dashboard_gauge("standing_searches", "1", "Standing searches of the sink.", ("sink",)),
+    dashboard_gauge("searches_matching_documents", "1", "Documents that match, those of each search.", ("sink",)),
+    dashboard_gauge("searches_set_aside", "1", "Standing searches that are refused and not reported.", ("sink",)),
+    dashboard_gauge(
+        "searches_silent_seconds", "s", "Since when the sink's standing searches aren't reported.", ("sink",)
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StandingSearches:
+    """The searches of one sink. ``set_aside`` says why nobody is told of one, by its name.
+
+    ``matching`` counts the documents that match each search, as was told on the topic of matches.
+    ``silent_s`` is since when nobody has shown that he tells of them, in seconds, as far back as was looked.
+    ``waiting`` says what is in the way of who would tell, "" where that isn't known.
+    """
+
+    count: int
+    matching: int
+    set_aside: Mapping[str, str]
+    silent_s: float
+    waiting: str = ""
+
+    @property
+    def is_silent(self) -> bool:
+        return self.silent_s > SEARCHES_SILENT_S
+
+    def figures(self, sink: str) -> Iterator[Figure]:
+        """For metrics, in the order of ``METRICS``."""
+        values = (self.count, self.matching, len(self.set_aside), self.silent_s)
+        return (Figure(definition, value, (sink,)) for definition, value in zip(METRICS, values, strict=True))
+
+    def conditions(self, sink: str) -> Iterator[Condition]:
+        """What is wrong."""
+        if self.is_silent:
+            yield Condition(
+                _SILENT,
+                sink,
+                Severity.CRITICAL,
+                f"nobody tells of the {self.count:,} standing searches of {sink}"
+                + (f": {self.waiting}" if self.waiting else ""),
+                f"`lockstep run` does where [searches] names {sink}, or `lockstep searches watch {sink}`",
+                passes=True,
+            )
+        if self.set_aside:
+            first = min(self.set_aside)
+            others = len(self.set_aside) - 1
+            yield Condition(
+                _SET_ASIDE,
+                sink,
+                Severity.WARNING,
+                f"nobody is told of the search {first} of {sink}"
+                + (f", nor of {others:,} others" if others else "")
+                + f": {self.set_aside[first]}",
+                f"`lockstep searches list {sink}` shows all; remove it, and add it with another query",
+                passes=True,
+            )
+
+
+class Stored(Protocol):
+    """What is looked at, as ``StoredSearches``."""
+
+    def load(self) -> Mapping[str, Search]: ...
+
+    def load_status(self) -> SearchStatus: ...
+
+
+class SinkSearches:
+    """Looks at the searches of one sink now and then. For one thread at a time."""
+
+    def __init__(
+        self,
+        stored: Stored,
+        *,
+        close: Callable[[], None] = lambda: None,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``close`` closes what ``stored`` is asked through."""
+        self._stored = stored
+        self.close = close
+        self._monotonic_s = monotonic_s
+        self._looked_at = float("-inf")
+        self._known: StandingSearches | None = None
+        self._sign: tuple[int, float] | None = None
+        """The last sign of life, by the clock of who gave it, and when it was first seen, by ours."""
+
+    @classmethod
+    def of_sink(cls, name: str, settings: OpenSearchSettings) -> Self:
+        """Connects at the first look."""
+        indexes = OpenSearchIndexes(name, settings, 1)
+        return cls(StoredSearches(indexes.bookkeeping), close=indexes.client.close)
+
+    def look(self) -> StandingSearches | None:
+        """As of some seconds ago at most; None where there is no search. Raises as ``StoredSearches``."""
+        now = self._monotonic_s()
+        if now - self._looked_at < _LOOK_EVERY_S:
+            return self._known
+        searches = self._stored.load()
+        if searches:
+            status = self._stored.load_status()
+            # Who begins again and again, and fails each time, gives signs of life as well.
+            if self._sign is None or (self._sign[0] != status.at_ms and not status.waiting):
+                self._sign = status.at_ms, now
+            set_aside = {name: reason for name, reason in status.refused.items() if name in searches}
+            silent_s, matching = now - self._sign[1], sum(status.matching.values())
+            self._known = StandingSearches(len(searches), matching, set_aside, silent_s, status.waiting)
+        else:
+            self._known = self._sign = None
+        self._looked_at = now
+        return self._known
+
+
+class _Sink:
+    """Asks one sink in a thread of its own: one that hangs holds up no other one."""
+
+    def __init__(self, name: str, opened: Callable[[], SinkSearches]) -> None:
+        """``opened`` is called while it raises, as where a password isn't had."""
+        self.name = name
+        self._opened = opened
+        self._searches: SinkSearches | None = None
+        self._asking = Asking[list[StandingSearches]]()
+
+    def begin(self) -> None:
+        self._asking.begin(self._ask)
+
+    def answer(self, seconds: float) -> list[StandingSearches] | LockstepError | None:
+        return self._asking.wait(seconds)
+
+    def _ask(self) -> list[StandingSearches]:
+        self._searches = self._searches or self._opened()
+        found = self._searches.look()
+        return [] if found is None else [found]
+
+    def close(self) -> None:
+        if self._searches is not None and not self._asking.is_open:
+            self._searches.close()
+
+
+class SearchesWatch:
+    """Looks at the searches of every sink that can have some, as ``monitor.watching.Watch``."""
+
+    def __init__(self, opened: Mapping[str, Callable[[], SinkSearches]]) -> None:
+        """``opened`` connects, by the sink's name."""
+        self._sinks = [_Sink(name, of_sink) for name, of_sink in opened.items()]
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Of a configuration."""
+        return cls({name: partial(SinkSearches.of_sink, name, each) for name, each in searchable(config).items()})
+
+    def look(self) -> Found:
+        for sink in self._sinks:
+            sink.begin()
+        until = time.monotonic() + answer_s()
+        conditions, figures, unknown = list[Condition](), list[Figure](), set[tuple[str, str | None]]()
+        for sink in self._sinks:
+            answer = sink.answer(until - time.monotonic())
+            if not isinstance(answer, list):
+                unknown |= {(_SILENT, sink.name), (_SET_ASIDE, sink.name)}
+                continue
+            for searches in answer:
+                conditions += searches.conditions(sink.name)
+                figures += searches.figures(sink.name)
+        return Found(tuple(conditions), tuple(figures), frozenset(unknown))
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()
