@@ -12,21 +12,25 @@ from lockstep.config import Config
 from lockstep.extension import installed
 from lockstep.stream_queries import stream_query_plans
 from lockstep.verify_schedule import VerifySchedule
-from monitor.alerts.conditions import Condition, Facts
-from monitor.alerts.facts import FactsCollector
-from monitor.alerts.watch import AlertWatch
+from monitor.condition_facts import FactsCollector
+from monitor.condition_watch import ConditionWatch
+from monitor.conditions import Condition, Facts
 from monitor.lag import LagReport
 from monitor.stream_queries import StreamQueryStatus, StreamQueryWatch
 from monitor.watching import Figure, Watching
 
 
 class Attendant:
-    """Is given each lag report. Of several processes of a machine one tells; the others only look."""
+    """Is given each lag report. Of several processes of a machine one reports; the others only look."""
 
     def __init__(
-        self, alerts: AlertWatch, schedule: VerifySchedule, queries: StreamQueryWatch, watches: Sequence[Watching]
+        self,
+        conditions: ConditionWatch,
+        schedule: VerifySchedule,
+        queries: StreamQueryWatch,
+        watches: Sequence[Watching],
     ) -> None:
-        self._alerts = alerts
+        self._conditions = conditions
         self._schedule = schedule
         self._queries = queries
         self._watches = watches
@@ -34,7 +38,7 @@ class Attendant:
     @property
     def open(self) -> tuple[Condition, ...]:
         """What was wrong at the last look."""
-        return self._alerts.open
+        return self._conditions.open
 
     @property
     def stream_queries(self) -> Sequence[StreamQueryStatus]:
@@ -49,8 +53,8 @@ class Attendant:
     def look(self, report: LagReport | LockstepError) -> None:
         """Take the next report, or the error that came in its place. Waits for nobody."""
         now_ms = time.time_ns() // 1_000_000
-        self._alerts.look(report, now_ms=now_ms)
-        if isinstance(report, LagReport) and self._alerts.tells:
+        self._conditions.look(report, now_ms=now_ms)
+        if isinstance(report, LagReport) and self._conditions.reports:
             self._schedule.look(report, now_ms=now_ms)
 
 
@@ -74,27 +78,27 @@ def open_attendant(config: Config, path: Path) -> Iterator[Attendant]:
         contextlib.ExitStack() as closing,
         contextlib.closing(schedule),
         FactsCollector(
-            config.as_pipeline(), config.stores, state_directories(config), with_standby=config.alerts.standby
+            config.as_pipeline(), config.stores, state_directories(config), with_standby=config.conditions.standby
         ) as facts,
         StreamQueryWatch(partial(stream_query_plans, config)) as queries,
-        AlertWatch(
-            config.pipeline.name,
-            config.alerts,
-            config.alerts_directory,
+        ConditionWatch(
+            config.conditions,
+            config.watch_directory,
+            reporters=[each.reporter(config) for each in installed() if each.reporter is not None],
             facts=all_facts,
             verify=config.verify,
             retained_max_bytes=config.source.slot_guard.warn,
-        ) as alerts,
+        ) as conditions,
     ):
         for each in installed():
             if each.watch is not None:
                 watches.append(closing.enter_context(Watching(each.conditions, partial(each.watch, config))))
-        yield Attendant(alerts, schedule, queries, watches)
+        yield Attendant(conditions, schedule, queries, watches)
 
 
 def state_directories(config: Config) -> list[Path]:
     """The directories that Lockstep writes to on this machine."""
-    directories = [config.as_pipeline().values_directory, config.alerts_directory]
+    directories = [config.as_pipeline().values_directory, config.watch_directory]
     if "://" not in config.spark.checkpoint_directory:
         directories.append(Path(config.spark.checkpoint_directory))
     if config.views:

@@ -35,7 +35,7 @@ from lockstep.installed import SECTIONS, configured
 from lockstep.log import LogFormat
 from lockstep.stream_sections import StreamQuerySection, with_stream_queries
 from lockstep.view_sections import kind_of_sink, problem_of_type, with_views
-from monitor.alerts.settings import AlertSettings
+from monitor.condition_settings import ConditionSettings
 from monitor.metrics.settings import MetricsSettings
 from monitor.verification import VerifySettings
 from sinks.registry import SinkSettings
@@ -109,7 +109,7 @@ class Config(Settings):
     spark: SparkSettings = SparkSettings()
     log: LogSettings = LogSettings()
     metrics: MetricsSettings = MetricsSettings()
-    alerts: AlertSettings = AlertSettings()
+    conditions: ConditionSettings = ConditionSettings()
     verify: VerifySettings = VerifySettings()
     dashboard: DashboardSettings = DashboardSettings()
     sinks: Annotated[dict[str, SinkSettings], Field(default_factory=dict)]
@@ -337,8 +337,8 @@ class Config(Settings):
         return self.sinks | {name: query.sink for name, query in self.stream_queries.items()}
 
     @property
-    def alerts_directory(self) -> Path:
-        """What was told of this pipeline and is still to be delivered: pipelines side by side have one each."""
+    def watch_directory(self) -> Path:
+        """What whoever looks at this pipeline keeps here: pipelines side by side have one each."""
         return self.pipeline.data_directory / "alerts" / self.pipeline.name
 
     @property
@@ -610,8 +610,8 @@ def _way_out(path: tuple[str, ...]) -> str:
             return "use login.password_file, or the sink's own login"
         case ("source", *_):
             return f"use source.password_file or ${SOURCE_PASSWORD_VARIABLE}"
-        case ("alerts", *_):
-            return "use alerts.webhook.url_file"
+        case (section, "webhook", *_) if section in _ADDED:
+            return f"use {section}.webhook.url_file"
         case ("kafka", *_):
             return f"use kafka.username, and kafka.password_file or ${KAFKA_PASSWORD_VARIABLE}"
         case _:

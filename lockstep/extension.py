@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cdc.model.table import TableName
     from cdc.settings import Settings
     from lockstep.config import Config
+    from monitor.condition_watch import Reporter
     from monitor.metrics.definitions import Definition
     from monitor.watching import Watch
 
@@ -76,6 +77,8 @@ class Extension:
     """Its part of the file that ``lockstep init`` writes, commented out, with every setting."""
     processes: "Callable[[Config], Sequence[Sequence[str]]]" = _nothing
     """Commands that ``lockstep run`` keeps running beside the core's. No exit code of theirs ends the group."""
+    without_page: Sequence[str] = ()
+    """A command that ``lockstep run`` runs where there is no page: it does what the page's process does beside."""
     doctor: "Callable[[Reached, Config], Iterable[Finding]]" = _nothing
     """Raises LockstepError where a server doesn't answer."""
     conditions: Sequence[str] = ()
@@ -84,6 +87,8 @@ class Extension:
     """The definitions of all figures that ``watch`` may find."""
     watch: "Callable[[Config], Watch] | None" = None
     """What the page and alerts learn of it."""
+    reporter: "Callable[[Config], Reporter] | None" = None
+    """Who reports to somebody what is wrong."""
     keyed_topics: "Callable[[Config, TableName, Mapping[str, JsonValue]], Iterable[KeyedTopic]]" = _nothing
     """Its topics that may have records of a row, by table and key. Raises LockstepError where that can't be known."""
 

@@ -131,15 +131,9 @@ master = "local[2]"
 # every = "6h"                             # compares each sink with the source so often; else only by hand
 # between = "22:00-06:00"                  # when a comparison may begin, in UTC
 
-# [alerts]
+# [conditions]
 # lag_s = 300.0                            # readers of a sink may be so far behind
 # standby = false                          # true: a `lockstep capture --standby` is meant to wait
-
-# [alerts.webhook]
-# url = "https://hooks.example.com/x"      # gets JSON by POST
-# url_file = "/run/secrets/hook"           # ... an address that is a secret; or $$LOCKSTEP_ALERTS_WEBHOOK_URL
-# headers = { Authorization = "HOOK_TOKEN" }    # header = the environment variable that holds its value
-# ca_file = "/etc/ssl/ca.pem"              # else the system's authorities
 
 # [dashboard]
 # listen = "127.0.0.1:8642"                # the web page; where others reach it, LOCKSTEP_DASHBOARD_TOKEN must be set

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 if TYPE_CHECKING:
     from cdc.settings import Settings
 
-SECTIONS: Final[Mapping[str, str]] = {"searches": "searches"}
+SECTIONS: Final[Mapping[str, str]] = {"alerts": "alerts", "searches": "searches"}
 """Section of the configuration -> the extension whose it is, whether that is there or not."""
 
 

@@ -54,7 +54,12 @@ class _Member:
 
 
 def run_group(
-    config: Path, stopping: Stopping, *, with_dashboard: bool = False, beside: Sequence[Sequence[str]] = ()
+    config: Path,
+    stopping: Stopping,
+    *,
+    with_dashboard: bool = False,
+    without_page: Sequence[Sequence[str]] = (),
+    beside: Sequence[Sequence[str]] = (),
 ) -> int:
     """Run until told to stop; returns 0 then, or 130 where that was urgent. No child is left behind in any case.
 
@@ -63,31 +68,28 @@ def run_group(
     A capture whose place another one has taken stands by from then on. Jobs whose place others have taken aren't
     started again: the two would take over from each other without end.
 
-    The web page tells of alerts and has sinks compared. Where it isn't wanted or can't listen, ``lockstep alerts
-    watch`` is started in its place. ``beside`` are further commands. Nobody's rows wait for these: no exit code of
-    theirs ends the group.
+    The web page reports what is wrong and has sinks compared. Where it isn't wanted or can't listen, the commands
+    ``without_page`` are started in its place. ``beside`` are further commands. Nobody's rows wait for these: no exit
+    code of theirs ends the group.
     """
     capture = _Member("capture", ("capture",), config, standby=("capture", "--standby"))
     group = [capture, _Member("apply", ("apply",), config)]
-    watch = _Member("alerts", ("alerts", "watch"), config)
-    attendant = _Member("dashboard", ("dashboard",), config) if with_dashboard else watch
+    page = [_Member("dashboard", ("dashboard",), config)] if with_dashboard else []
+    instead = [_Member(words[0], tuple(words), config) for words in without_page]
     others = [_Member(words[0], tuple(words), config) for words in beside]
     try:
         while not stopping():
             for member in group:
                 if _look_after(member) == EXIT_CONFIGURATION:
                     return EXIT_CONFIGURATION
-            if _look_after(attendant) == EXIT_CONFIGURATION and attendant is not watch:
-                logger.error(
-                    "there is no web page, and its message says why; `lockstep alerts watch` tells of alerts and"
-                    " compares sinks in its place"
-                )
-                attendant = watch
-            for member in others:
+            if any(_look_after(member) == EXIT_CONFIGURATION for member in page):
+                logger.error("there is no web page, and its message says why; what it does beside is done without it")
+                page = []
+            for member in [*others, *([] if page else instead)]:
                 _look_after(member)
             stopping.wait(0.2)
     finally:
-        _stop([*group, attendant, *others], stopping)
+        _stop([*group, *page, *instead, *others], stopping)
     return EXIT_INTERRUPTED if stopping.is_urgent() else 0
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, Self
 
 from cdc.model.errors import LockstepError
-from monitor.alerts.conditions import Condition
+from monitor.conditions import Condition
 from monitor.metrics.definitions import Definition
 
 logger = logging.getLogger(__name__)

@@ -31,12 +31,12 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 97_966,
-    "lines of extensions": 6_546,
+    "lines of the core": 97_375,
+    "lines of extensions": 7_282,
     "lines of stack and bench": 10_000,
-    "lines of tests": 100_395,
-    "words of docs": 43_968,
-    "settings": 217,
+    "lines of tests": 100_410,
+    "words of docs": 43_982,
+    "settings": 218,
 }
 
 A_MODEL: Final = "a section of the configuration: most methods are the check of one setting, which pydantic calls"

@@ -10,7 +10,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.timeouts import SEARCHES_SILENT_S
 from extensions.searches.searchable import searchable
 from lockstep.config import Config
-from monitor.alerts.conditions import Condition, Severity
+from monitor.conditions import Condition, Severity
 from monitor.metrics.definitions import Definition, dashboard_gauge
 from monitor.question import Asking, answer_s
 from monitor.watching import Figure, Found

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from lockstep.cli import alerts, operate, rejections, run, servers, setup, streams, tables, views
+from lockstep.cli import operate, rejections, run, servers, setup, streams, tables, views
 from lockstep.console import EXIT_CONFIGURATION, EXIT_INTERRUPTED, SUPERVISOR_VARIABLE, exit_code_of, say
 from lockstep.extension import Command, Group, installed
 
@@ -69,11 +69,6 @@ GROUPS: Sequence[Group] = (
             "retry": rejections.retry,
             "discard": rejections.discard,
         },
-    ),
-    Group(
-        "alerts",
-        "What is wrong, and who is told.",
-        {"list": alerts.list_open, "test": alerts.send_test, "watch": alerts.watch},
     ),
     Group(
         "views",

@@ -45,12 +45,17 @@ def run(
     if loaded.dashboard.enabled:
         loaded.dashboard.refuse_without_token(os.environ.get(TOKEN_VARIABLE))
     stopping = StopOnSignals(interrupts=False)
-    beside = [words for each in installed() for words in each.processes(loaded)]
     lock = loaded.pipeline.data_directory / f"{loaded.pipeline.name}.run"
     with only_run(lock, take_over=take_over, say=say, wait=stopping.wait) as is_ours:
         code = 0
         if is_ours:
-            code = run_group(config, stopping, with_dashboard=loaded.dashboard.enabled, beside=beside)
+            code = run_group(
+                config,
+                stopping,
+                with_dashboard=loaded.dashboard.enabled,
+                without_page=[each.without_page for each in installed() if each.without_page],
+                beside=[words for each in installed() for words in each.processes(loaded)],
+            )
     raise typer.Exit(code)
 
 

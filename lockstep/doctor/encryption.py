@@ -10,10 +10,7 @@ import psycopg
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import LockstepError
 from cdc.model.finding import Finding, warning
-from cdc.webhook import Webhook
-from jobs.streams.settings import row_webhook
 from lockstep.config import Config
-from monitor.alerts.channel import alert_webhook
 from sinks.access import same_host
 from sinks.registry import SinkSettings, kind_of
 
@@ -25,8 +22,7 @@ _VERIFIED_MODES: Final = ("verify-ca", "verify-full")
 _AS_IT_IS: Final = ("PLAIN", "OAUTHBEARER")
 """Mechanisms that send the password itself, or a token."""
 
-_WHY: Final = "whoever is on the way reads the rows, and can change them"
-_WHY_ALERTS: Final = "whoever is on the way reads what alerts say and the headers' values, and can keep alerts back"
+WHY: Final = "whoever is on the way reads the rows, and can change them"
 _LIBPQ_FIX: Final = "add sslmode=verify-full, and sslrootcert= with the server's authority, to {where}"
 
 
@@ -40,25 +36,11 @@ def source_encryption(connection: psycopg.Connection[Any]) -> list[Finding]:
 
 
 def encryption_findings(config: Config, environment: Mapping[str, str] = os.environ) -> list[Finding]:
-    """The same of Kafka, the sinks, and the webhooks of stream queries and of alerts, by their settings."""
+    """The same of Kafka and the sinks, by their settings."""
     findings = _kafka(config.kafka)
     for name, settings in config.sinks.items():
         findings += _sink(name, settings, environment)
-    for name, query in config.stream_queries.items():
-        if query.webhook is not None:
-            findings += _webhook(f"stream query {name}", row_webhook(name, query.webhook), why=_WHY)
-    if config.alerts.webhook is not None:
-        findings += _webhook("alerts", alert_webhook(config.alerts.webhook), why=_WHY_ALERTS)
     return findings
-
-
-def _webhook(subject: str, webhook: Webhook, *, why: str) -> list[Finding]:
-    try:
-        address = webhook.address().get_secret_value()
-    except LockstepError:
-        return []  # its own check says what is wrong with it
-    plain = [address] if address.lower().startswith("http:") else []
-    return _plain(subject, plain, better="let the webhook's address begin with https", why=why)
 
 
 def _kafka(kafka: KafkaSettings) -> list[Finding]:
@@ -71,7 +53,7 @@ def _kafka(kafka: KafkaSettings) -> list[Finding]:
             ", which is sent as it is" if kafka.sasl_mechanism in _AS_IT_IS else ""
         )
     better = "sasl_ssl" if kafka.security_protocol.startswith("sasl") else "ssl"
-    return [warning("Kafka", what, _WHY, f'set kafka.security_protocol = "{better}", and a listener for it')]
+    return [warning("Kafka", what, WHY, f'set kafka.security_protocol = "{better}", and a listener for it')]
 
 
 def _sink(name: str, settings: SinkSettings, environment: Mapping[str, str]) -> list[Finding]:
@@ -82,10 +64,10 @@ def _sink(name: str, settings: SinkSettings, environment: Mapping[str, str]) -> 
         return []  # its own check says what is wrong with its address
     if parts:
         return _libpq(subject, parts, environment)
-    return _plain(subject, settings.plain_addresses(), better=settings.TLS_ADDRESS)
+    return plain_findings(subject, settings.plain_addresses(), better=settings.TLS_ADDRESS)
 
 
-def _plain(subject: str, addresses: Iterable[str], *, better: str, why: str = _WHY) -> list[Finding]:
+def plain_findings(subject: str, addresses: Iterable[str], *, better: str, why: str = WHY) -> list[Finding]:
     """A finding where one of these addresses, which have no TLS, is of another machine."""
     parts = map(urlsplit, addresses)
     if all(_is_local(part.hostname or "") for part in parts):
@@ -109,7 +91,7 @@ def _optional(subject: str, mode: str, *, encrypted: bool | None, where: str) ->
         what = f"the connection may do without encryption (sslmode {mode})"
     else:
         what = f"the connection isn't encrypted (sslmode {mode})"
-    return warning(subject, what, _WHY, _LIBPQ_FIX.format(where=where))
+    return warning(subject, what, WHY, _LIBPQ_FIX.format(where=where))
 
 
 def _is_local(host: str) -> bool:

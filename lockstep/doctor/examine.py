@@ -42,11 +42,9 @@ from lockstep.doctor.streams import (
     row_webhook_findings,
     state_findings,
     unread_streams,
-    webhook_findings,
 )
 from lockstep.extension import Reached, installed
 from migrations.source import ddl_messages_sql, publication_sql
-from monitor.alerts.channel import alert_webhook
 from sinks.sink_kernel import chosen_sink_kernel
 
 
@@ -131,9 +129,6 @@ def _of_this_machine(config: Config) -> list[Finding]:
         findings += java_findings(config.spark.java_home, os.environ)
     findings += directory_findings(config)
     findings += token_findings(config)
-    if config.alerts.webhook is not None:
-        lost = "alerts aren't posted"
-        findings += webhook_findings("alerts", alert_webhook(config.alerts.webhook), why=lost)
     return [*findings, *encryption_findings(config)]
 
 

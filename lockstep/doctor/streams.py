@@ -7,12 +7,14 @@ from typing import Final
 from cdc.kafka.topic_admin import TopicAdmin, dead_letter_plan
 from cdc.model.errors import LockstepError
 from cdc.model.finding import Finding, Severity, error, ok
-from cdc.webhook import Webhook, WebhookSettings
+from cdc.webhook import WebhookSettings
 from jobs.generations.record import Phase, list_generations
 from jobs.settings import SparkSettings
 from jobs.streams.settings import row_webhook
 from lockstep.config import Config
+from lockstep.doctor.encryption import WHY
 from lockstep.doctor.spark_sql import SparkSql
+from lockstep.doctor.webhooks import webhook_encryption, webhook_findings
 from lockstep.doctor.written_topics import JOB_STOPS, written_topics
 from lockstep.stream_queries import stream_query_plan
 
@@ -67,20 +69,10 @@ def check_stream_query_topics(config: Config, *, name: str) -> list[Finding]:
 
 
 def row_webhook_findings(query: str, settings: WebhookSettings) -> list[Finding]:
-    """What lacks for rows to be posted."""
+    """What lacks for rows to be posted, and whether others can read them."""
+    subject, webhook = f"stream query {query}", row_webhook(query, settings)
     why = "its rows wait on their topic, and aren't posted"
-    return webhook_findings(f"stream query {query}", row_webhook(query, settings), why=why)
-
-
-def webhook_findings(subject: str, webhook: Webhook, *, why: str) -> list[Finding]:
-    """What lacks for a webhook to be posted to. Nothing is sent: a receiver might take it for what it waits for."""
-    found = []
-    for ask in (webhook.address, webhook.headers):
-        try:
-            ask()
-        except LockstepError as lacking:
-            found.append(error(subject, lacking.message, why, lacking.hint or ""))
-    return found or [ok(subject, "its webhook has an address and its headers; nothing was sent to it")]
+    return [*webhook_findings(subject, webhook, why=why), *webhook_encryption(subject, webhook, why=WHY)]
 
 
 def state_findings(spark: SparkSettings, queries: Collection[str]) -> list[Finding]:

@@ -39,7 +39,7 @@ def run_verify(config: Config, options: VerifyOptions, *, as_json: bool) -> int:
             logger.info("%s: %s, %d", step.table, step.what, step.count)
 
     stopping = StopOnSignals()
-    with only_one(config.alerts_directory, options.sink):
+    with only_one(config.watch_directory, options.sink):
         began_ms = now_ms()
         try:
             report = verify(

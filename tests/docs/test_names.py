@@ -18,6 +18,7 @@ from pydantic import BaseModel, SecretStr
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.settings import KafkaSettings, TopicSettings
 from cdc.webhook import WebhookSettings
+from extensions.alerts.settings import AlertSettings
 from jobs.settings import SparkSettings
 from jobs.streams.settings import PatternSettings, StepSettings, StreamSettings
 from lockstep.cli.main import app
@@ -25,8 +26,8 @@ from lockstep.config import Config, LogSettings
 from lockstep.dashboard_settings import DashboardSettings
 from lockstep.extension import installed
 from lockstep.stream_sections import StreamQuerySection
-from monitor.alerts.conditions import NAMES
-from monitor.alerts.settings import AlertSettings
+from monitor.condition_settings import ConditionSettings
+from monitor.conditions import NAMES
 from monitor.metrics.settings import MetricsSettings
 from monitor.verification import VerifySettings
 from sinks.access import Login, Tls
@@ -58,7 +59,7 @@ GENERATED = {"bench/results"}
 """Paths that exist after the command that makes them."""
 
 SETTINGS: dict[str, Sequence[type[BaseModel]]] = {
-    "docs/alerts.md": (AlertSettings, WebhookSettings),
+    "docs/alerts.md": (ConditionSettings, AlertSettings, WebhookSettings),
     "docs/verify.md": (VerifySettings,),
     "docs/dashboard.md": (DashboardSettings,),
     "docs/events.md": (TopicSettings,),
@@ -78,7 +79,7 @@ SETTINGS: dict[str, Sequence[type[BaseModel]]] = {
 """Whose settings a page's tables are about."""
 
 COMPLETE = {
-    "docs/alerts.md": AlertSettings,
+    "docs/alerts.md": ConditionSettings,
     "docs/verify.md": VerifySettings,
     "docs/dashboard.md": DashboardSettings,
     "docs/events.md": TopicSettings,
@@ -103,7 +104,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "spark": SparkSettings,
     "log": LogSettings,
     "metrics": MetricsSettings,
-    "alerts": AlertSettings,
+    "conditions": ConditionSettings,
     "verify": VerifySettings,
     "dashboard": DashboardSettings,
     "login": Login,

@@ -19,8 +19,8 @@ from cdc.model.errors import LockstepError, Unavailable
 from cdc.postgres.connection import connect
 from cdc.postgres.settings import SourceSettings
 from lockstep.config import load
-from monitor.alerts.certificates import file_validity
-from monitor.alerts.facts import certificates_of, expiries
+from monitor.certificates import file_validity
+from monitor.condition_facts import certificates_of, expiries
 from sinks.access import Tls
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings

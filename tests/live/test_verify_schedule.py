@@ -95,7 +95,7 @@ def _is_locked(path: Path) -> bool:
 @pytest.mark.soak
 def test_no_two_of_a_sink_run_at_once_and_kill_9_of_one_keeps_nobody(pipeline: Pipeline) -> None:
     sink = f"{pipeline.name}_search"
-    directory = pipeline.config.alerts_directory
+    directory = pipeline.config.watch_directory
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / f"verify-{sink}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -111,4 +111,4 @@ def test_one_setting_moves_all_directories_that_are_not_named_singly(tmp_path: P
     assert config.spark.checkpoint_directory == str(tmp_path / "fast")
     assert config.as_pipeline().values_directory == data / "values"
     assert config.spark.view_directory == data / "views"
-    assert config.alerts_directory == data / "alerts" / "shop"
+    assert config.watch_directory == data / "alerts" / "shop"

@@ -85,8 +85,8 @@ def test_relative_checkpoints_count_from_the_file(write, tmp_path: Path) -> None
 def test_pipelines_whose_files_lie_side_by_side_have_alerts_of_their_own(write, tmp_path: Path) -> None:
     shop = load(write(VALID))
     crm = load(write(VALID.replace('name = "shop"', 'name = "crm"')))
-    assert shop.alerts_directory == tmp_path / ".lockstep" / "alerts" / "shop"
-    assert crm.alerts_directory == tmp_path / ".lockstep" / "alerts" / "crm"
+    assert shop.watch_directory == tmp_path / ".lockstep" / "alerts" / "shop"
+    assert crm.watch_directory == tmp_path / ".lockstep" / "alerts" / "crm"
 
 
 def test_every_path_counts_from_the_file(write, tmp_path: Path) -> None:

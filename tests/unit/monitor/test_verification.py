@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from monitor.alerts.conditions import Facts, find_conditions
-from monitor.alerts.settings import AlertSettings
+from monitor.condition_settings import ConditionSettings
+from monitor.conditions import Facts, find_conditions
 from monitor.lag import LagReport
 from monitor.verification import (
     Verification,
@@ -63,7 +63,7 @@ def _found(verified: dict[str, Verification], *, now_h: float = 0, **verify: Any
     findings = find_conditions(
         report,
         Facts(since_ms=0),
-        AlertSettings(),
+        ConditionSettings(),
         now_ms=int(now_h * _HOUR_MS),
         verify=VerifySettings(**verify),
     )

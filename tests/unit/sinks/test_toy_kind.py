@@ -58,7 +58,7 @@ from pathlib import Path
 from lockstep.config import read
 from lockstep.doctor.encryption import encryption_findings
 from lockstep.init_examples import NewSink
-from monitor.alerts.facts import certificates_of
+from monitor.condition_facts import certificates_of
 from sinks.registry import KINDS, definition, load_client, open_sink, with_definition
 from tests.builders import batch, table, upsert
 

@@ -7,7 +7,7 @@ import pytest
 from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
 from extensions.searches.watch import METRICS, SearchesWatch, SinkSearches, StandingSearches
-from monitor.alerts.conditions import Severity
+from monitor.conditions import Severity
 from monitor.watching import Found
 from sinks.opensearch.searches import Search, SearchStatus
 

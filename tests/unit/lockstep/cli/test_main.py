@@ -28,7 +28,7 @@ GROUPS = {
     "Operate": [
         *("lag", "wait", "tail", "state", "bundle", "verify", "rebuild", "switch", "generations"),
         *("pause", "resume", "take-out", "recover", *_added("Operate")),
-        *("snapshot", "rejections", "alerts", "views", "streams", "tables"),
+        *("snapshot", "rejections", "views", "streams", "tables"),
         *(group.name for each in installed() for group in each.groups),
     ],
 }

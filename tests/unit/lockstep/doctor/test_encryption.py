@@ -76,40 +76,6 @@ def test_a_sink_without_tls_is_told_where_it_is_another_machine(tmp_path: Path, 
     assert len(findings(tmp_path, sink=sink)) == is_told
 
 
-@pytest.mark.parametrize(
-    ("address", "is_told"),
-    [
-        ("https://hooks.example.com/x", False),
-        ("http://127.0.0.1:9/x", False),
-        ("http://hooks.example.com/x", True),
-        ("HTTP://hooks.example.com/x", True),
-        ("htps://hooks.example.com/x", False),  # its own check refuses it
-    ],
-)
-def test_a_webhook_is_judged_by_its_address_wherever_that_is_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, *, is_told: bool
-) -> None:
-    monkeypatch.setenv("LOCKSTEP_STREAM_QUERY_RECENT_WEBHOOK_URL", address)
-    (tmp_path / "hook").write_text(address)
-    more = f"""
-[streams.clicks]
-topic = "web.clicks"
-columns = {{ id = "text", at = "timestamptz" }}
-time = "at"
-late = "1 minute"
-[stream_queries.recent]
-sink = "s"
-key = ["id"]
-sql = "select id from clicks"
-webhook = {{}}
-[alerts]
-webhook = {{ url_file = "{tmp_path / "hook"}" }}
-"""
-    found = findings(tmp_path, sink='type = "warehouse"\nurl = "postgresql+psycopg://u@127.0.0.1/d"', more=more)
-    told = ["stream query recent: the connection isn't encrypted", "alerts: the connection isn't encrypted"]
-    assert found == (told if is_told else [])
-
-
 def test_libpqs_variable_counts_for_a_warehouse(tmp_path: Path) -> None:
     sink = 'type = "warehouse"\nurl = "postgresql+psycopg://u@dwh/d"'
     assert findings(tmp_path, sink=sink, environment={"PGSSLMODE": "verify-full"}) == []

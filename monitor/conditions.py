@@ -12,8 +12,8 @@ from typing import Any, Final
 from cdc.model.errors import LockstepError
 from cdc.model.times import time_text
 from jobs.generations.status import JobState
-from monitor.alerts.certificates import Validity
-from monitor.alerts.settings import AlertSettings
+from monitor.certificates import Validity
+from monitor.condition_settings import ConditionSettings
 from monitor.lag import READ, RECEIVED, LagReport, StageState
 from monitor.steps import differing_step, rebuild_step
 from monitor.stream_queries import RECEIVER_STEP, StreamQueryStatus
@@ -47,6 +47,10 @@ CAPTURE: Final = "capture"
 SERVERS: Final = "source-or-kafka"
 
 
+Key = tuple[str, str]
+"""Name and subject of a condition."""
+
+
 class Severity(IntEnum):
     """``WARNING``: within days. ``CRITICAL``: now, since readers see old rows or changes are about to be lost."""
 
@@ -72,7 +76,7 @@ class Condition:
     hold_s: float = 0.0
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> Key:
         return self.name, self.subject
 
     def to_json(self) -> dict[str, Any]:
@@ -229,7 +233,7 @@ _NEVER_VERIFIED: Final = VerifySettings()
 def find_conditions(
     report: LagReport | LockstepError,
     facts: Facts,
-    settings: AlertSettings,
+    settings: ConditionSettings,
     *,
     now_ms: int,
     verify: VerifySettings = _NEVER_VERIFIED,
@@ -281,7 +285,7 @@ def _unanswered(report: LagReport) -> set[str]:
     }
 
 
-def _unasked(facts: Facts, settings: AlertSettings) -> Iterator[tuple[str, str | None]]:
+def _unasked(facts: Facts, settings: ConditionSettings) -> Iterator[tuple[str, str | None]]:
     """Conditions of which no fact says anything."""
     yield from facts.added_unknown
     for name, known in (("certificate-expires", facts.certificates), ("disk-filling", facts.disks)):
@@ -347,7 +351,7 @@ def _slot(report: LagReport, retained_max_bytes: int) -> Iterator[Condition]:
         )
 
 
-def _capture(report: LagReport, facts: Facts, settings: AlertSettings) -> Iterator[Condition]:
+def _capture(report: LagReport, facts: Facts, settings: ConditionSettings) -> Iterator[Condition]:
     # Before there is a slot nothing is held back, and nobody reads it while capture is at work on the first copy.
     # A paused copy beside the stream explains nothing: capture goes on.
     # Where Kafka is silent, nobody knows whether a capture that is there copies.
@@ -389,7 +393,7 @@ def _seconds_behind(report: LagReport) -> dict[str, float]:
     return behind
 
 
-def _lag(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
+def _lag(report: LagReport, settings: ConditionSettings) -> Iterator[Condition]:
     for label, behind_s in _seconds_behind(report).items():
         if behind_s > settings.lag_s:
             yield _open("lag", label, f"readers of {label} may lack what was committed in the last {behind_s:.0f} s")

@@ -12,9 +12,9 @@ from jobs.generations.set_aside import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
 from jobs.generations.view_state import ToldView
 from jobs.streams.posted import Posted
-from monitor.alerts.certificates import Validity
-from monitor.alerts.conditions import NAMES, Condition, Facts, Findings, Severity, find_conditions
-from monitor.alerts.settings import AlertSettings
+from monitor.certificates import Validity
+from monitor.condition_settings import ConditionSettings
+from monitor.conditions import NAMES, Condition, Facts, Findings, Severity, find_conditions
 from monitor.lag import RECEIVED, LagReport, SinkFacts, Stage, StageState
 from monitor.stream_queries import StreamQueryStatus
 from monitor.verification import Verification, VerifyOutcome
@@ -50,7 +50,7 @@ _NO_FACTS = Facts()
 
 
 def _found(report: LagReport | LockstepError, facts: Facts = _NO_FACTS, **settings: Any) -> dict[str, Severity]:
-    findings = find_conditions(report, facts, AlertSettings(**settings), now_ms=_NOW_MS)
+    findings = find_conditions(report, facts, ConditionSettings(**settings), now_ms=_NOW_MS)
     assert {condition.name for condition in findings.open} <= set(NAMES)
     return {"/".join(condition.key): condition.severity for condition in findings.open}
 
@@ -92,7 +92,7 @@ _ADDED = Condition("extra", "search", Severity.WARNING, "it is wrong", "mend it"
 )
 def test_what_an_extension_finds_counts_whoever_else_is_silent(report: LagReport | Unavailable) -> None:
     def findings(facts: Facts) -> Findings:
-        return find_conditions(report, facts, AlertSettings(), now_ms=_NOW_MS)
+        return find_conditions(report, facts, ConditionSettings(), now_ms=_NOW_MS)
 
     names = frozenset({"extra"})
     found = findings(replace(_NO_FACTS, added=(_ADDED,), added_names=names))
@@ -104,7 +104,7 @@ def test_what_an_extension_finds_counts_whoever_else_is_silent(report: LagReport
 def test_how_much_the_slot_may_hold_back_is_what_its_guard_warns_from() -> None:
     def opens(retained_bytes: int) -> bool:
         report = _report(retained_bytes=retained_bytes)
-        found = find_conditions(report, _NO_FACTS, AlertSettings(), now_ms=_NOW_MS, retained_max_bytes=1024)
+        found = find_conditions(report, _NO_FACTS, ConditionSettings(), now_ms=_NOW_MS, retained_max_bytes=1024)
         return bool(found.open)
 
     assert (opens(1024), opens(1025)) == (False, True)
@@ -164,17 +164,17 @@ def test_what_no_search_finds_yet_counts_as_behind_and_what_lies_with_the_job_do
 
 def test_of_a_stream_query_whose_store_is_silent_nothing_is_over() -> None:
     facts = Facts(stream_queries=(_query(), _query(2, is_live=False, problem=Unavailable("down"))))
-    findings = find_conditions(_report(), facts, AlertSettings(), now_ms=_NOW_MS)
+    findings = find_conditions(_report(), facts, ConditionSettings(), now_ms=_NOW_MS)
     assert findings.is_unknown("stream-query-stopped", "recent g2")
     assert not findings.is_unknown("stream-query-stopped", "recent")
-    before = find_conditions(_report(), Facts(stream_queries=None), AlertSettings(), now_ms=_NOW_MS)
+    before = find_conditions(_report(), Facts(stream_queries=None), ConditionSettings(), now_ms=_NOW_MS)
     assert before.is_unknown("stream-query-stopped", "recent")
     assert before.is_unknown("stream-query-unreachable", "recent")
 
 
 def test_a_stopped_stream_query_is_told_with_its_reason_and_the_next_step() -> None:
     facts = Facts(stream_queries=(_query(job=_STOPPED),))
-    (condition,) = find_conditions(_report(), facts, AlertSettings(), now_ms=_NOW_MS).open
+    (condition,) = find_conditions(_report(), facts, ConditionSettings(), now_ms=_NOW_MS).open
     assert condition.sentence == "stream query recent isn't run any more: its checkpoint is gone"
     assert (condition.step, condition.since_ms) == ("build it again", 7)
 
@@ -218,7 +218,7 @@ def test_a_stage_that_says_it_is_stalled_is_one_condition_with_its_reason() -> N
     stage = Stage(
         "in Kafka", 1, 5, 3.0, None, state=StageState.STALLED, since_ms=5, reason="the store hangs", hint="look at it"
     )
-    (condition,) = find_conditions(_report(stage), Facts(), AlertSettings(), now_ms=_NOW_MS).open
+    (condition,) = find_conditions(_report(stage), Facts(), ConditionSettings(), now_ms=_NOW_MS).open
     assert (condition.key, condition.since_ms, condition.step) == (("stalled", "in Kafka"), 5, "look at it")
     assert condition.sentence == "in Kafka is stalled: the store hangs"
 
@@ -255,14 +255,14 @@ def test_a_standby_is_missed_only_where_one_is_meant_to_be() -> None:
 
 
 def test_nothing_is_over_because_nobody_can_look() -> None:
-    blind = find_conditions(Unavailable("no source"), Facts(), AlertSettings(), now_ms=_NOW_MS)
+    blind = find_conditions(Unavailable("no source"), Facts(), ConditionSettings(), now_ms=_NOW_MS)
     assert [condition.key for condition in blind.open] == [("unreachable", "source-or-kafka")]
     assert blind.is_unknown("lag", "cache")
     assert not blind.is_unknown("disk-filling", "/d")
     silent = find_conditions(
         _report(_applied(_sink()), _applied(_sink("search")), unanswered={"cache": Unavailable("down")}),
         Facts(),
-        AlertSettings(),
+        ConditionSettings(),
         now_ms=_NOW_MS,
     )
     assert silent.is_unknown("lag", "cache")
@@ -272,22 +272,24 @@ def test_nothing_is_over_because_nobody_can_look() -> None:
 def test_of_what_no_fact_says_anything_nothing_is_over() -> None:
     """As after a restart, before anybody has asked."""
     for report in (_report(), Unavailable("no source")):
-        unasked = find_conditions(report, Facts(None, None), AlertSettings(standby=True), now_ms=_NOW_MS)
+        unasked = find_conditions(report, Facts(None, None), ConditionSettings(standby=True), now_ms=_NOW_MS)
         for key in (("certificate-expires", "kafka k:9093"), ("disk-filling", "/d"), ("no-standby", "capture")):
             assert unasked.is_unknown(*key)
         facts = Facts({"kafka k:9093": None, "gone.pem": Validity(_NOW_MS * 2, 0)}, {"/d": None, "/e": (9, 10)}, True)
-        unread = find_conditions(report, facts, AlertSettings(standby=True), now_ms=_NOW_MS)
+        unread = find_conditions(report, facts, ConditionSettings(standby=True), now_ms=_NOW_MS)
         assert unread.is_unknown("certificate-expires", "kafka k:9093")
         assert unread.is_unknown("disk-filling", "/d")
         assert not unread.is_unknown("certificate-expires", "gone.pem")
         assert not unread.is_unknown("certificate-expires", "of a sink that isn't there any more")
         assert not unread.is_unknown("disk-filling", "/e")
-    assert not find_conditions(_report(), Facts(), AlertSettings(), now_ms=_NOW_MS).is_unknown("no-standby", "capture")
+    assert not find_conditions(_report(), Facts(), ConditionSettings(), now_ms=_NOW_MS).is_unknown(
+        "no-standby", "capture"
+    )
 
 
 def test_a_sink_of_which_nobody_knows_how_far_it_is_is_not_up_to_date() -> None:
     """As after `recover`, until its first watermark of the new epoch."""
-    findings = find_conditions(_report(_applied(_sink(), behind_s=None)), Facts(), AlertSettings(), now_ms=_NOW_MS)
+    findings = find_conditions(_report(_applied(_sink(), behind_s=None)), Facts(), ConditionSettings(), now_ms=_NOW_MS)
     assert findings.is_unknown("lag", "cache")
     (lag,) = findings.open
     assert (lag.key, lag.hold_s) == (("lag", "cache"), 300.0)
@@ -296,7 +298,7 @@ def test_a_sink_of_which_nobody_knows_how_far_it_is_is_not_up_to_date() -> None:
     for lsn, state in ((None, StageState.ABSENT), (None, StageState.BUILDING), (10, StageState.PAUSED)):
         received = Stage(RECEIVED, lsn, None, None, None, state=state)
         report = _report(received, _applied(_sink(), behind_s=None))
-        first = find_conditions(report, Facts(), AlertSettings(), now_ms=_NOW_MS)
+        first = find_conditions(report, Facts(), ConditionSettings(), now_ms=_NOW_MS)
         assert first.open == (), "nobody has rows of the stream before the first copy is done"
         assert first.is_unknown("lag", "cache")
 
@@ -306,7 +308,7 @@ def test_of_a_report_in_which_a_server_is_silent_only_that_counts() -> None:
     never = LagReport((), None, None, {}, silent_servers={"source": Unavailable("the source hasn't answered")})
     old = _report(_applied(_sink(), behind_s=900.0), silent_servers=never.silent_servers)
     for report in (never, old):
-        findings = find_conditions(report, Facts(disks={"/d": (1, 100)}), AlertSettings(), now_ms=_NOW_MS)
+        findings = find_conditions(report, Facts(disks={"/d": (1, 100)}), ConditionSettings(), now_ms=_NOW_MS)
         assert [condition.name for condition in findings.open] == ["unreachable", "disk-filling"]
         assert "the source hasn't answered" in findings.open[0].sentence
         for key in (("gap", "capture"), ("rejections-open", "cache"), ("stalled", "received"), ("lag", "cache")):
@@ -324,7 +326,7 @@ def test_the_slot_and_the_sinks_are_looked_at_while_kafka_is_silent() -> None:
         safe_wal_bytes=5,
         silent_servers={"kafka": Unavailable("Kafka at k:9092 hasn't answered")},
     )
-    findings = find_conditions(report, Facts(), AlertSettings(), now_ms=_NOW_MS)
+    findings = find_conditions(report, Facts(), ConditionSettings(), now_ms=_NOW_MS)
     found = {condition.name for condition in findings.open}
     assert found == {"unreachable", "slot-filling", "job-stopped", "sink-unreachable"}
     for key in (("gap", "capture"), ("rejections-open", "cache"), ("lag", "cache"), ("job-stopped", "search")):
@@ -334,7 +336,7 @@ def test_the_slot_and_the_sinks_are_looked_at_while_kafka_is_silent() -> None:
 
 def test_a_stage_that_nobody_could_ask_stays_stalled() -> None:
     stage = Stage("applied: cache", None, None, None, None, _sink(), StageState.UNKNOWN, reason="no answer")
-    findings = find_conditions(_report(stage), Facts(), AlertSettings(), now_ms=_NOW_MS)
+    findings = find_conditions(_report(stage), Facts(), ConditionSettings(), now_ms=_NOW_MS)
     assert findings.is_unknown("stalled", "applied: cache")
 
 
@@ -348,14 +350,16 @@ def test_nobody_reads_the_slot_before_the_first_copy_is_done() -> None:
 
 def test_a_capture_that_begins_and_ends_again_and_again_stays_stopped() -> None:
     starting = Stage(RECEIVED, None, None, None, None, state=StageState.STARTING)
-    findings = find_conditions(_report(starting, slot_active=False), _NO_FACTS, AlertSettings(), now_ms=_NOW_MS)
+    findings = find_conditions(_report(starting, slot_active=False), _NO_FACTS, ConditionSettings(), now_ms=_NOW_MS)
     assert findings.open == ()
     assert findings.is_unknown("capture-stopped", "capture")
 
 
 def test_what_is_told_of_a_capture_is_what_its_stage_says_to_do() -> None:
     hangs = Stage(RECEIVED, None, None, None, None, state=StageState.ABSENT, hint="its log says what it waits for")
-    [condition] = find_conditions(_report(hangs, slot_active=False), _NO_FACTS, AlertSettings(), now_ms=_NOW_MS).open
+    [condition] = find_conditions(
+        _report(hangs, slot_active=False), _NO_FACTS, ConditionSettings(), now_ms=_NOW_MS
+    ).open
     assert condition.step == "its log says what it waits for"
 
 
@@ -370,6 +374,6 @@ def test_who_differs_is_told_what_can_be_done_about_it(*, is_view: bool, step: s
     """Single rows of a view can't be repaired."""
     different = Verification(1, 2, VerifyOutcome.DIFFERENT, differing=3)
     report = _report(_applied(replace(_sink(), is_view=is_view)), verified={"cache": different})
-    [condition] = find_conditions(report, _NO_FACTS, AlertSettings(), now_ms=_NOW_MS).open
+    [condition] = find_conditions(report, _NO_FACTS, ConditionSettings(), now_ms=_NOW_MS).open
     assert condition.name == "verify-differs"
     assert condition.step == f"`lockstep verify cache` shows them, and {step}"

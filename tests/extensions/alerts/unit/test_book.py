@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from monitor.alerts.book import Entry, Key, Kind, take
-from monitor.alerts.conditions import Condition, Findings, Severity
+from extensions.alerts.book import Entry, Kind, take
+from monitor.conditions import Condition, Findings, Key, Severity
 
 _STOPPED = Condition("job-stopped", "cache", Severity.CRITICAL, "stopped", "start it")
 _LAG = Condition("lag", "cache", Severity.WARNING, "behind", "look", passes=True)

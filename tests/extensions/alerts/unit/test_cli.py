@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from extensions.alerts.book import Entry, Kind, Message
+from extensions.alerts.store import AlertStore, State
 from lockstep.cli.main import exit_code
 from lockstep.config import load
-from monitor.alerts.book import Entry, Kind, Message
-from monitor.alerts.conditions import Condition, Severity
-from monitor.alerts.store import AlertStore, State
+from monitor.conditions import Condition, Severity
+from monitor.turn import Turn
 from tests.receivers import Receiver
 
 
@@ -27,15 +28,15 @@ def config(tmp_path: Path) -> Path:
 
 
 def _store(config: Path) -> AlertStore:
-    directory = load(config).alerts_directory
+    directory = load(config).watch_directory
     assert directory == config.parent / ".lockstep" / "alerts" / "shop", "it counts from where the file is"
     directory.mkdir(parents=True, exist_ok=True)
     return AlertStore(directory)
 
 
 def test_what_is_open_is_listed_and_the_exit_code_tells(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    watching = _store(config)
-    assert watching.take_lock()
+    watching = Turn(load(config).watch_directory)
+    assert watching.take()
     assert exit_code(["alerts", "list", "-c", str(config)]) == 0
     assert "no alert is open" in capsys.readouterr().out
     condition = Condition("lag", "cache", Severity.WARNING, "it is late", "look", 1_800_000_000_000)
@@ -61,16 +62,15 @@ def test_a_list_that_nobody_keeps_says_so_and_since_when(config: Path, capsys: p
     never = capsys.readouterr().out
     assert "nobody on this machine has ever looked for alerts" in never
     assert "no alert" not in never
-    store = _store(config)
-    assert store.take_lock()
-    store.mark_look()
+    watching = Turn(load(config).watch_directory)
+    assert watching.take()
     assert exit_code(command) == 0
-    lock = load(config).alerts_directory / "lock"
+    lock = load(config).watch_directory / "lock"
     os.utime(lock, (0, 800_000_000))
     assert exit_code(command) == 4
     assert "the process that tells of alerts hangs since 1995-" in capsys.readouterr().out
-    store.mark_look()
-    store.close()
+    assert watching.take()
+    watching.close()
     os.utime(lock, (0, 0))
     assert exit_code(command) == 4
     ended = capsys.readouterr().out

@@ -1,50 +1,30 @@
-"""Looks at each lag report, and tells whoever is to be told: one process of a pipeline does."""
+"""Takes what is wrong at each look, and tells whoever is to be told."""
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Self
 
 from cdc.model.errors import LockstepError
 from cdc.model.log_message import LogMessage
-from monitor.alerts.book import Entry, Key, Kind, Message, opened_of, take
-from monitor.alerts.channel import post_alert
-from monitor.alerts.conditions import RETAINED_WAL_BYTES, Condition, Facts, Findings, Severity, find_conditions
-from monitor.alerts.outbox import Outbox
-from monitor.alerts.settings import AlertSettings
-from monitor.alerts.store import AlertStore, State
-from monitor.lag import LagReport
-from monitor.verification import VerifySettings
+from extensions.alerts.book import Entry, Kind, Message, opened_of, take
+from extensions.alerts.channel import post_alert
+from extensions.alerts.outbox import Outbox
+from extensions.alerts.settings import AlertSettings
+from extensions.alerts.store import AlertStore, State
+from monitor.conditions import Findings, Key, Severity
 
 logger = logging.getLogger("lockstep.alerts")
 
 
-class AlertWatch:
-    """Of several processes of one directory, the first tells. When it ends, another goes on where it was."""
+class AlertReporter:
+    """As ``monitor.condition_watch.Reporter``. When its process ends, that of another one goes on where it was."""
 
-    def __init__(
-        self,
-        pipeline: str,
-        settings: AlertSettings,
-        directory: Path,
-        *,
-        facts: Callable[[], Facts] = Facts,
-        verify: VerifySettings | None = None,
-        retained_max_bytes: int | None = None,
-        retry_s: float = 1.0,
-    ) -> None:
-        """``directory`` has what was told and is still to be delivered; without it alerts come again after a restart.
-
-        ``facts`` is what ``monitor.alerts.facts.FactsCollector.latest`` says, ``verify`` when sinks are compared,
-        ``retained_max_bytes`` how much WAL the slot may hold back, where somebody has said that.
-        """
+    def __init__(self, pipeline: str, settings: AlertSettings, directory: Path, *, retry_s: float = 1.0) -> None:
+        """``directory`` has what was told and is still to be delivered: without it alerts come again at a restart."""
         self._pipeline = pipeline
         self._settings = settings
-        self._facts = facts
-        self._verify = verify or VerifySettings()
-        self._retained_max_bytes = retained_max_bytes or RETAINED_WAL_BYTES
         self._retry_s = retry_s
         self._store = AlertStore(directory)
         self._saving = threading.Lock()  # held while book and queues change together, and until both are on disk
@@ -52,46 +32,24 @@ class AlertWatch:
         self._outbox: Outbox | None = None
         self._is_loaded = False
         self._trouble: str | None = None
-        self._open: tuple[Condition, ...] = ()
-        self._held: Mapping[Key, int] = {}
 
     @property
-    def open(self) -> tuple[Condition, ...]:
-        """What was wrong at the last look, told or not; what has to hold for long, once it was told or held so long."""
-        return self._open
+    def reported(self) -> Collection[Key]:
+        return {key for key, entry in self._book.items() if entry.told}
 
-    @property
-    def tells(self) -> bool:
-        """Whether this is the process that tells, as of the last look."""
-        return self._outbox is not None
-
-    def look(self, report: LagReport | LockstepError, *, now_ms: int) -> None:
-        """Take the next report, or the error that came in its place. Waits for nobody who is told, and never raises.
+    def look(self, findings: Findings, *, now_ms: int) -> None:
+        """Take what was found. Waits for nobody who is told, and never raises.
 
         Where the directory can't be used, everything is told anyway, and maybe told again after a restart. A file of it
         that can't be read is left as it is, and nothing is kept until it can be read or is gone.
         """
-        findings = find_conditions(
-            report,
-            self._facts(),
-            self._settings,
-            now_ms=now_ms,
-            verify=self._verify,
-            retained_max_bytes=self._retained_max_bytes,
-        )
-        self._held = {each.key: self._held.get(each.key, now_ms) for each in findings.open if each.hold_s}
-        self._open = self._shown(findings, self._book, now_ms=now_ms)
         try:
             if not self._is_loaded:
-                if not self._store.take_lock():
-                    return
                 self._resume(self._store.load(), now_ms=now_ms)
-            self._store.mark_look()
             self._trouble = None
         except LockstepError as error:
             self._say_trouble(error)
         book, messages = take(self._book, findings, pipeline=self._pipeline, now_ms=now_ms)
-        self._open = self._shown(findings, book, now_ms=now_ms)
         for message in messages:
             log_message(message)
         with self._saving:
@@ -110,21 +68,6 @@ class AlertWatch:
             self._save()
         with self._saving:  # a delivery that ends later is kept no more: the directory is another process's by then
             self._outbox = None
-            self._store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _shown(self, findings: Findings, book: Mapping[Key, Entry], *, now_ms: int) -> tuple[Condition, ...]:
-        told = {key for key, entry in book.items() if entry.told}
-        return tuple(
-            each
-            for each in findings.open
-            if not each.hold_s or each.key in told or now_ms - self._held[each.key] >= each.hold_s * 1000
-        )
 
     def _resume(self, state: State, *, now_ms: int) -> None:
         """Go on where the process before was. What this one has told since it couldn't read that stays told.

@@ -19,8 +19,8 @@ from cdc.pipeline_settings import Pipeline
 from cdc.postgres.connection import connect
 from cdc.postgres.dsn import parse_dsn
 from cdc.postgres.slot import has_standby
-from monitor.alerts.certificates import Validity, file_validity, server_validity
-from monitor.alerts.conditions import Facts
+from monitor.certificates import Validity, file_validity, server_validity
+from monitor.conditions import Facts
 from sinks.registry import SinkSettings, kind_of
 
 logger = logging.getLogger("lockstep.alerts")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.capture.standby import wait_for_turn
-from monitor.alerts.facts import has_capture_standby
+from monitor.condition_facts import has_capture_standby
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
@@ -42,7 +42,7 @@ def test_a_slot_that_is_gone_is_told_once(captured: Captured, receiver: Receiver
     captured.start().settle()
     watch = Process(tmp_path / "watch.log", "lockstep", "alerts", "watch", "--config", str(captured.path))
     try:
-        until((captured.config.alerts_directory / "state.json").exists, seconds=_PATIENCE_S)
+        until((captured.config.watch_directory / "state.json").exists, seconds=_PATIENCE_S)
         captured.stop()
         captured.database.drop_slot(captured.config.slot)
         until(lambda: ("opened", "slot-lost") in receiver.told, seconds=_PATIENCE_S)

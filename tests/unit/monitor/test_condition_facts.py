@@ -7,8 +7,8 @@ import pytest
 import trustme
 
 from lockstep.config import Config, load
-from monitor.alerts.certificates import Validity, file_validity
-from monitor.alerts.facts import FactsCollector, after, certificates_of, disks_of, expiries, has_capture_standby
+from monitor.certificates import Validity, file_validity
+from monitor.condition_facts import FactsCollector, after, certificates_of, disks_of, expiries, has_capture_standby
 from tests.databases import until
 
 _TOML = """
@@ -119,10 +119,10 @@ def test_a_certificate_that_was_not_read_is_asked_for_again_after_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = _load(tmp_path)
-    monkeypatch.setattr("monitor.alerts.facts._LOOK_S", 0.01)
+    monkeypatch.setattr("monitor.condition_facts._LOOK_S", 0.01)
     files = {str(tmp_path / name) for name in ("client.pem", "kafka.pem", "search.pem")}
     monkeypatch.setattr(
-        "monitor.alerts.facts.certificates_of",
+        "monitor.condition_facts.certificates_of",
         lambda *_: {whose: partial(file_validity, Path(whose)) for whose in files},
     )
     with FactsCollector(config.as_pipeline(), config.sinks, [tmp_path], with_standby=False) as facts:
@@ -146,9 +146,9 @@ def test_whatever_one_ask_raises_it_is_unknown_and_the_others_go_on(
     assert expiries({"a": broken, "b": lambda: 1}) == {"a": None, "b": 1}
     config = _load(tmp_path)
     answers = iter([broken, lambda *_: {"a": lambda: 1}])
-    monkeypatch.setattr("monitor.alerts.facts._LOOK_S", 0.01)
-    monkeypatch.setattr("monitor.alerts.facts.certificates_of", lambda *_: next(answers, lambda *_: {})())
-    monkeypatch.setattr("monitor.alerts.facts.has_capture_standby", broken)
+    monkeypatch.setattr("monitor.condition_facts._LOOK_S", 0.01)
+    monkeypatch.setattr("monitor.condition_facts.certificates_of", lambda *_: next(answers, lambda *_: {})())
+    monkeypatch.setattr("monitor.condition_facts.has_capture_standby", broken)
     with FactsCollector(config.as_pipeline(), config.sinks, [tmp_path], with_standby=True) as facts:
         until(lambda: facts.latest().certificates == {"a": 1})
         assert str(tmp_path) in (facts.latest().disks or {})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from monitor.alerts.certificates import file_validity, server_validity, validity
+from monitor.certificates import file_validity, server_validity, validity
 
 _UNTIL = datetime(2031, 5, 6, 7, 8, 9, tzinfo=UTC)
 _LATER = datetime(2055, 5, 6, 7, 8, 9, tzinfo=UTC)

@@ -10,20 +10,22 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cdc.model.errors import ConfigurationError, Unavailable
 from cdc.webhook import DocumentRefused, WebhookSettings
-from monitor.alerts.book import Kind, Message
-from monitor.alerts.channel import post_alert
-from monitor.alerts.conditions import Condition, Severity
-from monitor.alerts.outbox import Outbox
-from monitor.alerts.settings import AlertSettings
-from monitor.alerts.store import AlertStore, State
-from monitor.alerts.watch import AlertWatch
+from extensions.alerts.book import Kind, Message
+from extensions.alerts.channel import post_alert
+from extensions.alerts.outbox import Outbox
+from extensions.alerts.reporter import AlertReporter
+from extensions.alerts.settings import AlertSettings
+from extensions.alerts.store import AlertStore, State
+from monitor.condition_settings import ConditionSettings
+from monitor.condition_watch import ConditionWatch
+from monitor.conditions import Condition, Severity
 from monitor.lag import LagReport, SinkFacts, Stage
+from monitor.turn import Turn
 from tests.databases import until
 from tests.receivers import Receiver
 
@@ -40,12 +42,13 @@ def receiver() -> Iterator[Receiver]:
         yield receiver
 
 
-def _settings(port: int, **changes: Any) -> AlertSettings:
-    return AlertSettings(webhook=WebhookSettings(url=f"http://127.0.0.1:{port}/hook?a=b"), **changes)
+def _settings(port: int) -> AlertSettings:
+    return AlertSettings(webhook=WebhookSettings(url=f"http://127.0.0.1:{port}/hook?a=b"))
 
 
-def _watch(settings: AlertSettings, directory: Path) -> AlertWatch:
-    return AlertWatch("shop", settings, directory, retry_s=0.01)
+def _watch(settings: AlertSettings, directory: Path, *, lag_s: float = 300.0) -> ConditionWatch:
+    reporter = AlertReporter("shop", settings, directory, retry_s=0.01)
+    return ConditionWatch(ConditionSettings(lag_s=lag_s), directory, reporters=[reporter])
 
 
 def test_it_is_told_once_and_when_it_is_over_and_a_restart_tells_nothing_again(
@@ -69,11 +72,14 @@ _PROCESS = """
 import sys, time
 from pathlib import Path
 from cdc.webhook import WebhookSettings
-from monitor.alerts.settings import AlertSettings
-from monitor.alerts.watch import AlertWatch
+from extensions.alerts.settings import AlertSettings
+from extensions.alerts.reporter import AlertReporter
+from monitor.condition_settings import ConditionSettings
+from monitor.condition_watch import ConditionWatch
 from monitor.lag import LagReport, SinkFacts, Stage
-settings = AlertSettings(webhook=WebhookSettings(url=sys.argv[2]))
-watch = AlertWatch("shop", settings, Path(sys.argv[1]), retry_s=0.01)
+settings, directory = AlertSettings(webhook=WebhookSettings(url=sys.argv[2])), Path(sys.argv[1])
+reporter = AlertReporter("shop", settings, directory, retry_s=0.01)
+watch = ConditionWatch(ConditionSettings(), directory, reporters=[reporter])
 report = LagReport((), True, 0, {}, wal_status="lost", broken=("the slot is lost",))
 while True:
     watch.look(report, now_ms=time.time_ns() // 1_000_000)
@@ -211,12 +217,12 @@ def test_of_two_processes_one_tells_and_the_other_goes_on_after_it(receiver: Rec
             until(lambda: not _undelivered(tmp_path))
             second.look(_BROKEN, now_ms=1)
             assert second.open
-            watcher = AlertStore(tmp_path).watcher()
+            watcher = Turn(tmp_path).watcher()
             assert watcher.is_there
-            until(lambda: (AlertStore(tmp_path).watcher().looked_ms or 0) > (watcher.looked_ms or 0))
+            until(lambda: (Turn(tmp_path).watcher().looked_ms or 0) > (watcher.looked_ms or 0))
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
-            assert not AlertStore(tmp_path).watcher().is_there
+            assert not Turn(tmp_path).watcher().is_there
         second.look(_BROKEN, now_ms=2)
         second.look(_WELL, now_ms=3)
         second.look(_WELL, now_ms=60_003)
@@ -226,8 +232,8 @@ def test_of_two_processes_one_tells_and_the_other_goes_on_after_it(receiver: Rec
 def test_who_does_not_tell_shows_what_has_held_for_long_as_who_tells_does(receiver: Receiver, tmp_path: Path) -> None:
     sink = SinkFacts("cache", 1, True, 10, 0, 0, 0)
     unmeasured = LagReport((Stage("applied: cache", 10, 0, None, 0, sink),), True, 0, {}, wal_status="reserved")
-    settings = _settings(receiver.port, lag_s=60.0)
-    with _watch(settings, tmp_path) as first, _watch(settings, tmp_path) as second:
+    settings = _settings(receiver.port)
+    with _watch(settings, tmp_path, lag_s=60.0) as first, _watch(settings, tmp_path, lag_s=60.0) as second:
         for watch in (first, second):
             watch.look(unmeasured, now_ms=0)
             watch.look(unmeasured, now_ms=59_000)

@@ -6,8 +6,8 @@ No error holds a header or the address, which may be a secret itself.
 import orjson
 
 from cdc.webhook import Webhook, WebhookSettings
-from monitor.alerts.book import Message
-from monitor.alerts.settings import WEBHOOK_URL_VARIABLE
+from extensions.alerts.book import Message
+from extensions.alerts.settings import WEBHOOK_URL_VARIABLE
 
 
 def alert_webhook(settings: WebhookSettings) -> Webhook:

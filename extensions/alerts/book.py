@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from monitor.alerts.conditions import Condition, Findings, Severity
-
-Key = tuple[str, str]
+from monitor.conditions import Condition, Findings, Key, Severity
 
 OPEN_AFTER_S: Final = 30.0
 """A restart, a lost connection or a switch of a broker is over by then."""

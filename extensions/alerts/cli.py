@@ -1,7 +1,6 @@
 """Commands about alerts: what is open, whether the webhook works, and a process that only tells."""
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import typer
@@ -11,7 +10,7 @@ from cdc.model.times import time_text
 from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json
 
 if TYPE_CHECKING:
-    from monitor.alerts.store import AlertStore, Watcher
+    from monitor.turn import Watcher
 
 _LOOK_S: Final = 5.0
 _LOOK_MAX_MS: Final = 60_000
@@ -24,10 +23,13 @@ def list_open(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
     It shows what was told: `lockstep run` or `lockstep alerts watch` looks at the pipeline. Exit code 1 when one is
     open, and 4 when nobody on this machine looks.
     """
+    from extensions.alerts.store import AlertStore
+    from lockstep.config import read
     from lockstep.console import EXIT_FAILED, EXIT_UNWATCHED
+    from monitor.turn import Turn
 
-    store, now_ms = _store(config), _now_ms()
-    watcher = store.watcher()
+    directory, now_ms = read(config).watch_directory, _now_ms()
+    store, watcher = AlertStore(directory), Turn(directory).watcher()
     trouble = _unwatched(watcher, now_ms)
     state = store.load()
     waiting = len(state.queue or ())
@@ -61,19 +63,21 @@ def send_test(config: ConfigOption = DEFAULT_CONFIG) -> None:
 
     Exit code 1 when it didn't take it.
     """
+    from extensions.alerts.book import Kind, Message
+    from extensions.alerts.channel import post_alert
+    from extensions.alerts.settings import AlertSettings
     from lockstep.config import read
     from lockstep.console import say
-    from monitor.alerts.book import Kind, Message
-    from monitor.alerts.channel import post_alert
-    from monitor.alerts.conditions import Condition, Severity
+    from monitor.conditions import Condition, Severity
 
     loaded, now_ms = read(config), _now_ms()
-    if loaded.alerts.webhook is None:
+    webhook = loaded.section(AlertSettings).webhook
+    if webhook is None:
         say("alerts go to the log alone: alerts.webhook isn't set")
         return
     condition = Condition("test", loaded.pipeline.name, Severity.WARNING, "this is a test", "nothing is to be done")
     message = Message(f"{loaded.pipeline.name}/test/{now_ms}", Kind.TEST, loaded.pipeline.name, now_ms, condition)
-    post_alert(loaded.alerts.webhook, message)
+    post_alert(webhook, message)
     say("delivered")
 
 
@@ -120,13 +124,6 @@ def _unwatched(watcher: "Watcher", now_ms: int) -> str | None:
 
 def _write(line: str) -> None:
     print(visible_lines(line))  # noqa: T201  the result
-
-
-def _store(config: Path) -> "AlertStore":
-    from lockstep.config import read
-    from monitor.alerts.store import AlertStore
-
-    return AlertStore(read(config).alerts_directory)
 
 
 def _now_ms() -> int:

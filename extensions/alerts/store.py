@@ -1,0 +1,93 @@
+"""What alerts keep on disk: who was told of what, and what is still to be delivered.
+
+``state.json`` is of the process whose turn it is (``monitor.turn``) alone.
+"""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import orjson
+
+from cdc.model.errors import LockstepError
+from extensions.alerts.book import Entry, Message
+from monitor.conditions import Key
+from monitor.turn import give_to_owner, unusable
+
+_FORMAT: Final = 3
+_Parsed = TypeVar("_Parsed")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """``queue`` has what is still to be delivered, oldest first; None where there was no webhook."""
+
+    book: Mapping[Key, Entry] = field(default_factory=dict)
+    queue: Sequence[Message] | None = None
+
+
+class AlertStore:
+    """The directory of a pipeline's alerts. Every method raises LockstepError for a file that can't be used."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def load(self) -> State:
+        """What was saved last."""
+        return self._read("state.json", _state) or State()
+
+    def save(self, state: State) -> None:
+        """Keep this. It is on disk when it returns."""
+        self._write(
+            "state.json",
+            {
+                "open": [entry.to_json() for entry in state.book.values()],
+                "queue": None if state.queue is None else [message.to_json() for message in state.queue],
+            },
+        )
+
+    def _read(self, name: str, parse: Callable[[Mapping[str, Any]], _Parsed]) -> _Parsed | None:
+        """What is in the file; None where there is none."""
+        path = self._directory / name
+        try:
+            document = orjson.loads(path.read_bytes())
+            if document["format"] != _FORMAT:
+                raise LockstepError(f"{path} is of another version of Lockstep", hint="use that one, or move it away")
+            return parse(document)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise unusable(self._directory, error) from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:  # no JSON, or JSON of another shape
+            raise LockstepError(
+                f"{path} is damaged", hint="move it away: alerts that are open are told once more"
+            ) from error
+
+    def _write(self, name: str, document: Mapping[str, Any]) -> None:
+        try:
+            handle, temporary = tempfile.mkstemp(dir=self._directory, prefix=f".{name}.")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    give_to_owner(handle, self._directory)
+                    file.write(orjson.dumps({"format": _FORMAT, **document}))
+                    file.flush()
+                    os.fsync(file.fileno())
+                Path(temporary).replace(self._directory / name)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    Path(temporary).unlink()
+                raise
+        except OSError as error:
+            raise unusable(self._directory, error) from error
+
+
+def _state(document: Mapping[str, Any]) -> State:
+    entries = [Entry.from_json(entry) for entry in document["open"]]
+    queue = document["queue"]
+    if queue is not None:
+        queue = [Message.from_json(message) for message in queue]
+    return State({entry.condition.key: entry for entry in entries}, queue)

@@ -1,0 +1,104 @@
+"""What is wrong at each lag report. One process of a machine hands it to those who report it."""
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, Self
+
+from cdc.model.errors import LockstepError
+from monitor.condition_settings import ConditionSettings
+from monitor.conditions import RETAINED_WAL_BYTES, Condition, Facts, Findings, Key, find_conditions
+from monitor.lag import LagReport
+from monitor.turn import Turn
+from monitor.verification import VerifySettings
+
+logger = logging.getLogger("lockstep.alerts")
+
+
+class Reporter(Protocol):
+    """Reports what is wrong to somebody."""
+
+    @property
+    def reported(self) -> Collection[Key]:
+        """What somebody knows to be open, of this process or of one before."""
+        ...
+
+    def look(self, findings: Findings, *, now_ms: int) -> None:
+        """Take what was found. Called after each look of the process whose turn it is. Waits for nobody."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ConditionWatch:
+    """Of several processes of one directory, the first reports. When it ends, another goes on where it was."""
+
+    def __init__(
+        self,
+        settings: ConditionSettings,
+        directory: Path,
+        *,
+        reporters: Sequence[Reporter] = (),
+        facts: Callable[[], Facts] = Facts,
+        verify: VerifySettings | None = None,
+        retained_max_bytes: int | None = None,
+    ) -> None:
+        """``facts`` says what no lag report does, ``verify`` when sinks are compared, ``retained_max_bytes`` how much
+        WAL the slot may hold back, where somebody has said that. The reporters are closed with this.
+        """
+        self._settings = settings
+        self._reporters = reporters
+        self._facts = facts
+        self._verify = verify or VerifySettings()
+        self._retained_max_bytes = retained_max_bytes or RETAINED_WAL_BYTES
+        self._turn = Turn(directory)
+        self._trouble: str | None = None
+        self._held: Mapping[Key, int] = {}
+        self.open: tuple[Condition, ...] = ()
+        """What was wrong at the last look; what has to hold for long, once it was reported or held so long."""
+        self.reports = False
+        """Whether this is the process that reports, as of the last look."""
+
+    def look(self, report: LagReport | LockstepError, *, now_ms: int) -> None:
+        """Take the next report, or the error that came in its place. Waits for nobody, and never raises.
+
+        Where the directory can't be used, everything is reported anyway.
+        """
+        findings = find_conditions(
+            report,
+            self._facts(),
+            self._settings,
+            now_ms=now_ms,
+            verify=self._verify,
+            retained_max_bytes=self._retained_max_bytes,
+        )
+        self._held = {each.key: self._held.get(each.key, now_ms) for each in findings.open if each.hold_s}
+        trouble = None
+        try:
+            self.reports = self._turn.take()
+        except LockstepError as error:
+            self.reports, trouble = True, error.message
+        if trouble is not None and trouble != self._trouble:
+            logger.error("whether another process reports as well isn't known: %s", trouble)
+        self._trouble = trouble
+        if self.reports:
+            for reporter in self._reporters:
+                reporter.look(findings, now_ms=now_ms)
+        reported = {key for reporter in self._reporters for key in reporter.reported}
+        self.open = tuple(
+            each
+            for each in findings.open
+            if not each.hold_s or each.key in reported or now_ms - self._held[each.key] >= each.hold_s * 1000
+        )
+
+    def close(self) -> None:
+        """Let another process report."""
+        for reporter in self._reporters:
+            reporter.close()
+        self._turn.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
