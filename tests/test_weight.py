@@ -31,11 +31,11 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 97_375,
+    "lines of the core": 97_377,
     "lines of extensions": 7_282,
     "lines of stack and bench": 10_000,
-    "lines of tests": 100_410,
-    "words of docs": 43_982,
+    "lines of tests": 99_677,
+    "words of docs": 43_969,
     "settings": 218,
 }
 
