@@ -313,14 +313,27 @@ StartCapture = Callable[..., Captured]
 
 @pytest.fixture(name="capture")
 def _capture(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[StartCapture]:
-    """Starts capture of tables of the test's database; ends it with the test."""
-    started: list[Captured] = []
+    """Starts capture of tables of the test's database, or ``of`` another one; ends it with the test.
 
-    def start(*tables: str, **settings: object) -> Captured:
-        captured = Captured(database, endpoints.kafka_bootstrap, tmp_path, tables, **settings)  # type: ignore[arg-type]
-        started.append(captured)
-        return captured.start()
+    ``publication`` is what follows ``for`` in the statement that creates one. Without it, capture makes its own.
+    """
+    made: list[Captured] = []
 
-    yield start
-    for captured in started:
+    def make(
+        *tables: str,
+        of: Database = database,
+        publication: str = "",
+        source: str = "",
+        start: bool = True,
+        **settings: Any,
+    ) -> Captured:
+        if publication:
+            of.execute(f"create publication p for {publication}")
+            source = f"publication = 'p'\n{source}"
+        captured = Captured(of, endpoints.kafka_bootstrap, tmp_path, tables, source=source, **settings)
+        made.append(captured)
+        return captured.start() if start else captured
+
+    yield make
+    for captured in made:
         captured.stop()

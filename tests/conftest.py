@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, settings
 from tests.part_files import UNIT
 
 pytest_plugins = [
-    "tests.services", "tests.databases", "tests.captured", "tests.spark_session", "tests.view_pipelines", "tests.skips",
+    "tests.services", "tests.databases", "tests.captured", "tests.own_server", "tests.spark_session",
+    "tests.view_pipelines", "tests.skips",
 ]  # fmt: skip
 
 _EXAMPLES = 30

@@ -14,12 +14,18 @@ class Killed(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The ``number``-th commit of the process, from 1, with the topics that were sent to since it began."""
+    """The ``number``-th commit of the process, from 1, with the topics that were sent to since it began.
+
+    ``ranges`` says how many ranges of the first copy were sent since then, and ``read`` how many commits, this one
+    included, had rows that were read from their table.
+    """
 
     number: int
     schemas: Sequence[SchemaRecord]
     topics: frozenset[str]
     state: CaptureState
+    ranges: int = 0
+    read: int = 0
 
 
 class DyingPublisher:
@@ -33,18 +39,28 @@ class DyingPublisher:
         self._before = before
         self._number = 0
         self._topics: set[str] = set()
+        self._ranges = self._read = 0
+        self._has_read = False
 
-    def send(self, topic: str, *arguments: Any) -> None:
+    def send(self, topic: str, key: bytes, value: bytes | None, *more: Any) -> None:
         self._topics.add(topic)
-        self._publisher.send(topic, *arguments)
+        self._has_read |= (value or b"").startswith((b'{"op":"r"', b'{"op":"d"'))
+        self._publisher.send(topic, key, value, *more)
 
-    def send_rows(self, topic: str, *arguments: Any) -> None:
+    def send_rows(self, topic: str, rows: Any) -> None:
         self._topics.add(topic)
-        self._publisher.send_rows(topic, *arguments)
+        self._has_read |= any(value.startswith(b'{"op":"r"') for _, value in rows)
+        self._publisher.send_rows(topic, rows)
+
+    def send_beside_state(self, key: bytes, value: bytes | None) -> None:
+        self._ranges += value is not None
+        self._publisher.send_beside_state(key, value)
 
     def commit(self, state: CaptureState, schemas: Sequence[SchemaRecord] = (), **options: Any) -> object:
         self._number += 1
-        is_last = self._dies(Commit(self._number, schemas, frozenset(self._topics), state))
+        self._read += self._has_read
+        self._has_read = False
+        is_last = self._dies(Commit(self._number, schemas, frozenset(self._topics), state, self._ranges, self._read))
         if is_last and self._before:
             raise Killed
         bounds = self._publisher.commit(state, schemas, **options)

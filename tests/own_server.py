@@ -2,11 +2,17 @@
 
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from stack.stack import Stack
+from tests.databases import Database, until
+from tests.services import temporary_directory
 
 
 class OwnServer:
@@ -14,29 +20,66 @@ class OwnServer:
 
     def __init__(self, directory: Path) -> None:
         self._stack = Stack(directory, light=True, durable=False)
-        self._kept = directory / "kept"
+        self._directory = directory
         self.dsn = self._stack.up(["postgres"]).source_dsn
         with psycopg.connect(self.dsn) as connection:
             row = connection.execute("show data_directory").fetchone()
         assert row is not None
         self._files = Path(row[0])
 
-    def keep(self) -> None:
-        """Keep the files as they are now."""
-        self._stack.stop("postgres")
-        _copy(self._files, self._kept)
-        self._stack.start("postgres")
+    @cached_property
+    def database(self) -> Database:
+        """A database of it."""
+        return Database(self.dsn)
 
-    def take_back(self) -> None:
-        """Begin again with the files that were kept."""
+    def stop(self) -> None:
         self._stack.stop("postgres")
-        shutil.rmtree(self._files)
-        _copy(self._kept, self._files)
+
+    def start(self) -> None:
         self._stack.start("postgres")
+        if "database" in self.__dict__:
+            self.database.reconnect()
+
+    @contextmanager
+    def stopped(self) -> Iterator[Path]:
+        """Its files, while it is stopped."""
+        self.stop()
+        yield self._files
+        self.start()
+
+    def keep(self, moment: str = "kept") -> None:
+        """Keep the files as they are now."""
+        with self.stopped() as files:
+            _copy(files, self._directory / moment)
+
+    def take_back(self, moment: str = "kept", *, as_standby: bool = False) -> None:
+        """Begin again with the files that were kept; as a standby of nobody, where it is to be promoted."""
+        with self.stopped() as files:
+            shutil.rmtree(files)
+            _copy(self._directory / moment, files)
+            if as_standby:
+                (files / "standby.signal").touch(mode=0o666)
+
+    def promote(self) -> None:
+        self.database.execute("select pg_promote()")
+        until(lambda: not self.database.value("select pg_is_in_recovery()"))
 
     def remove(self) -> None:
+        if "database" in self.__dict__:
+            self.database.connection.close()
         self._stack.remove()
 
 
 def _copy(files: Path, to: Path) -> None:
     subprocess.run(["cp", "-a", str(files), str(to)], check=True)  # with their owner, which PostgreSQL insists on
+
+
+@pytest.fixture
+def own() -> Iterator[OwnServer]:
+    """A server of the test's own."""
+    with temporary_directory() as directory:
+        server = OwnServer(directory)
+        try:
+            yield server
+        finally:
+            server.remove()

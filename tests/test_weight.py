@@ -34,7 +34,7 @@ BUDGETS: Final = {
     "lines of the core": 97_377,
     "lines of extensions": 7_282,
     "lines of stack and bench": 10_000,
-    "lines of tests": 99_677,
+    "lines of tests": 98_928,
     "words of docs": 43_969,
     "settings": 218,
 }

@@ -21,8 +21,8 @@ LEFT_OUT = {
 AT_EACH_CHANGE = frozenset(
     {
         *("GPC-ord", "DBZ-snap", "OWN-pk2", "PG-016", "OWN-2pc", "DBZ-tx", "DBZ-types", "PG-002"),
-        *("OWN-trunc", "PG-013b", "RW-part", "PG-028", "PG-011"),
-        *("DBZ-dropadd", "DBZ-unseen", "DBZ-rewrite", "ETL-ddl", "OWN-away"),
+        *("OWN-trunc", "PG-013b", "RW-part", "PG-028", "PG-011", "PG-011b"),
+        *("DBZ-dropadd", "DBZ-unseen", "DBZ-rewrite", "ETL-ddl", "OWN-away", "DBZ-rekey", "DBZ-remake", "DBZ-add"),
         *("DBZ-toast", "OWN-toastkey", "OWN-toastold"),
     }
 )

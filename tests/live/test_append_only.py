@@ -23,6 +23,7 @@ from jobs.generations.record import list_generations
 from lockstep.config import load
 from sinks.registry import open_sink
 from stack.stack import Endpoints
+from tests.opened import closing_sink
 from tests.pipeline import Pipeline, wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
@@ -98,17 +99,11 @@ def _source(pipeline: Pipeline) -> Counter[str]:
 
 def _stored(pipeline: Pipeline, sink: str) -> Counter[str]:
     """What readers of the live generation see."""
-    opened = open_sink(sink, pipeline.config.sinks[sink], 1)
-    try:
+    with closing_sink(open_sink(sink, pipeline.config.sinks[sink], 1)) as opened:
         live = next(generation.number for generation in list_generations(opened) if generation.is_live)
-    finally:
-        opened.sink.close()
     table = stored_table(read_tables(pipeline.client, pipeline.name)[TableName(pipeline.name, "log")])
-    opened = open_sink(sink, pipeline.config.sinks[sink], live)
-    try:
+    with closing_sink(open_sink(sink, pipeline.config.sinks[sink], live)) as opened:
         return Counter(str(stored.row["line"]) for stored in opened.sink.scan(table))
-    finally:
-        opened.sink.close()
 
 
 def _assert_each_once(pipeline: Pipeline) -> None:

@@ -1,48 +1,17 @@
 """What the stream shows in part or not at all: tables that join and leave, partitions, filters, publications."""
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 
 import psycopg
 import pytest
 
 from snapshot import in_stream
-from stack.stack import Endpoints
-from tests.captured import Captured
+from tests.captured import Captured, StartCapture
 from tests.databases import Database
+from tests.threads import beside
 
 pytestmark = pytest.mark.live
-
-
-class Capturing:
-    """Makes captures of the test's database."""
-
-    def __init__(self, database: Database, endpoints: Endpoints, directory: Path) -> None:
-        self.database = database
-        self._endpoints = endpoints
-        self._directory = directory
-        self.made: list[Captured] = []
-
-    def __call__(self, *tables: str, publication: str = "", source: str = "") -> Captured:
-        """``publication`` is what follows ``for``; without it capture makes its own."""
-        if publication:
-            self.database.execute(f"create publication p for {publication}")
-            source += "\npublication = 'p'"
-        # Keys before tables of the section.
-        lines = source.split("\n")
-        source = "\n".join(sorted(lines, key=lambda line: not line.startswith("publication")))
-        made = Captured(self.database, self._endpoints.kafka_bootstrap, self._directory, tables, source=source)
-        self.made.append(made)
-        return made.start()
-
-
-@pytest.fixture
-def capture(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Capturing]:
-    made = Capturing(database, endpoints, tmp_path)
-    yield made
-    for captured in made.made:
-        captured.stop()
 
 
 _PARTITIONED = (
@@ -57,22 +26,9 @@ _PARTITIONED = (
 )
 
 
-def test_a_partitioned_table_is_one_table(database: Database, capture: Capturing) -> None:
-    database.execute(*_PARTITIONED)
-    captured = capture("public.m")
-    database.execute(
-        "insert into m values (500, '2026-01-07', 'new')",
-        "update m set day = day + 31 where day < '2026-02-01'",
-        "update m set a = 'x', day = '2030-01-01' where id = 60",
-        "delete from m_2 where id = 40",
-        "insert into m_default values (501, '2031-01-01', 'direct')",
-    )
-    captured.assert_equal()
-
-
 @pytest.mark.parametrize("attached_first", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_a_partition_that_comes_with_a_column_has_the_whole_table_copied(
-    database: Database, capture: Capturing, attached_first: bool
+    database: Database, capture: StartCapture, attached_first: bool
 ) -> None:
     """A copy of the partition alone would leave the other rows without the new column's value."""
     database.execute(*_PARTITIONED)
@@ -92,7 +48,7 @@ def test_a_partition_that_comes_with_a_column_has_the_whole_table_copied(
 
 @pytest.mark.soak
 def test_a_copy_begins_though_some_transaction_always_writes(
-    database: Database, capture: Capturing, monkeypatch: pytest.MonkeyPatch
+    database: Database, capture: StartCapture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key that is deferrable needs a slot, which is made when those that write have ended. The stream stops for it a
     little longer each time."""
@@ -107,33 +63,25 @@ def test_a_copy_begins_though_some_transaction_always_writes(
     captured.settle()
     captured.stop()
     captured.configure(tables=("public.a", "public.b"))
-    over = threading.Event()
 
-    def write() -> None:
+    def write(number: int, over: threading.Event) -> None:
+        over.wait(0.25 * number)
         with psycopg.connect(database.dsn) as connection:
             while not over.is_set():
                 connection.execute("insert into busy default values")
                 over.wait(0.7)
                 connection.commit()
 
-    writers = [threading.Thread(target=write) for _ in range(3)]
-    try:
-        for writer in writers:
-            writer.start()
-            over.wait(0.25)
+    with beside(*(partial(write, number) for number in range(3))):
         captured.start()
         captured.wait_for("a copy waits until transactions that write have ended: process")
         captured.wait_for("copying public.b")
-    finally:
-        over.set()
-        for writer in writers:
-            writer.join()
     captured.assert_equal()
 
 
 @pytest.mark.parametrize("restarted", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_a_table_that_left_the_publication_is_copied_again_when_it_is_back(
-    database: Database, capture: Capturing, restarted: bool
+    database: Database, capture: StartCapture, restarted: bool
 ) -> None:
     database.execute("create table t (id int primary key, a text)", "create table u (id int primary key, a text)")
     database.execute("insert into t select n, 'x' from generate_series(1, 20) n", "insert into u select * from t")
@@ -154,46 +102,12 @@ def test_a_table_that_left_the_publication_is_copied_again_when_it_is_back(
     captured.assert_equal()
 
 
-@pytest.mark.soak
-def test_a_table_that_left_and_came_back_at_once_is_copied_again(database: Database, capture: Capturing) -> None:
-    database.execute(
-        "create table t (id int primary key, a text)", "insert into t select n, 'x' from generate_series(1, 20) n"
-    )
-    captured = capture("public.t")
-    publication = captured.config.publication
-    database.execute(
-        f"alter publication {publication} drop table t",
-        "delete from t where id = 1",
-        f"alter publication {publication} add table t",
-    )
-    captured.wait_quiet()
-    captured.assert_equal()
-
-
-@pytest.mark.soak
-def test_a_publication_of_all_tables(database: Database, capture: Capturing) -> None:
-    database.execute("create table t (id int primary key, a text)", "create table no_key (a text)")
-    captured = capture("public.t", publication="all tables")
-    database.execute(
-        "create table later (id int primary key)",
-        "insert into later values (1)",
-        "insert into no_key values ('x')",
-        "create unlogged table fast (id int primary key)",
-        "insert into fast values (1)",
-        "create temp table mine (id int primary key)",
-        "insert into mine values (1)",
-        "truncate later, t",
-        "insert into t values (1, 'x')",
-    )
-    captured.assert_equal()
-
-
 def _filtered_rows(captured: Captured) -> dict[bytes, dict[str, object]]:
     captured.settle()
     return captured.rows("public.t")
 
 
-def test_a_row_filter_holds_for_copy_and_stream(database: Database, capture: Capturing) -> None:
+def test_a_row_filter_holds_for_copy_and_stream(database: Database, capture: StartCapture) -> None:
     database.execute(
         "create table t (id int primary key, a int)",
         "alter table t replica identity full",
@@ -216,7 +130,7 @@ def test_a_row_filter_holds_for_copy_and_stream(database: Database, capture: Cap
 
 
 def test_a_row_that_comes_by_an_update_without_its_large_value_is_copied(
-    database: Database, capture: Capturing
+    database: Database, capture: StartCapture
 ) -> None:
     database.execute(
         "create table t (id int primary key, large text)",
@@ -231,7 +145,7 @@ def test_a_row_that_comes_by_an_update_without_its_large_value_is_copied(
     assert rows[20] == "x1" * 3000
 
 
-def test_a_column_list_holds_for_copy_and_stream(database: Database, capture: Capturing) -> None:
+def test_a_column_list_holds_for_copy_and_stream(database: Database, capture: StartCapture) -> None:
     database.execute(
         'create table t (id int primary key, secret text, "B\'" int)',
         "insert into t values (1, 'hidden', 5)",
@@ -246,16 +160,7 @@ def test_a_column_list_holds_for_copy_and_stream(database: Database, capture: Ca
     captured.assert_equal()
 
 
-def test_generated_columns_come_with_capture_s_own_publication(database: Database, capture: Capturing) -> None:
-    database.execute("create table t (id int primary key, a int, b int generated always as (a * 2) stored)")
-    database.execute("insert into t values (1, 1)", "alter table t replica identity full")
-    captured = capture("public.t")
-    database.execute("insert into t values (2, 2)", "update t set a = 5 where id = 1")
-    captured.assert_equal()
-    assert {row["b"] for row in captured.rows("public.t").values()} == {4, 10}
-
-
-def test_generated_columns_come_once_their_publication_has_them(database: Database, capture: Capturing) -> None:
+def test_generated_columns_come_once_their_publication_has_them(database: Database, capture: StartCapture) -> None:
     database.execute("create table t (id int primary key, a int, b int generated always as (a * 2) stored)")
     database.execute("insert into t values (1, 1)")
     captured = capture("public.t", publication="table t")
@@ -268,7 +173,7 @@ def test_generated_columns_come_once_their_publication_has_them(database: Databa
 
 
 @pytest.mark.soak
-def test_origin_none_leaves_out_what_was_replicated_here(database: Database, capture: Capturing) -> None:
+def test_origin_none_leaves_out_what_was_replicated_here(database: Database, capture: StartCapture) -> None:
     database.execute("create table t (id int primary key)")
     captured = capture("public.t", source="origin = 'none'")
     origin = f"origin_{database.name}"
@@ -285,17 +190,3 @@ def test_origin_none_leaves_out_what_was_replicated_here(database: Database, cap
         assert set(captured.rows("public.t")) == {b'{"id":1}', b'{"id":3}'}
     finally:
         database.execute(f"select pg_replication_origin_drop('{origin}')")
-
-
-@pytest.mark.soak
-def test_vacuum_full_is_no_reason_to_copy_again(database: Database, capture: Capturing) -> None:
-    database.execute(
-        "create table t (id int primary key, a text)", "insert into t select n, 'x' from generate_series(1, 20) n"
-    )
-    captured = capture("public.t")
-    database.execute("vacuum full t")
-    captured.wait_quiet()
-    database.execute("alter table t alter a set not null")
-    captured.wait_quiet()
-    captured.assert_equal()
-    assert sum(event.op == "r" for event in captured.events("public.t")) == 20

@@ -5,7 +5,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from functools import partial
 
 import psycopg
 import pytest
@@ -20,10 +20,10 @@ from cdc.protocol.control_records import CaptureState, TableCopy
 from cdc.stream.topics import order_secret
 from lockstep.cli.main import exit_code
 from monitor.collector import LagCollector
-from stack.stack import Endpoints
-from tests.captured import Captured
+from tests.captured import Captured, StartCapture
 from tests.databases import Database, until
 from tests.dying_publisher import Commit, Killed, dying
+from tests.threads import beside
 
 pytestmark = pytest.mark.live
 
@@ -68,10 +68,9 @@ class Copying:
 
 
 @pytest.fixture
-def copying(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Copying]:
+def copying(database: Database, capture: StartCapture) -> Copying:
     database.execute("create table other (id int primary key, n int)", *_TABLE)
-    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.other", "public.big")) as captured:
-        yield Copying(captured, database)
+    return Copying(capture("public.other", "public.big", start=False), database)
 
 
 class Writers:
@@ -368,26 +367,18 @@ def test_a_copy_ends_beside_writers_at_full_speed_on_the_same_rows(copying: Copy
     database.execute("delete from big where id > 300", "update big set big = repeat('old' || id, 2000)")
     captured.start()
     captured.settle()
-    over = threading.Event()
 
-    def write(number: int) -> None:
+    def write(number: int, over: threading.Event) -> None:
         with psycopg.connect(database.dsn, autocommit=True) as connection:
             at = number
             while not over.is_set():
                 connection.execute("update big set n = n + 1 where id = %s", (at % 300 + 1,))
                 at += 3
 
-    writers = [threading.Thread(target=write, args=(number,)) for number in range(3)]
-    for writer in writers:
-        writer.start()
-    try:
+    with beside(*(partial(write, number) for number in range(3))):
         copying.ask()
         copying.wait(lambda: copying.copy() is not None)
         copying.wait_whole()
-    finally:
-        over.set()
-        for writer in writers:
-            writer.join()
     captured.assert_equal()
     assert_tags_grow(captured)
     assert all(event.after["big"] for event in captured.events("public.big") if event.op in "cru")
@@ -433,15 +424,13 @@ def test_what_the_topic_has_and_the_source_hasnt_is_deleted(copying: Copying) ->
     assert any("in chunks beside the stream" in line for line in captured.said)
 
 
-def test_a_table_whose_keys_can_swap_stops_the_stream_for_its_copy(
-    database: Database, endpoints: Endpoints, tmp_path: Path
-) -> None:
+def test_a_table_whose_keys_can_swap_stops_the_stream_for_its_copy(database: Database, capture: StartCapture) -> None:
     database.execute("create table odd (id int primary key deferrable initially deferred, n int)")
     database.execute("alter table odd replica identity full", "insert into odd values (1, 1), (2, 2)")
     options = "options = { 'public.odd' = { key = ['id'] } }"
-    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.odd",), source=options) as captured:
-        copying = Copying(captured, database)
-        _copied_as_one(copying)
+    captured = capture("public.odd", source=options, start=False)
+    copying = Copying(captured, database)
+    _copied_as_one(copying)
 
 
 def _copied_as_one(copying: Copying) -> None:

@@ -27,6 +27,7 @@ from tests.bank import CHECKING, SAVINGS, Bank, State
 from tests.databases import until
 from tests.events import Change, Log, kafka_settings
 from tests.job_process import run_sinks, spark_settings
+from tests.opened import closing_sink
 from tests.polling import Poller
 from tests.spark_here import Job
 from tests.view_task_process import ENDED, KILLED, ViewTasks
@@ -67,11 +68,8 @@ class Pipeline:
         return sum(report["rows"] for report in job.reports if report["report"] == "StatusReport")
 
     def consistency(self) -> Consistency | None:
-        opened = open_sink(self.sink, self.settings, 1)
-        try:
+        with closing_sink(open_sink(self.sink, self.settings, 1)) as opened:
             return load_consistency(opened.records, 1)
-        finally:
-            opened.sink.close()
 
     def arguments(self, **more: Any) -> dict[str, Any]:
         """What ``run_sinks`` takes."""
@@ -85,12 +83,9 @@ class Pipeline:
 
     def task(self, **more: Any) -> Task:
         """A task of generation 1, which this prepares."""
-        opened = open_sink(self.sink, self.settings, 1)
-        try:
+        with closing_sink(open_sink(self.sink, self.settings, 1)) as opened:
             opened.sink.prepare(self.log.tables)
             fence = opened.sink.claim()
-        finally:
-            opened.sink.close()
         return Task(
             sink=self.sink,
             settings=self.settings,
@@ -106,11 +101,8 @@ class Pipeline:
         )
 
     def order(self, wish: Wish, of: Table) -> None:
-        opened = open_sink(self.sink, self.settings, 1)
-        try:
+        with closing_sink(open_sink(self.sink, self.settings, 1)) as opened:
             give_order(opened.records, 1, [of.name], wish, now_ms=1)
-        finally:
-            opened.sink.close()
 
     def applied(self) -> Offsets:
         """The next offsets that were stored with the rows."""

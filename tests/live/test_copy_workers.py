@@ -3,9 +3,9 @@
 import collections
 import json
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -22,7 +22,7 @@ from cdc.protocol.control_records import CaptureState
 from lockstep.capture.publisher import capture_publisher
 from snapshot.worker import copy_publisher, fence_workers
 from stack.stack import Endpoints
-from tests.captured import Captured
+from tests.captured import Captured, StartCapture
 from tests.databases import Database, until
 
 pytestmark = pytest.mark.live
@@ -34,19 +34,9 @@ FILL = f"insert into t select n, repeat('x', 100) || n from generate_series(1, {
 
 
 @pytest.fixture
-def make(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Any]:
+def make(capture: StartCapture) -> Any:
     """Makes a capture of these tables, whose first copy takes two workers."""
-    made: list[Captured] = []
-
-    def of(*tables: str, **options: Any) -> Captured:
-        options = {"sections": WORKERS, **options}
-        captured = Captured(database, endpoints.kafka_bootstrap, tmp_path, list(tables), **options)
-        made.append(captured.__enter__())
-        return captured
-
-    yield of
-    for captured in made:
-        captured.__exit__(None, None, None)
+    return partial(capture, start=False, sections=WORKERS)
 
 
 def _snapshot_rows(captured: Captured, table: str) -> list[int]:

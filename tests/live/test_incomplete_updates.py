@@ -1,12 +1,8 @@
 """Updates that leave large values out which the topic doesn't hold: the table waits for a copy, and nothing stops."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from stack.stack import Endpoints
-from tests.captured import Captured
+from tests.captured import Captured, StartCapture
 from tests.databases import Database
 from tests.dying_publisher import Commit, Killed, dying
 
@@ -46,7 +42,7 @@ _UNSEEN = {
 
 
 @pytest.fixture
-def captured(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Captured]:
+def captured(database: Database, capture: StartCapture) -> Captured:
     database.execute(
         "create table t (id int primary key, n int)",
         "insert into t select n, 0 from generate_series(1, 12) n",
@@ -57,9 +53,7 @@ def captured(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterat
         "create table part partition of parts for values from (0) to (1000)",
         "insert into parts values (1, 0, 1, 'x')",
     )
-    tables = ("public.t", "public.u", "public.parts")
-    with Captured(database, endpoints.kafka_bootstrap, tmp_path, tables) as made:
-        yield made
+    return capture("public.t", "public.u", "public.parts", start=False)
 
 
 def _execute(captured: Captured, *statements: str) -> None:

@@ -2,20 +2,19 @@
 
 import json
 import uuid
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cdc.kafka.control_topics import read_state
 from cdc.model.table import TableName
-from cdc.protocol.control_records import CaptureState, SnapshotPhase
+from cdc.protocol.control_records import SnapshotPhase
 from lockstep.cli.main import exit_code
 from stack.stack import Endpoints
-from tests.captured import Captured
+from tests.captured import Captured, StartCapture
 from tests.databases import Database, until
+from tests.dying_publisher import Killed, dying
 from tests.pipeline import Pipeline
 
 pytestmark = [pytest.mark.live, pytest.mark.soak]
@@ -23,28 +22,8 @@ pytestmark = [pytest.mark.live, pytest.mark.soak]
 COPIED, LACKING = TableName("public", "t"), TableName("public", "u")
 
 
-class _Killed(Exception):
-    """Where the process would have been killed."""
-
-
-class _DyingPublisher:
-    """Dies before the commit that would put the second table into the ledger; rows of it are committed by then."""
-
-    def __init__(self, inner: Any) -> None:
-        self.send = inner.send
-        self.send_rows = inner.send_rows
-        self.send_beside_state = inner.send_beside_state
-        self.serve = inner.serve
-        self._inner = inner
-
-    def commit(self, state: CaptureState, *args: Any, **kwargs: Any) -> Any:
-        if LACKING in state.copied:
-            raise _Killed
-        return self._inner.commit(state, *args, **kwargs)
-
-
 @pytest.fixture
-def interrupted(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Captured]:
+def interrupted(database: Database, capture: StartCapture) -> Captured:
     """One table is in the ledger, and of the other there are 40 rows of 50."""
     for table in ("t", "u"):
         database.execute(
@@ -53,18 +32,17 @@ def interrupted(database: Database, endpoints: Endpoints, tmp_path: Path) -> Ite
             f"insert into {table} select n, 'x' from generate_series(1, 49) n",
             f"insert into {table} values (50, 'x', repeat('b', 9000))",
         )
-    batches = "[snapshot]\nbatch_rows = 20"
-    tables = [str(COPIED), str(LACKING)]
-    with Captured(database, endpoints.kafka_bootstrap, tmp_path, tables, sections=batches) as captured:
-        captured.begin(wrap_publisher=_DyingPublisher)
-        with pytest.raises(_Killed):
-            captured.wait_for("streaming from")
-        captured.stop()
-        state = read_state(captured.client, captured.name, captured.config.slot)
-        assert state is not None
-        assert (state.phase, list(state.copied)) == (SnapshotPhase.COPYING, [COPIED])
-        assert len(captured.events(str(LACKING))) == 40
-        yield captured
+    captured = capture(str(COPIED), str(LACKING), sections="[snapshot]\nbatch_rows = 20", start=False)
+    # Before the commit that would put the second table into the ledger; rows of it are committed by then.
+    captured.begin(wrap_publisher=dying(lambda commit: LACKING in commit.state.copied, before=True))
+    with pytest.raises(Killed):
+        captured.wait_for("streaming from")
+    captured.stop()
+    state = read_state(captured.client, captured.name, captured.config.slot)
+    assert state is not None
+    assert (state.phase, list(state.copied)) == (SnapshotPhase.COPYING, [COPIED])
+    assert len(captured.events(str(LACKING))) == 40
+    return captured
 
 
 _CHANGES = {

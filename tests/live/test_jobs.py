@@ -6,7 +6,7 @@ import random
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from tests.builders import column, table
 from tests.databases import until
 from tests.events import Change, Delete, Log, Put, kafka_settings
 from tests.job_process import JobProcess, run_sinks, spark_settings
+from tests.opened import closing_sink
 from tests.spark_here import Job
 from tests.spark_session import python_workers
 
@@ -115,25 +116,16 @@ class Pipeline:
         return checkpoint_location(directory, pipeline=self.name, sink="cache", generation=1)
 
     def rows(self, name: str = "cache", settings: SinkSettings | None = None) -> Rows:
-        sink = open_sink(name, settings or self.cache, 1).sink
-        try:
+        with closing(open_sink(name, settings or self.cache, 1).sink) as sink:
             return {stored.key["id"]: stored.row for stored in sink.scan(ORDERS)}
-        finally:
-            sink.close()
 
     def job_status(self) -> JobStatus:
-        opened = open_sink("cache", self.cache, 1)
-        try:
+        with closing_sink(open_sink("cache", self.cache, 1)) as opened:
             return job_status(opened.records, 1, now_ms=time.time_ns() // 1_000_000)
-        finally:
-            opened.sink.close()
 
     def progress(self) -> Progress:
-        opened = open_sink("cache", self.cache, 1)
-        try:
+        with closing_sink(open_sink("cache", self.cache, 1)) as opened:
             stored = opened.generations.load_progress()
-        finally:
-            opened.sink.close()
         assert stored is not None
         return stored
 
@@ -388,11 +380,8 @@ def test_a_long_batch_of_a_job_that_was_taken_over_is_fenced(pipeline: Pipeline,
     sinks = {pipeline.warehouse_name: pipeline.warehouse}
     with pipeline.job(spark, sinks=sinks, trigger="continuous", continuous_s=600) as job:
         job.wait_for("StatusReport", batch_id=0)
-        other = open_sink(pipeline.warehouse_name, pipeline.warehouse, 1).sink
-        try:
+        with closing(open_sink(pipeline.warehouse_name, pipeline.warehouse, 1).sink) as other:
             other.claim()
-        finally:
-            other.close()
         pipeline.write(put(2, "too late"))
         assert job.wait_ended(180) == TAKEN_OVER
     assert pipeline.rows(pipeline.warehouse_name, pipeline.warehouse).keys() == {1}
@@ -480,8 +469,5 @@ def test_a_new_column_is_prepared_before_its_first_row(pipeline: Pipeline, spark
         lsn = pipeline.log.commit([Put(wider, row)], schemas=[SchemaRecord(wider, pipeline.log.lsn)])
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         assert job.stop() == 0
-    sink = open_sink(pipeline.warehouse_name, pipeline.warehouse, 1).sink
-    try:
+    with closing(open_sink(pipeline.warehouse_name, pipeline.warehouse, 1).sink) as sink:
         assert {stored.row["id"]: stored.row["extra"] for stored in sink.scan(wider)} == {1: None, 2: "new"}
-    finally:
-        sink.close()

@@ -1,7 +1,6 @@
 """What Kafka's client and brokers do to a batch: its transaction is ended, it is refused, or an event is too large."""
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 import pytest
 from confluent_kafka import Producer
@@ -11,8 +10,7 @@ from cdc.model.errors import LockstepError
 from cdc.stream.topics import create_missing_topics
 from lockstep.config import load
 from lockstep.doctor.kafka import check_kafka
-from stack.stack import Endpoints
-from tests.captured import Captured
+from tests.captured import Captured, StartCapture
 from tests.databases import Database
 from tests.topics import configure
 
@@ -20,11 +18,10 @@ pytestmark = pytest.mark.live
 
 
 @pytest.fixture
-def captured(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Captured]:
-    """Not started; ends with the test."""
+def captured(database: Database, capture: StartCapture) -> Captured:
+    """Not started."""
     database.execute("create table t (id int primary key, a text)", "insert into t values (1, 'x')")
-    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.t"]) as made:
-        yield made
+    return capture("public.t", start=False)
 
 
 def test_a_transaction_that_was_ended_is_begun_again_where_nobody_has_taken_over(

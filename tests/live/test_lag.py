@@ -1,16 +1,12 @@
 """How far a capture that has nothing to do is said to be behind, on real servers."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from cdc.model.lsn import Lsn
 from cdc.postgres.slot import wal_end
 from monitor.collector import LagCollector
 from monitor.lag import LagReport, Stage
-from stack.stack import Endpoints
-from tests.captured import Captured
+from tests.captured import Captured, StartCapture
 from tests.databases import Database, until
 
 pytestmark = pytest.mark.live
@@ -19,12 +15,12 @@ _NEVER_S = 1e6
 
 
 @pytest.fixture
-def captured(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Captured]:
+def captured(database: Database, capture: StartCapture) -> Captured:
     """Of one table. There are no heartbeats, so that it publishes nothing by itself."""
     database.execute("create table t (id int primary key)", "create table others (id int)")
-    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.t"]) as captured:
-        captured.configure(heartbeat_interval_s=_NEVER_S)
-        yield captured
+    captured = capture("public.t", start=False)
+    captured.configure(heartbeat_interval_s=_NEVER_S)
+    return captured
 
 
 def _write_for_others(captured: Captured) -> Lsn:

@@ -5,7 +5,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +16,7 @@ import pytest
 from jobs.executor.task_input import Task
 from lockstep.config import load
 from sinks.view_settings import ViewSettings
-from stack.stack import Endpoints
-from tests.captured import Captured
+from tests.captured import Captured, StartCapture
 from tests.databases import Database, until
 from tests.events import Delete, Put
 from tests.topics import configure
@@ -44,41 +43,32 @@ LARGE = text(2 * BYTES_MAX)
 
 
 @pytest.fixture
-def captured(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Captured]:
+def captured(database: Database, capture: StartCapture) -> Captured:
     database.execute(
         "create table t (id int primary key, n int, body text)",
         "create table f (id int primary key, n int, body text)",
         "alter table f replica identity full",
         f"insert into t values (1, 1, 'a'), (2, 1, '{LARGE}')",
     )
-    captured = Captured(
-        database,
-        endpoints.kafka_bootstrap,
-        tmp_path,
-        ["public.t", "public.f"],
-        sections="[capture]\nlarge_rows = 'reject'",
-    )
+    return _limited(capture, "public.t", "public.f")
+
+
+def _limited(capture: StartCapture, *tables: str, sections: str = "") -> Captured:
+    captured = capture(*tables, sections=f"[capture]\nlarge_rows = 'reject'\n{sections}", start=False)
     with_limit(captured.path)
     captured.config = load(captured.path)
-    yield captured.start()
-    captured.stop()
+    return captured.start()
 
 
-def test_copy_workers_tell_of_rows_that_they_leave_out(
-    database: Database, endpoints: Endpoints, tmp_path: Path
-) -> None:
+def test_copy_workers_tell_of_rows_that_they_leave_out(database: Database, capture: StartCapture) -> None:
     database.execute(
         "create table w (id int primary key, body text)",
         f"insert into w values (1, '{LARGE}'), (2, '{LARGE}')",
         "insert into w select n, repeat('x', 100) from generate_series(3, 2000) n",
     )
-    sections = "[capture]\nlarge_rows = 'reject'\n[snapshot]\nworkers = 2\nrange_bytes = 65536"
-    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.w"], sections=sections) as captured:
-        with_limit(captured.path)
-        captured.config = load(captured.path)
-        captured.start()
-        assert any("2 workers copy" in line for line in captured.said)
-        assert sum("is left out of topic" in line for line in captured.said) == 2
+    captured = _limited(capture, "public.w", sections="[snapshot]\nworkers = 2\nrange_bytes = 65536")
+    assert any("2 workers copy" in line for line in captured.said)
+    assert sum("is left out of topic" in line for line in captured.said) == 2
 
 
 def newest(captured: Captured, table: str) -> dict[int, str]:

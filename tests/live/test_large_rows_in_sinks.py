@@ -18,6 +18,7 @@ from monitor.waits import Waits
 from sinks.registry import open_sink
 from stack.stack import Endpoints
 from tests.live.test_large_rows import LARGE, with_limit
+from tests.opened import closing_sink
 from tests.pipeline import Pipeline, wait_until
 
 pytestmark = pytest.mark.live
@@ -63,15 +64,12 @@ def test_sinks_and_views_keep_the_older_row_and_say_so_until_a_newer_one_comes(
 
     def rows(sink: str) -> dict[int, str]:
         settings = pipeline.config.sinks[sink]
-        opened = open_sink(sink, settings, 1)
-        try:
+        with closing_sink(open_sink(sink, settings, 1)) as opened:
             shapes = read_tables(pipeline.client, name)
             table = shapes[TableName(name, "entry")]
             if settings.view is not None:
                 table = planned_view(settings.view, shapes).table
             return {int(row.key["line"]): row.row["note"] for row in opened.sink.scan(table)}
-        finally:
-            opened.sink.close()
 
     def rejected() -> set[tuple[str, int]]:
         found: list[dict[str, Any]] = json.loads(pipeline.run("rejections", "list", "--json"))["rejections"]

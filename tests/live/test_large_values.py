@@ -1,15 +1,12 @@
 """Updates that leave large values out: every event on the topic is a full row, whatever happens in between."""
 
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.table import ReplicaIdentity
-from stack.stack import Endpoints
-from tests.captured import Captured
+from tests.captured import Captured, StartCapture
 from tests.databases import Database, until
 from tests.dying_publisher import Commit, Killed, dying
 from tests.topics import compact_soon
@@ -29,10 +26,9 @@ _TABLE = (
 
 
 @pytest.fixture
-def captured(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Captured]:
+def captured(database: Database, capture: StartCapture) -> Captured:
     database.execute(_NOISE, *_TABLE)
-    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.t",)) as made:
-        yield made
+    return capture("public.t", start=False)
 
 
 CHANGES = {

@@ -23,6 +23,7 @@ from stack.stack import Endpoints
 from tests.databases import until
 from tests.events import Put
 from tests.live.test_tables_aside import ITEMS, ORDERS, Pipeline
+from tests.opened import closing_sink
 from tests.pipeline import Pipeline as Captures
 from tests.spark_here import Job
 from tests.view_jobs import ViewPipeline, traffic
@@ -263,11 +264,8 @@ def test_a_generation_that_has_lost_a_table_is_not_switched_to_nor_built_on(
         assert pipeline.apply(spark, sink, once=True).finish() == 0
         assert pipeline.rebuild(spark, sink, switch_over=True).finish().is_live
         assert pipeline.rebuild(spark, sink).finish().report.is_equal
-        opened = open_sink(sink, pipeline.config.sinks[sink], 1)
-        try:
+        with closing_sink(open_sink(sink, pipeline.config.sinks[sink], 1)) as opened:
             set_phase(opened.records, 3, Phase.BUILDING)
-        finally:
-            opened.sink.close()
         with OpenSearch(endpoints.opensearch_url) as client:
             for number in (1, 3):
                 client.indices.delete(index=f"{sink}.{name}.account_g{number}")

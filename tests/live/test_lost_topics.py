@@ -1,7 +1,6 @@
 """Topics that were lost, recreated or widened: what was published to them is copied again, or capture stops."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from confluent_kafka import Producer
@@ -15,8 +14,7 @@ from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import PositionMismatch, Unavailable
 from cdc.postgres.slot import Slot, find_slot
 from cdc.stream.topics import create_missing_topics
-from stack.stack import Endpoints
-from tests.captured import Captured
+from tests.captured import Captured, StartCapture
 from tests.databases import Database, until
 from tests.dying_publisher import Killed, dying
 
@@ -31,11 +29,10 @@ _TABLES = (
 
 
 @pytest.fixture
-def captured(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Captured]:
-    """Not started; ends with the test."""
+def captured(database: Database, capture: StartCapture) -> Captured:
+    """Not started."""
     database.execute(*_TABLES)
-    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.t", "public.u"]) as made:
-        yield made
+    return capture("public.t", "public.u", start=False)
 
 
 def _lose(captured: Captured, topic: str) -> None:

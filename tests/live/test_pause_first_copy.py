@@ -1,10 +1,8 @@
 """A first copy that is paused and goes on: nothing is open meanwhile, and each row is there in the end."""
 
-import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,8 +13,7 @@ from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from lockstep.cli.main import exit_code
 from lockstep.config import load
 from monitor.collector import LagCollector
-from stack.stack import Endpoints
-from tests.captured import Captured
+from tests.captured import Captured, StartCapture
 from tests.databases import Database, until
 
 pytestmark = [pytest.mark.live, pytest.mark.soak]
@@ -38,18 +35,13 @@ Make = Callable[..., Captured]
 
 
 @pytest.fixture
-def make(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Make]:
+def make(capture: StartCapture) -> Make:
     """Makes a capture of table ``t`` that copies slowly, not started."""
-    with contextlib.ExitStack() as made:
 
-        def of(*, workers: int = 0, source: str = "") -> Captured:
-            sections = SLOWLY.format(workers)
-            captured = Captured(
-                database, endpoints.kafka_bootstrap, tmp_path, ["public.t"], sections=sections, source=source
-            )
-            return made.enter_context(captured)
+    def of(*, workers: int = 0, source: str = "") -> Captured:
+        return capture("public.t", sections=SLOWLY.format(workers), source=source, start=False)
 
-        yield of
+    return of
 
 
 def _state(captured: Captured) -> CaptureState | None:

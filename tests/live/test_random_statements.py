@@ -2,7 +2,6 @@
 
 import itertools
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,22 +21,10 @@ def test_topics_hold_what_the_tables_hold(endpoints: Endpoints, tmp_path: Path) 
         made.run(70)
 
 
-@pytest.fixture
-def server() -> Iterator[OwnServer]:
-    with temporary_directory() as directory:
-        own = OwnServer(directory)
-        try:
-            yield own
-        finally:
-            own.remove()
-
-
 @pytest.mark.soak
-def test_topics_hold_what_the_tables_hold_after_a_restore(
-    endpoints: Endpoints, tmp_path: Path, server: OwnServer
-) -> None:
-    with prepared(3, server.dsn, endpoints.kafka_bootstrap, tmp_path) as made:
-        made.run_over_a_restore(45, server)
+def test_topics_hold_what_the_tables_hold_after_a_restore(endpoints: Endpoints, tmp_path: Path, own: OwnServer) -> None:
+    with prepared(3, own.dsn, endpoints.kafka_bootstrap, tmp_path) as made:
+        made.run_over_a_restore(45, own)
 
 
 @pytest.mark.soak

@@ -32,6 +32,7 @@ from sinks.contract import Progress, Sink
 from sinks.opensearch.names import alias_name
 from sinks.registry import open_sink
 from stack.stack import Endpoints
+from tests.opened import closing_sink
 from tests.pipeline import Pipeline, traffic, wait_until
 from tests.readers import Read, cache_reader, reading, search_reader, warehouse_reader
 from tests.topics import compact_soon, configure
@@ -132,13 +133,10 @@ def _changed(pipeline: Pipeline, kind: str, line: str) -> Path:
 
 
 def _generations(config: Config, sink: str) -> list[tuple[int, bool, str]]:
-    opened = open_sink(sink, config.sinks[sink], 1)
-    try:
+    with closing_sink(open_sink(sink, config.sinks[sink], 1)) as opened:
         return [
             (generation.number, generation.is_live, generation.phase.value) for generation in list_generations(opened)
         ]
-    finally:
-        opened.sink.close()
 
 
 def _live(config: Config, sink: str) -> int:
@@ -367,29 +365,20 @@ def _wal_end(pipeline: Pipeline) -> str:
 
 def _start(pipeline: Pipeline, sink: str) -> StartPosition:
     """Where the live generation of a sink starts to read."""
-    opened = open_sink(sink, pipeline.config.sinks[sink], 1)
-    try:
+    with closing_sink(open_sink(sink, pipeline.config.sinks[sink], 1)) as opened:
         live = opened.generations.live()
         assert live is not None
         return load_start_position(opened.records, live)
-    finally:
-        opened.sink.close()
 
 
 def _progress(pipeline: Pipeline, sink: str) -> Progress:
-    opened = open_sink(sink, pipeline.config.sinks[sink], 1)
-    try:
+    with closing_sink(open_sink(sink, pipeline.config.sinks[sink], 1)) as opened:
         live = opened.generations.live()
         assert live is not None
-    finally:
-        opened.sink.close()
-    opened = open_sink(sink, pipeline.config.sinks[sink], live)
-    try:
+    with closing_sink(open_sink(sink, pipeline.config.sinks[sink], live)) as opened:
         progress = opened.generations.load_progress()
         assert progress is not None
         return progress
-    finally:
-        opened.sink.close()
 
 
 @pytest.mark.soak

@@ -19,6 +19,7 @@ from lockstep.cli.main import exit_code
 from lockstep.rebuild.outcome import Interrupted
 from sinks.registry import open_sink
 from stack.stack import Endpoints
+from tests.opened import closing_sink
 from tests.pipeline import Pipeline, Process, traffic, wait_until
 from tests.spark_here import Rebuild
 from tests.topics import configure
@@ -94,13 +95,10 @@ def _interrupt(build: Rebuild) -> None:
 
 
 def _generations(pipeline: Pipeline, sink: str) -> list[tuple[int, bool, str]]:
-    opened = open_sink(sink, pipeline.config.sinks[sink], 1)
-    try:
+    with closing_sink(open_sink(sink, pipeline.config.sinks[sink], 1)) as opened:
         return [
             (generation.number, generation.is_live, generation.phase.value) for generation in list_generations(opened)
         ]
-    finally:
-        opened.sink.close()
 
 
 def _offered(text: str) -> list[list[str]]:

@@ -1,7 +1,6 @@
 """The way back after a restore, a lost slot and a promotion: the same topics, equal to the source again."""
 
 import contextlib
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,10 +23,9 @@ from monitor.log_start import offsets_after
 from snapshot import recovery as slots
 from snapshot.recovery import RECOVERIES_MAX
 from stack.ports import pick
-from stack.stack import Endpoints, Stack
-from tests.captured import Captured
+from tests.captured import Captured, StartCapture
 from tests.databases import Database, until
-from tests.services import temporary_directory
+from tests.own_server import OwnServer
 
 pytestmark = pytest.mark.live
 
@@ -42,30 +40,18 @@ _SETTINGS = "[source.options.'public.log']\nappend_only = true\n"
 
 
 @pytest.fixture
-def own() -> Iterator[tuple[Stack, Database]]:
-    """A PostgreSQL of the test's own, and a database of it."""
-    with temporary_directory() as directory:
-        stack = Stack(directory, light=True, durable=False)
-        try:
-            database = Database(stack.up(["postgres"]).source_dsn)
-            yield stack, database
-            database.connection.close()
-        finally:
-            stack.remove()
-
-
-@pytest.fixture
-def captured(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Captured]:
+def captured(capture: StartCapture) -> Captured:
     """Has run, and is stopped."""
-    database.execute(*_TABLES)
-    with _captured(database, endpoints, tmp_path) as made:
-        made.start().settle()
-        made.stop()
-        yield made
+    return _stopped(capture)
 
 
-def _captured(database: Database, endpoints: Endpoints, directory: Path) -> Captured:
-    return Captured(database, endpoints.kafka_bootstrap, directory, ["public.t", "public.log"], sections=_SETTINGS)
+def _stopped(capture: StartCapture, **options: Any) -> Captured:
+    """The same of another database, or with another publication."""
+    captured = capture("public.t", "public.log", sections=_SETTINGS, start=False, **options)
+    captured.database.execute(*_TABLES)
+    captured.start().settle()
+    captured.stop()
+    return captured
 
 
 def _recover(captured: Captured, *tables: str) -> tuple[list[Recovery], CaptureState | None]:
@@ -131,94 +117,76 @@ def test_after_a_lost_slot_the_topics_are_equal_again(captured: Captured, databa
     assert any(offsets_after(pipeline, topics, _state(captured).end_lsn).offsets.values())
 
 
-def test_what_a_restore_has_undone_is_undone_on_the_topics(
-    own: tuple[Stack, Database], endpoints: Endpoints, tmp_path: Path
-) -> None:
+def test_what_a_restore_has_undone_is_undone_on_the_topics(own: OwnServer, capture: StartCapture) -> None:
     """Its LSNs are below those that were published: tags and watermarks must not take that for older."""
-    stack, database = own
-    database.execute(*_TABLES)
-    with _captured(database, endpoints, tmp_path) as captured:
-        captured.start().settle()
-        captured.stop()
-        files = Path(database.value("show data_directory"))
-        stack.stop("postgres")
-        subprocess.run(["cp", "-a", str(files), str(tmp_path / "volume")], check=True)
-        stack.start("postgres")
-        database.reconnect()
-        captured.start()
-        database.execute(
-            "insert into t select n, 'undone', repeat('u', 9000) from generate_series(51, 2000) n",
-            "update t set v = 'undone', big = repeat('u', 9000) where id = 1",
-            "delete from t where id = 2",
-        )
-        captured.settle()
-        captured.stop()
-        published = _state(captured).end_lsn
-
-        stack.stop("postgres")
-        shutil.rmtree(files)
-        subprocess.run(["cp", "-a", str(tmp_path / "volume"), str(files)], check=True)
-        stack.start("postgres")
-        database.reconnect()
-        (asked,), state = _recover(captured)
-        assert "its WAL ends at" in asked.missing[0]
-        assert state is not None
-        assert state.end_lsn < published
-        captured.start()
-        # The old large value must not be taken from what was published of the server before.
-        database.execute("update t set v = 'after' where id = 1")
-        _assert_recovered(captured)
-        newest = list(read_progress(captured.client, captured.name))[-1]
-        assert (newest.epoch, newest.uncopied) == (1, ())
-        assert newest.lsn < published
-        with LagCollector(captured.config.as_pipeline(), {}) as collector:
-            assert collector.collect().broken == ()
+    database = own.database
+    captured = _stopped(capture, of=database)
+    own.keep()
+    captured.start()
+    database.execute(
+        "insert into t select n, 'undone', repeat('u', 9000) from generate_series(51, 2000) n",
+        "update t set v = 'undone', big = repeat('u', 9000) where id = 1",
+        "delete from t where id = 2",
+    )
+    captured.settle()
+    captured.stop()
+    published = _state(captured).end_lsn
+    own.take_back()
+    (asked,), state = _recover(captured)
+    assert "its WAL ends at" in asked.missing[0]
+    assert state is not None
+    assert state.end_lsn < published
+    captured.start()
+    # The old large value must not be taken from what was published of the server before.
+    database.execute("update t set v = 'after' where id = 1")
+    _assert_recovered(captured)
+    newest = list(read_progress(captured.client, captured.name))[-1]
+    assert (newest.epoch, newest.uncopied) == (1, ())
+    assert newest.lsn < published
+    with LagCollector(captured.config.as_pipeline(), {}) as collector:
+        assert collector.collect().broken == ()
 
 
 @pytest.mark.soak
 def test_on_another_server_a_table_that_is_not_copied_is_the_one_of_its_name(
-    database: Database, own: tuple[Stack, Database], endpoints: Endpoints, tmp_path: Path
+    database: Database, own: OwnServer, capture: StartCapture
 ) -> None:
     """There, the number that it had is another table's. A copy would repeat the rows of an append-only table."""
-    _, other = own
-    database.execute(*_TABLES, "create publication p for all tables")
-    with _captured(database, endpoints, tmp_path) as captured:
-        captured.configure(publication="p")
-        captured.start().settle()
-        captured.stop()
-        database.drop_slot(captured.config.slot)
-        number = database.value("select 'log'::regclass::oid")
-        taken = other.value("select lo_creat(-1)")
-        last = other.value("select max(lo_creat(-1)) from generate_series(1, %s)", number - 1 - taken)
-        assert last == number - 1
-        other.execute(
-            "create table somebodys (at int, line text)",
-            "create publication p for all tables",
-            *_TABLES,
-            "insert into log values (2, 'copied with the database')",
-        )
-        assert other.value("select 'somebodys'::regclass::oid") == number
-        captured.database = other
-        captured.configure(dsn=other.dsn)
-        # Its WAL may be longer, and a slot of this name may be there: lag, and so wait, don't take it for the source.
-        other.execute(
-            f"select pg_create_logical_replication_slot('{captured.config.slot}', 'pgoutput')",
-            "select pg_logical_emit_message(false, 'filler', repeat('x', 10000000)) from generate_series(1, 5)",
-        )
-        with LagCollector(captured.config.as_pipeline(), {}) as collector:
-            (broken,) = collector.collect().broken
-        assert "the source isn't the one that was published from: system identifier was" in broken
-        (asked,), _ = _recover(captured)
-        assert [str(name) for name in asked.left_out] == ["public.log"]
-        captured.start()
-        other.execute("insert into somebodys values (9, 'foreign')", "insert into log values (3, 'after')")
-        _assert_recovered(captured)
-        captured.wait_quiet()
-        assert [event.after["line"] for event in captured.events("public.log")] == ["first", "after"]
-        other.execute("alter table log rename column line to words", "insert into log values (4, 'renamed')")
-        captured.settle()
-        (renamed,) = captured.rows("public.log").values()  # all of its rows have one key
-        assert renamed == {"at": 4, "words": "renamed"}
+    other = own.database
+    captured = _stopped(capture, publication="all tables")
+    database.drop_slot(captured.config.slot)
+    number = database.value("select 'log'::regclass::oid")
+    taken = other.value("select lo_creat(-1)")
+    last = other.value("select max(lo_creat(-1)) from generate_series(1, %s)", number - 1 - taken)
+    assert last == number - 1
+    other.execute(
+        "create table somebodys (at int, line text)",
+        "create publication p for all tables",
+        *_TABLES,
+        "insert into log values (2, 'copied with the database')",
+    )
+    assert other.value("select 'somebodys'::regclass::oid") == number
+    captured.database = other
+    captured.configure(dsn=other.dsn)
+    # Its WAL may be longer, and a slot of this name may be there: lag, and so wait, don't take it for the source.
+    other.execute(
+        f"select pg_create_logical_replication_slot('{captured.config.slot}', 'pgoutput')",
+        "select pg_logical_emit_message(false, 'filler', repeat('x', 10000000)) from generate_series(1, 5)",
+    )
+    with LagCollector(captured.config.as_pipeline(), {}) as collector:
+        (broken,) = collector.collect().broken
+    assert "the source isn't the one that was published from: system identifier was" in broken
+    (asked,), _ = _recover(captured)
+    assert [str(name) for name in asked.left_out] == ["public.log"]
+    captured.start()
+    other.execute("insert into somebodys values (9, 'foreign')", "insert into log values (3, 'after')")
+    _assert_recovered(captured)
+    captured.wait_quiet()
+    assert [event.after["line"] for event in captured.events("public.log")] == ["first", "after"]
+    other.execute("alter table log rename column line to words", "insert into log values (4, 'renamed')")
+    captured.settle()
+    (renamed,) = captured.rows("public.log").values()  # all of its rows have one key
+    assert renamed == {"at": 4, "words": "renamed"}
 
 
 def test_a_recovery_that_is_killed_goes_on_when_capture_is_started(
@@ -307,74 +275,45 @@ def test_a_capture_that_runs_is_ended_by_a_recovery(captured: Captured, database
     _assert_recovered(captured)
 
 
-def _promote(stack: Stack, database: Database, files: Path) -> None:
-    (files / "standby.signal").touch(mode=0o666)
-    stack.start("postgres")
-    database.reconnect()
-    database.execute("select pg_promote()")
-    until(lambda: not database.value("select pg_is_in_recovery()"))
-
-
 @pytest.mark.soak
 def test_a_promoted_server_is_followed_only_if_it_has_all_that_was_published(
-    own: tuple[Stack, Database], endpoints: Endpoints, tmp_path: Path
+    own: OwnServer, capture: StartCapture
 ) -> None:
-    stack, database = own
-    database.execute(*_TABLES)
-    with _captured(database, endpoints, tmp_path) as captured:
-        captured.start().settle()
-        captured.stop()
-        files = Path(database.value("show data_directory"))
-        stack.stop("postgres")
-        subprocess.run(["cp", "-a", str(files), str(tmp_path / "volume")], check=True)
-        stack.start("postgres")
-        database.reconnect()
-        database.execute("insert into t values (51, 'lost', 'x')")
-        captured.start().settle()
-        captured.stop()
-        stack.stop("postgres")
-        shutil.move(files, tmp_path / "all")
-        subprocess.run(["cp", "-a", str(tmp_path / "volume"), str(files)], check=True)
-        _promote(stack, database, files)
-        captured.begin()
-        error = captured.wait_error()
-        assert isinstance(error, PositionMismatch)
-        assert "it left timeline 1 at" in str(error)
-        captured.stop()
+    captured = _stopped(capture, of=own.database)
+    own.keep()
+    own.database.execute("insert into t values (51, 'lost', 'x')")
+    captured.start().settle()
+    captured.stop()
+    own.keep("all")
+    own.take_back(as_standby=True)
+    own.promote()
+    captured.begin()
+    error = captured.wait_error()
+    assert isinstance(error, PositionMismatch)
+    assert "it left timeline 1 at" in str(error)
+    captured.stop()
 
-        stack.stop("postgres")
-        shutil.rmtree(files)
-        shutil.move(tmp_path / "all", files)
-        _promote(stack, database, files)
-        database.execute("insert into t values (52, 'after', 'x')")
-        captured.start()
-        assert any("was promoted, from timeline 1 to 2" in line for line in captured.said)
-        captured.assert_equal("public.t")
-        assert (_state(captured).timeline, _state(captured).epoch) == (2, 0)
+    own.take_back("all", as_standby=True)
+    own.promote()
+    own.database.execute("insert into t values (52, 'after', 'x')")
+    captured.start()
+    assert any("was promoted, from timeline 1 to 2" in line for line in captured.said)
+    captured.assert_equal("public.t")
+    assert (_state(captured).timeline, _state(captured).epoch) == (2, 0)
 
 
 @pytest.mark.soak
-def test_a_standby_that_is_not_promoted_yet_is_waited_for(
-    own: tuple[Stack, Database], endpoints: Endpoints, tmp_path: Path
-) -> None:
+def test_a_standby_that_is_not_promoted_yet_is_waited_for(own: OwnServer, capture: StartCapture) -> None:
     """In a failover the address may lead to it before it has replayed all, or has its slot."""
-    stack, database = own
-    database.execute(*_TABLES)
-    with _captured(database, endpoints, tmp_path) as captured:
-        captured.start().settle()
-        captured.stop()
-        files = Path(database.value("show data_directory"))
-        stack.stop("postgres")
-        (files / "standby.signal").touch(mode=0o666)
-        stack.start("postgres")
-        captured.begin()
-        captured.wait_for("isn't promoted so far")
-        database.reconnect()
-        database.execute("select pg_promote()")
-        captured.wait_for("streaming from")
-        until(lambda: not database.value("select pg_is_in_recovery()"))
-        database.execute("insert into t values (51, 'after', 'x')")
-        captured.assert_equal("public.t")
+    captured = _stopped(capture, of=own.database)
+    own.keep()
+    own.take_back(as_standby=True)
+    captured.begin()
+    captured.wait_for("isn't promoted so far")
+    own.promote()
+    captured.wait_for("streaming from")
+    own.database.execute("insert into t values (51, 'after', 'x')")
+    captured.assert_equal("public.t")
 
 
 @pytest.mark.soak

@@ -1,8 +1,6 @@
 """Sinks over a recovery: the source is put back to an earlier moment, and every store ends equal to it again."""
 
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -17,12 +15,11 @@ from lockstep.capture.recover import recover
 from lockstep.verify.full_comparison import compare_sinks, open_source
 from sinks.registry import open_sink
 from sinks.wrappers.projection import Projection
-from stack.stack import Endpoints, Stack
-from tests.captured import Captured
-from tests.databases import Database
+from stack.stack import Endpoints
+from tests.captured import StartCapture
 from tests.job_process import run_sinks, spark_settings
+from tests.own_server import OwnServer
 from tests.readers import Read, cache_reader, reading, search_reader, warehouse_reader
-from tests.services import temporary_directory
 from tests.spark_here import Job
 
 pytestmark = [pytest.mark.live, pytest.mark.busy, pytest.mark.soak]
@@ -55,11 +52,10 @@ _STAY = range(1, 6)
 class Recovered:
     """A source of the test's own that can be put back, its capture, and sinks of all kinds."""
 
-    def __init__(self, stack: Stack, database: Database, endpoints: Endpoints, directory: Path) -> None:
-        self._stack = stack
-        self.database = database
+    def __init__(self, own: OwnServer, capture: StartCapture, endpoints: Endpoints, directory: Path) -> None:
+        self._own = own
+        self.database = own.database
         self._directory = directory
-        self._volume = directory / "volume"
         self._settings = {
             "search": f'type = "opensearch"\nurls = ["{endpoints.opensearch_url}"]\nreplicas = 0\nrefresh_interval_ms'
             " = 200",
@@ -69,35 +65,20 @@ class Recovered:
             'history = ["public.t"]',
             "lake": f'type = "delta"\nroot = "{directory}/lake"',
         }
-        database.execute(*_SETUP)
+        self.database.execute(*_SETUP)
         self.prefix = f"put_back{id(self)}"
         sections = "\n".join(f"[sinks.{self.prefix}_{kind}]\n{text}" for kind, text in self._settings.items())
-        self.captured = Captured(
-            database, endpoints.kafka_bootstrap, directory, ["public.t", "public.quiet"], sections=sections
-        )
-        self.captured.start().settle()
+        self.captured = capture("public.t", "public.quiet", of=self.database, sections=sections)
+        self.captured.settle()
 
     def put_back(self) -> None:
         """What was committed since ``save`` never was."""
-        files = self._stopped()
-        shutil.rmtree(files)
-        subprocess.run(["cp", "-a", str(self._volume), str(files)], check=True)
-        self._started()
+        self.captured.stop()
+        self._own.take_back()
 
     def save(self) -> None:
-        files = self._stopped()
-        subprocess.run(["cp", "-a", str(files), str(self._volume)], check=True)
-        self._started()
-
-    def _stopped(self) -> Path:
         self.captured.stop()
-        files = Path(self.database.value("show data_directory"))
-        self._stack.stop("postgres")
-        return files
-
-    def _started(self) -> None:
-        self._stack.start("postgres")
-        self.database.reconnect()
+        self._own.keep()
 
     def recover(self, *tables: str) -> None:
         pipeline = self.captured.config.as_pipeline()
@@ -167,17 +148,8 @@ class Recovered:
 
 
 @pytest.fixture
-def recovered(endpoints: Endpoints, tmp_path: Path) -> Iterator[Recovered]:
-    with temporary_directory() as directory:
-        stack = Stack(directory, light=True, durable=False)
-        try:
-            database = Database(stack.up(["postgres"]).source_dsn)
-            made = Recovered(stack, database, endpoints, tmp_path)
-            yield made
-            made.captured.stop()
-            database.connection.close()
-        finally:
-            stack.remove()
+def recovered(own: OwnServer, capture: StartCapture, endpoints: Endpoints, tmp_path: Path) -> Recovered:
+    return Recovered(own, capture, endpoints, tmp_path)
 
 
 def _history(endpoints: Endpoints, schema: str, query: str) -> set[Any]:

@@ -158,12 +158,9 @@ tables = ["public.labels"]
 
     def row(self, kind: str, of: Put) -> Mapping[str, JsonValue] | None:
         """The row of this key as the store has it."""
-        sink = self.opened(kind).sink
-        try:
+        with closing(self.opened(kind).sink) as sink:
             key = {name: of.row[name] for name in of.table.key}
             return next((stored.row for stored in sink.rows(of.table, [key])), None)
-        finally:
-            sink.close()
 
     def open(self, kind: str) -> dict[str, DeadLetter]:
         """The open rejections of a sink, by the row's key."""

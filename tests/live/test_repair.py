@@ -1,8 +1,7 @@
 """Rows of chosen keys are published again: in the order of the stream, exactly as it has them, and only on request."""
 
 import threading
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -10,16 +9,15 @@ import pytest
 from confluent_kafka import Producer
 from psycopg.conninfo import make_conninfo
 
-from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.table import TableName
 from cdc.postgres.repair_messages import REPAIR_PREFIX, RepairRequest, request_repair
-from cdc.protocol.control_records import CaptureState
 from cdc.toast.store import ToastStore
 from snapshot import chunk_session
-from stack.stack import Endpoints
-from tests.captured import Captured, Published
+from tests.captured import Captured, Published, StartCapture
 from tests.databases import Database, until
+from tests.dying_publisher import Killed, dying
+from tests.threads import beside
 from tests.topics import read_committed
 
 pytestmark = pytest.mark.live
@@ -28,28 +26,16 @@ _DONE = "for a repair"
 Key = dict[str, Any]
 
 
-class Repairing:
-    """Makes captures of the test's database and asks them for repairs."""
+def ask(captured: Captured, keys: Sequence[Key] | None, table: str = "public.t") -> int:
+    connection = captured.database.connection
+    return request_repair(connection, TableName.parse(table), keys, slot=captured.config.slot)
 
-    def __init__(self, database: Database, endpoints: Endpoints, directory: Path) -> None:
-        self.database = database
-        self._endpoints = endpoints
-        self._directory = directory
-        self.made: list[Captured] = []
 
-    def capture(self, *tables: str, source: str = "", start: bool = True) -> Captured:
-        made = Captured(self.database, self._endpoints.kafka_bootstrap, self._directory, tables, source=source)
-        self.made.append(made)
-        return made.start() if start else made
-
-    def ask(self, captured: Captured, keys: Sequence[Key] | None, table: str = "public.t") -> int:
-        return request_repair(self.database.connection, TableName.parse(table), keys, slot=captured.config.slot)
-
-    def repair(self, captured: Captured, keys: Sequence[Key], table: str = "public.t") -> None:
-        """Ask, and wait until it is done."""
-        before = sum(_DONE in line for line in captured.said)
-        self.ask(captured, keys, table)
-        wait(captured, lambda: sum(_DONE in line for line in captured.said) > before)
+def repair(captured: Captured, keys: Sequence[Key], table: str = "public.t") -> None:
+    """Ask, and wait until it is done."""
+    before = sum(_DONE in line for line in captured.said)
+    ask(captured, keys, table)
+    wait(captured, lambda: sum(_DONE in line for line in captured.said) > before)
 
 
 def wait(captured: Captured, condition: Any) -> None:
@@ -61,14 +47,6 @@ def wait(captured: Captured, condition: Any) -> None:
         return bool(condition())
 
     until(holds)
-
-
-@pytest.fixture
-def repairs(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Repairing]:
-    made = Repairing(database, endpoints, tmp_path)
-    yield made
-    for captured in made.made:
-        captured.stop()
 
 
 def forge(captured: Captured, table: str, key: Key, row: Key | None) -> None:
@@ -99,16 +77,16 @@ def assert_in_order(events: Sequence[Published]) -> None:
 _TABLE = ("create table t (id int primary key, a text)", "insert into t select n, 'x' from generate_series(1, 50) n")
 
 
-def test_what_the_log_has_wrong_is_right_after_a_repair(database: Database, repairs: Repairing) -> None:
+def test_what_the_log_has_wrong_is_right_after_a_repair(database: Database, capture: StartCapture) -> None:
     database.execute(*_TABLE)
-    captured = repairs.capture("public.t")
+    captured = capture("public.t")
     database.execute("delete from t where id = 5", "update t set a = 'y' where id = 6")
     captured.settle()
     forge(captured, "public.t", {"id": 1}, {"id": 1, "a": "forged"})
     forge(captured, "public.t", {"id": 5}, {"id": 5, "a": "back"})
     forge(captured, "public.t", {"id": 99}, {"id": 99, "a": "never was"})
     assert captured.rows("public.t") != captured.source_rows("public.t")
-    lsn = repairs.ask(captured, [{"id": 1}, {"id": 5}, {"id": 6}, {"id": 99}])
+    lsn = ask(captured, [{"id": 1}, {"id": 5}, {"id": 6}, {"id": 99}])
     captured.wait_for(_DONE)
     captured.assert_equal()
     events = captured.events("public.t")
@@ -125,14 +103,14 @@ def test_what_the_log_has_wrong_is_right_after_a_repair(database: Database, repa
 
 
 @pytest.mark.soak
-def test_a_whole_table_is_copied_when_somebody_asks_for_it(database: Database, repairs: Repairing) -> None:
+def test_a_whole_table_is_copied_when_somebody_asks_for_it(database: Database, capture: StartCapture) -> None:
     database.execute(*_TABLE)
-    captured = repairs.capture("public.t")
+    captured = capture("public.t")
     database.execute("update t set a = 'y' where id = 6")
     captured.settle()
     forge(captured, "public.t", {"id": 1}, {"id": 1, "a": "forged"})
     forge(captured, "public.t", {"id": 99}, {"id": 99, "a": "never was"})
-    repairs.ask(captured, None)
+    ask(captured, None)
     captured.wait_for("copying public.t at")
     wait(captured, lambda: captured.rows("public.t") == captured.source_rows("public.t"))
     events = captured.events("public.t")
@@ -152,31 +130,25 @@ def tombstone_tags(captured: Captured, key: Key) -> list[str]:
     ]
 
 
-def test_repairs_keep_their_place_under_traffic(database: Database, repairs: Repairing) -> None:
+def test_repairs_keep_their_place_under_traffic(database: Database, capture: StartCapture) -> None:
     database.execute(
         "create table t (id int primary key, a int)", "insert into t select n, 0 from generate_series(1, 61) n"
     )
-    captured = repairs.capture("public.t")
-    stop = threading.Event()
+    captured = capture("public.t")
 
-    def write() -> None:
+    def write(over: threading.Event) -> None:
         with database.reading() as connection:
             number = 0
-            while not stop.is_set():
+            while not over.is_set():
                 number += 1
                 connection.execute("update t set a = a + 1 where id <= 60 and id %% 7 = %s", (number % 7,))
                 connection.execute("delete from t where id = %s", (number % 60,))
                 connection.execute("insert into t values (%s, 1) on conflict do nothing", ((number + 30) % 60,))
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
+    with beside(write):
         for _ in range(4):
             # Nobody writes row 61: of the others, a repair leaves out what changes while it reads.
-            repairs.repair(captured, [{"id": number} for number in range(70)])
-    finally:
-        stop.set()
-        writer.join()
+            repair(captured, [{"id": number} for number in range(70)])
     captured.assert_equal()
     events = captured.events("public.t")
     assert_in_order(events)
@@ -220,7 +192,7 @@ KEY_TYPES: dict[str, Sequence[str]] = {
 
 
 @pytest.mark.soak
-def test_a_key_of_any_type_is_found_again(database: Database, repairs: Repairing) -> None:
+def test_a_key_of_any_type_is_found_again(database: Database, capture: StartCapture) -> None:
     database.execute(
         "create schema ext",
         "create extension citext schema ext",
@@ -233,14 +205,14 @@ def test_a_key_of_any_type_is_found_again(database: Database, repairs: Repairing
         database.execute(f'create table {table} ("k %s" {kind} primary key, a text)')
         for value in KEY_TYPES[kind]:
             database.connection.execute(f"insert into {table} values (%s::text::{kind}, 'x')".encode(), (value,))
-    captured = repairs.capture(*tables.values())
+    captured = capture(*tables.values())
     before = {kind: {event.key for event in captured.events(table)} for kind, table in tables.items()}
     for table in tables.values():
         database.execute(f"delete from {table} where ctid = (select max(ctid) from {table})")
     captured.settle()
     for kind, table in tables.items():
         assert len(before[kind]) == len(KEY_TYPES[kind]), kind
-        repairs.ask(captured, [orjson.loads(key) for key in before[kind]], table)
+        ask(captured, [orjson.loads(key) for key in before[kind]], table)
     wait(captured, lambda: sum(_DONE in line for line in captured.said) == len(tables))
     captured.assert_equal()
     for kind, table in tables.items():
@@ -253,21 +225,21 @@ def test_a_key_of_any_type_is_found_again(database: Database, repairs: Repairing
 
 
 @pytest.mark.soak
-def test_a_key_in_another_form_never_deletes_the_row_that_it_means(database: Database, repairs: Repairing) -> None:
+def test_a_key_in_another_form_never_deletes_the_row_that_it_means(database: Database, capture: StartCapture) -> None:
     database.execute("create table t (id numeric(10,2) primary key)", "insert into t values (1)")
-    captured = repairs.capture("public.t")
-    repairs.repair(captured, [{"id": "1.0"}])
+    captured = capture("public.t")
+    repair(captured, [{"id": "1.0"}])
     assert [(event.key, event.op) for event in captured.events("public.t")] == [(b'{"id":"1.00"}', "r")] * 2
 
 
-def test_a_row_that_the_publication_hides_counts_as_gone(database: Database, repairs: Repairing) -> None:
+def test_a_row_that_the_publication_hides_counts_as_gone(database: Database, capture: StartCapture) -> None:
     database.execute(
         "create table t (id int primary key, a int, secret text)",
         "insert into t select n, n, 'hidden' from generate_series(1, 10) n",
         "create publication p for table t (id) where (id % 2 = 0)",
     )
-    captured = repairs.capture("public.t", source="publication = 'p'")
-    repairs.repair(captured, [{"id": 3}, {"id": 4}])
+    captured = capture("public.t", source="publication = 'p'")
+    repair(captured, [{"id": 3}, {"id": 4}])
     events = captured.events("public.t")
     assert [event.op for event in events_of_key(events, {"id": 3})] == ["d", "tombstone"]
     assert [event.after for event in events_of_key(events, {"id": 4})] == [{"id": 4}] * 2
@@ -296,11 +268,11 @@ def _send(database: Database, content: bytes) -> None:
 )
 @pytest.mark.soak
 def test_keys_that_cannot_be_are_ignored_and_the_others_repaired(
-    database: Database, repairs: Repairing, keys: list[Key], words: str
+    database: Database, capture: StartCapture, keys: list[Key], words: str
 ) -> None:
     database.execute(*_TABLE)
-    captured = repairs.capture("public.t")
-    repairs.repair(captured, [{"id": 2}, *keys, {"id": 3}])
+    captured = capture("public.t")
+    repair(captured, [{"id": 2}, *keys, {"id": 3}])
     captured.wait_for(words)
     events = captured.events("public.t")
     assert [len(events_of_key(events, {"id": number})) for number in (1, 2, 3, 4)] == [1, 2, 2, 1]
@@ -308,14 +280,14 @@ def test_keys_that_cannot_be_are_ignored_and_the_others_repaired(
     captured.assert_equal()
 
 
-def test_bad_requests_are_ignored_with_a_sentence(database: Database, repairs: Repairing) -> None:
+def test_bad_requests_are_ignored_with_a_sentence(database: Database, capture: StartCapture) -> None:
     database.execute(
         *_TABLE,
         "create table log (a text)",
         "create table other (id int primary key)",
         "alter table log replica identity full",
     )
-    captured = repairs.capture("public.t", "public.log", source="[source.options.'public.log']\nappend_only = true")
+    captured = capture("public.t", "public.log", source="[source.options.'public.log']\nappend_only = true")
     slot = captured.config.slot
     good = orjson.loads(RepairRequest(slot, TableName("public", "t"), ({"id": 1},)).to_bytes())
     for content, words in (
@@ -331,17 +303,17 @@ def test_bad_requests_are_ignored_with_a_sentence(database: Database, repairs: R
         _send(database, content)
         captured.wait_for(words)
     _send(database, orjson.dumps(good | {"keys": []}))
-    repairs.repair(captured, [{"id": 1}])
+    repair(captured, [{"id": 1}])
     captured.assert_equal("public.t")
 
 
 @pytest.mark.soak
-def test_a_long_transaction_holds_up_no_repair(database: Database, repairs: Repairing) -> None:
+def test_a_long_transaction_holds_up_no_repair(database: Database, capture: StartCapture) -> None:
     database.execute(*_TABLE)
-    captured = repairs.capture("public.t")
+    captured = capture("public.t")
     with database.reading() as holder:
         holder.execute("begin; insert into t values (1000, 'long')")
-        repairs.repair(captured, [{"id": 1}, {"id": 1000}])
+        repair(captured, [{"id": 1}, {"id": 1000}])
         holder.execute("commit")
     captured.assert_equal()
     assert [event.op for event in events_of_key(captured.events("public.t"), {"id": 1})] == ["r", "r"]
@@ -349,15 +321,15 @@ def test_a_long_transaction_holds_up_no_repair(database: Database, repairs: Repa
 
 
 @pytest.mark.soak
-def test_what_keeps_a_repair_from_beginning_keeps_nothing_else(database: Database, repairs: Repairing) -> None:
+def test_what_keeps_a_repair_from_beginning_keeps_nothing_else(database: Database, capture: StartCapture) -> None:
     database.execute(*_TABLE, "create table u (id int primary key)")
-    captured = repairs.capture("public.t", "public.u")
+    captured = capture("public.t", "public.u")
     captured.stop()
     role = database.role()
     database.execute(f"grant select on u to {role}")
     captured.configure(dsn=make_conninfo(database.dsn, user=role))
     captured.start()
-    repairs.ask(captured, [{"id": 1}])
+    ask(captured, [{"id": 1}])
     captured.wait_for("a repair waits: PostgreSQL refused: permission denied")
     database.execute("insert into u values (1)")
     captured.settle()
@@ -370,15 +342,15 @@ def test_what_keeps_a_repair_from_beginning_keeps_nothing_else(database: Databas
 
 
 @pytest.mark.soak
-def test_rows_that_a_policy_hides_are_not_taken_for_deleted(database: Database, repairs: Repairing) -> None:
+def test_rows_that_a_policy_hides_are_not_taken_for_deleted(database: Database, capture: StartCapture) -> None:
     database.execute(*_TABLE)
-    captured = repairs.capture("public.t")
+    captured = capture("public.t")
     captured.stop()
     role = database.role()
     database.execute(f"grant select on t to {role}", "alter table t enable row level security")
     captured.configure(dsn=make_conninfo(database.dsn, user=role))
     captured.start()
-    repairs.ask(captured, [{"id": 1}])
+    ask(captured, [{"id": 1}])
     captured.wait_for("a repair waits: PostgreSQL refused: query would be affected by row-level security policy")
     assert [event.op for event in captured.events("public.t")] == ["r"] * 50
     database.execute(f"alter role {role} bypassrls")
@@ -387,14 +359,14 @@ def test_rows_that_a_policy_hides_are_not_taken_for_deleted(database: Database, 
 
 
 @pytest.mark.soak
-def test_a_table_that_was_rewritten_is_copied_whole(database: Database, repairs: Repairing) -> None:
+def test_a_table_that_was_rewritten_is_copied_whole(database: Database, capture: StartCapture) -> None:
     database.execute(*_TABLE)
-    captured = repairs.capture("public.t", source="")
+    captured = capture("public.t")
     captured.stop()
     captured.configure(heartbeat_interval_s=3600.0)  # nobody looks before the repair does
     captured.start()
     database.execute("alter table t alter a type int using length(a)")
-    repairs.ask(captured, [{"id": 1}])
+    ask(captured, [{"id": 1}])
     captured.wait_for("copying public.t at")
     captured.assert_equal()
 
@@ -426,15 +398,15 @@ def _spoil(captured: Captured, key: bytes) -> None:
     store.close()
 
 
-def test_large_values_are_right_after_a_repair(database: Database, repairs: Repairing) -> None:
+def test_large_values_are_right_after_a_repair(database: Database, capture: StartCapture) -> None:
     database.execute(*_LARGE)
-    captured = repairs.capture("public.t")
+    captured = capture("public.t")
     database.execute("update t set n = n + 1", "update t set n = n + 1")
     captured.assert_equal()
     captured.stop()
     _spoil(captured, b'{"id":1}')
     captured.start()
-    repairs.repair(captured, [{"id": 1}, {"id": 2}])
+    repair(captured, [{"id": 1}, {"id": 2}])
     database.execute("update t set n = n + 1")
     captured.assert_equal()
     assert not any(
@@ -442,64 +414,24 @@ def test_large_values_are_right_after_a_repair(database: Database, repairs: Repa
     )  # of the other rows nothing was read again
 
 
-class _Killed(BaseException):
-    """The process is gone."""
-
-
-def _dying(at: int, *, before: bool, error: type[BaseException]) -> Any:
-    class DiesAt:
-        """Fails at the n-th commit of its process that publishes rows of a repair."""
-
-        left = at
-        repairing = False
-
-        def __init__(self, publisher: TransactionalPublisher) -> None:
-            self._publisher = publisher
-
-        def send(self, topic: str, key: bytes, value: bytes | None, extra: Any = None) -> None:
-            DiesAt.repairing = DiesAt.repairing or b'{"op":"r"' in (value or b"") or b'{"op":"d"' in (value or b"")
-            self._publisher.send(topic, key, value, extra)
-
-        def send_rows(self, topic: str, rows: Any) -> None:
-            DiesAt.repairing = DiesAt.repairing or any(value.startswith(b'{"op":"r"') for _, value in rows)
-            self._publisher.send_rows(topic, rows)
-
-        def commit(self, state: CaptureState, *arguments: Any, **options: Any) -> Any:
-            if DiesAt.repairing:
-                DiesAt.repairing = False
-                DiesAt.left -= 1
-                if DiesAt.left == 0 and before:
-                    raise error("gone")
-            bounds = self._publisher.commit(state, *arguments, **options)
-            if DiesAt.left == 0:
-                DiesAt.left = -1
-                raise error("gone")
-            return bounds
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self._publisher, name)
-
-    return DiesAt
-
-
 @pytest.mark.parametrize(
     "before", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["before the commit", "after it"]
 )
 @pytest.mark.parametrize("at", [1, pytest.param(3, marks=pytest.mark.soak)])
 def test_a_process_that_dies_in_a_repair_leaves_nothing_wrong(
-    database: Database, repairs: Repairing, monkeypatch: pytest.MonkeyPatch, at: int, before: bool
+    database: Database, capture: StartCapture, monkeypatch: pytest.MonkeyPatch, at: int, before: bool
 ) -> None:
     monkeypatch.setattr(chunk_session, "KEYS_AT_ONCE", 2)
     database.execute(*_LARGE)
-    captured = repairs.capture("public.t")
+    captured = capture("public.t")
     database.execute("update t set n = n + 1")
     captured.assert_equal()
     captured.stop()
     for number in range(1, 2 * at + 1):
         _spoil(captured, b'{"id":%d}' % number)
-    captured.start(wrap_publisher=_dying(at, before=before, error=_Killed))
-    repairs.ask(captured, [{"id": number} for number in range(1, 9)])
-    assert isinstance(captured.wait_error(), _Killed)
+    captured.start(wrap_publisher=dying(lambda commit: commit.read == at, before=before))
+    ask(captured, [{"id": number} for number in range(1, 9)])
+    assert isinstance(captured.wait_error(), Killed)
     captured.start()
     # The store was made to forget the values of a row before it was published.
     database.execute("update t set n = n + 1")
@@ -509,17 +441,17 @@ def test_a_process_that_dies_in_a_repair_leaves_nothing_wrong(
 
 @pytest.mark.soak
 def test_a_process_that_dies_after_the_copy_of_a_table_leaves_no_older_values(
-    database: Database, repairs: Repairing
+    database: Database, capture: StartCapture
 ) -> None:
     database.execute(*_LARGE)
-    captured = repairs.capture("public.t")
+    captured = capture("public.t")
     database.execute("update t set n = n + 1")
     captured.assert_equal()
     captured.stop()
     _spoil(captured, b'{"id":1}')
     database.execute("alter table t alter n type bigint")
-    captured.start(wrap_publisher=_dying(1, before=False, error=_Killed))
-    assert isinstance(captured.wait_error(), _Killed)
+    captured.start(wrap_publisher=dying(lambda commit: commit.read == 1))
+    assert isinstance(captured.wait_error(), Killed)
     captured.start()
     database.execute("update t set n = n + 1")
     captured.assert_equal()

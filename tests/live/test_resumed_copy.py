@@ -6,8 +6,7 @@ Capture dies here before the commit of a range, as a killed process does: what i
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -22,9 +21,9 @@ from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from snapshot.ledger import FirstSnapshot
 from snapshot.ranges import Part
 from snapshot.table_reader import SnapshotReader
-from stack.stack import Endpoints
-from tests.captured import Captured, Published
+from tests.captured import Captured, Published, StartCapture
 from tests.databases import Database, until
+from tests.dying_publisher import Killed, dying
 
 pytestmark = pytest.mark.live
 
@@ -36,46 +35,18 @@ WORKERS = SMALL_RANGES.replace("range_bytes", "workers = 2\nrange_bytes")
 LOG = "[source.options.'public.t']\nappend_only = true"
 
 
-class _Killed(Exception):
-    """Where the process would have been killed."""
-
-
-class _Dying:
-    """Dies before the commit of a range, after so many others."""
-
-    def __init__(self, inner: Any, ranges: int) -> None:
-        self._inner = inner
-        self._left = ranges
-        self._sent = 0
-
-    def send_beside_state(self, key: bytes, value: bytes | None) -> None:
-        self._sent += value is not None
-        self._inner.send_beside_state(key, value)
-
-    def commit(self, *arguments: Any, **options: Any) -> Any:
-        if self._sent > self._left:
-            raise _Killed
-        return self._inner.commit(*arguments, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-
-def _dying_after(ranges: int) -> Callable[[Any], Any]:
-    return lambda inner: _Dying(inner, ranges)
-
-
 @pytest.fixture
-def make(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Callable[..., Captured]]:
+def make(capture: StartCapture) -> Callable[..., Captured]:
     """Makes a capture of these tables with small ranges, not started."""
-    with contextlib.ExitStack() as made:
 
-        def of(*tables: str, sections: str = SMALL_RANGES, source: str = "") -> Captured:
-            tables = tables or ("public.t",)
-            captured = Captured(database, endpoints.kafka_bootstrap, tmp_path, tables, sections=sections, source=source)
-            return made.enter_context(captured)
+    def of(*tables: str, sections: str = SMALL_RANGES, source: str = "") -> Captured:
+        return capture(*tables or ("public.t",), sections=sections, source=source, start=False)
 
-        yield of
+    return of
+
+
+def _dying_after(ranges: int) -> Any:
+    return dying(lambda commit: commit.ranges > ranges, before=True)
 
 
 def _state(captured: Captured) -> CaptureState:
@@ -87,7 +58,7 @@ def _state(captured: Captured) -> CaptureState:
 def _interrupt(captured: Captured, ranges: int = 2) -> None:
     """Start it, and let it die after so many ranges."""
     captured.begin(wrap_publisher=_dying_after(ranges))
-    with pytest.raises(_Killed):
+    with pytest.raises(Killed):
         captured.wait_for("streaming from")
     captured.stop()
     assert _state(captured).phase is SnapshotPhase.COPYING

@@ -1,7 +1,6 @@
 """Logical messages and the outbox: topics beside those of the tables."""
 
 import base64
-from pathlib import Path
 
 import orjson
 import pytest
@@ -9,8 +8,7 @@ from confluent_kafka.admin import AdminClient
 
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_reader import TopicReader
-from stack.stack import Endpoints
-from tests.captured import Captured
+from tests.captured import Captured, StartCapture
 from tests.databases import Database, until
 from tests.topics import read_committed
 
@@ -28,28 +26,25 @@ def _content(message: dict[str, object]) -> bytes:
     return base64.b64decode(message["message"]["content"])  # type: ignore[index]
 
 
-def test_messages_of_configured_prefixes_are_published_in_order(
-    database: Database, endpoints: Endpoints, tmp_path: Path
-) -> None:
+def test_messages_of_configured_prefixes_are_published_in_order(database: Database, capture: StartCapture) -> None:
     database.execute(_TABLE)
     source = "messages = ['audit', 'other']"
-    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.t",), source=source) as captured:
-        captured.start()
-        database.execute(
-            "begin; insert into t values (1); select pg_logical_emit_message(true, 'audit', 'in a transaction');"
-            " insert into t values (2); commit",
-            r"select pg_logical_emit_message(false, 'audit', '\x00ff'::bytea)",
-            "begin; select pg_logical_emit_message(true, 'audit', 'never'); rollback",
-            "begin; select pg_logical_emit_message(false, 'audit', 'although it is rolled back'); rollback",
-            "select pg_logical_emit_message(true, 'unknown', 'x')",
-            "select pg_logical_emit_message(true, 'other', '')",
-        )
-        captured.assert_equal()
-        captured.stop()
-        captured.start()
-        database.execute("select pg_logical_emit_message(false, 'audit', 'last')", "insert into t values (3)")
-        captured.assert_equal()
-        messages = _messages(captured)
+    captured = capture("public.t", source=source)
+    database.execute(
+        "begin; insert into t values (1); select pg_logical_emit_message(true, 'audit', 'in a transaction');"
+        " insert into t values (2); commit",
+        r"select pg_logical_emit_message(false, 'audit', '\x00ff'::bytea)",
+        "begin; select pg_logical_emit_message(true, 'audit', 'never'); rollback",
+        "begin; select pg_logical_emit_message(false, 'audit', 'although it is rolled back'); rollback",
+        "select pg_logical_emit_message(true, 'unknown', 'x')",
+        "select pg_logical_emit_message(true, 'other', '')",
+    )
+    captured.assert_equal()
+    captured.stop()
+    captured.start()
+    database.execute("select pg_logical_emit_message(false, 'audit', 'last')", "insert into t values (3)")
+    captured.assert_equal()
+    messages = _messages(captured)
     assert [_content(message) for message in messages] == [
         b"in a transaction", b"\x00\xff", b"although it is rolled back", b"", b"last",
     ]  # fmt: skip
@@ -67,33 +62,30 @@ def _records(captured: Captured, topic: str) -> list[tuple[bytes, bytes | None, 
     return [record for records in read.values() for record in records]
 
 
-def test_new_rows_of_an_outbox_go_to_the_topic_of_their_aggregate(
-    database: Database, endpoints: Endpoints, tmp_path: Path
-) -> None:
+def test_new_rows_of_an_outbox_go_to_the_topic_of_their_aggregate(database: Database, capture: StartCapture) -> None:
     database.execute(
         _TABLE,
         "create table outbox (id uuid primary key default gen_random_uuid(), aggregatetype text not null,"
         " aggregateid text not null, type text, payload jsonb, extra int)",
     )
     source = "outbox = 'public.outbox'"
-    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.t",), source=source) as captured:
-        captured.start()
-        row = "insert into outbox (aggregatetype, aggregateid, type, payload)"
-        database.execute(
-            f"begin; insert into t values (1); {row} values ('order', '7', 'Created', '{{\"a\": 1}}');"
-            " delete from outbox; commit",
-            f"{row} values ('order', '7', 'Changed', '{{\"a\": 2}}'), ('a b/c', 'x', 'Odd', null)",
-            "update outbox set payload = '{}'",
-            "truncate outbox",
-            f"begin; {row} values ('order', '8', 'Never', '{{}}'); rollback",
-        )
-        captured.assert_equal()
-        captured.stop()
-        captured.start()
-        database.execute(f"{row} values ('order', '9', 'After', '[]')")
-        captured.assert_equal()
-        orders = _records(captured, f"{captured.name}.__outbox.order")
-        odd = _records(captured, f"{captured.name}.__outbox.a-20b-2fc")
+    captured = capture("public.t", source=source)
+    row = "insert into outbox (aggregatetype, aggregateid, type, payload)"
+    database.execute(
+        f"begin; insert into t values (1); {row} values ('order', '7', 'Created', '{{\"a\": 1}}');"
+        " delete from outbox; commit",
+        f"{row} values ('order', '7', 'Changed', '{{\"a\": 2}}'), ('a b/c', 'x', 'Odd', null)",
+        "update outbox set payload = '{}'",
+        "truncate outbox",
+        f"begin; {row} values ('order', '8', 'Never', '{{}}'); rollback",
+    )
+    captured.assert_equal()
+    captured.stop()
+    captured.start()
+    database.execute(f"{row} values ('order', '9', 'After', '[]')")
+    captured.assert_equal()
+    orders = _records(captured, f"{captured.name}.__outbox.order")
+    odd = _records(captured, f"{captured.name}.__outbox.a-20b-2fc")
     assert sorted((key, value, headers["type"]) for key, value, headers in orders) == [
         (b"7", b'{"a": 1}', b"Created"),
         (b"7", b'{"a": 2}', b"Changed"),
@@ -107,7 +99,7 @@ def test_new_rows_of_an_outbox_go_to_the_topic_of_their_aggregate(
 
 @pytest.mark.soak
 def test_no_row_of_an_outbox_stops_capture_or_makes_topics_without_end(
-    database: Database, endpoints: Endpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database: Database, capture: StartCapture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cdc.stream.live_stream.OUTBOX_TYPES_MAX", 2)
     database.execute(
@@ -116,21 +108,18 @@ def test_no_row_of_an_outbox_stops_capture_or_makes_topics_without_end(
         " payload jsonb)",
     )
     source = "outbox = 'public.outbox'"
-    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.t",), source=source) as captured:
-        captured.start()
-        row = "insert into outbox (id, aggregatetype, aggregateid, type, payload) values"
-        database.execute(f"{row} ('1', repeat('注', 300), 'k', 'x', '{{}}'), ('2', 'secret', 'k', 'x', '{{}}')")
-        database.execute(f"{row} ('3', 'private', 'k', 'x', '{{}}'), (null, null, null, null, null)")
-        captured.settle()
-        captured.stop()
-        captured.start()
-        database.execute(f"{row} ('4', 'private', 'k', 'x', '{{}}'), ('5', 'secret', 'k', 'x', '{{}}')")
-        captured.settle()
-        topics = [
-            name for name in TopicAdmin(captured.client).all_partition_counts() if f"{captured.name}.__out" in name
-        ]
-        shared = _records(captured, f"{captured.name}.__outbox")
-        own = _records(captured, f"{captured.name}.__outbox.secret")
+    captured = capture("public.t", source=source)
+    row = "insert into outbox (id, aggregatetype, aggregateid, type, payload) values"
+    database.execute(f"{row} ('1', repeat('注', 300), 'k', 'x', '{{}}'), ('2', 'secret', 'k', 'x', '{{}}')")
+    database.execute(f"{row} ('3', 'private', 'k', 'x', '{{}}'), (null, null, null, null, null)")
+    captured.settle()
+    captured.stop()
+    captured.start()
+    database.execute(f"{row} ('4', 'private', 'k', 'x', '{{}}'), ('5', 'secret', 'k', 'x', '{{}}')")
+    captured.settle()
+    topics = [name for name in TopicAdmin(captured.client).all_partition_counts() if f"{captured.name}.__out" in name]
+    shared = _records(captured, f"{captured.name}.__outbox")
+    own = _records(captured, f"{captured.name}.__outbox.secret")
     assert len(topics) == 3
     assert sorted((headers["id"], headers["aggregatetype"]) for _, _, headers in shared) == [
         (b"", b""),
@@ -143,7 +132,7 @@ def test_no_row_of_an_outbox_stops_capture_or_makes_topics_without_end(
 
 @pytest.mark.soak
 def test_beside_an_outbox_a_tables_topic_that_was_lost_is_created_as_it_has_to_be(
-    database: Database, endpoints: Endpoints, tmp_path: Path
+    database: Database, capture: StartCapture
 ) -> None:
     database.execute(
         _TABLE,
@@ -151,31 +140,28 @@ def test_beside_an_outbox_a_tables_topic_that_was_lost_is_created_as_it_has_to_b
         "create table outbox (id int primary key, aggregatetype text, aggregateid text, type text, payload jsonb)",
     )
     source = "outbox = 'public.outbox'"
-    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.t",), source=source) as captured:
-        captured.configure(heartbeat_interval_s=600)  # so that only what is published shows that the topic is gone
-        captured.start()
-        captured.settle()
-        topic, cluster = captured.topic("public.t"), TopicAdmin(captured.client)
-        admin = AdminClient(dict(captured.client))
-        admin.delete_topics([topic], operation_timeout=30)[topic].result(300)
-        until(lambda: topic not in cluster.partition_counts([topic]))
-        database.execute(
-            "begin; insert into outbox values (1, 'order', '7', 'Created', '{}'); insert into t values (2); commit"
-        )
-        captured.assert_equal()
-        assert cluster.configs([topic])[topic]["cleanup.policy"] == "compact"
-        assert [key for key, _, _ in _records(captured, f"{captured.name}.__outbox.order")] == [b"7"]
+    captured = capture("public.t", source=source, start=False)
+    captured.configure(heartbeat_interval_s=600)  # so that only what is published shows that the topic is gone
+    captured.start()
+    captured.settle()
+    topic, cluster = captured.topic("public.t"), TopicAdmin(captured.client)
+    admin = AdminClient(dict(captured.client))
+    admin.delete_topics([topic], operation_timeout=30)[topic].result(300)
+    until(lambda: topic not in cluster.partition_counts([topic]))
+    database.execute(
+        "begin; insert into outbox values (1, 'order', '7', 'Created', '{}'); insert into t values (2); commit"
+    )
+    captured.assert_equal()
+    assert cluster.configs([topic])[topic]["cleanup.policy"] == "compact"
+    assert [key for key, _, _ in _records(captured, f"{captured.name}.__outbox.order")] == [b"7"]
 
 
-def test_an_outbox_that_left_the_publication_stops_capture(
-    database: Database, endpoints: Endpoints, tmp_path: Path
-) -> None:
+def test_an_outbox_that_left_the_publication_stops_capture(database: Database, capture: StartCapture) -> None:
     database.execute(
         _TABLE,
         "create table outbox (id int primary key, aggregatetype text, aggregateid text, type text, payload jsonb)",
     )
     source = "outbox = 'public.outbox'"
-    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.t",), source=source) as captured:
-        captured.start()
-        database.execute(f"alter publication {captured.config.publication} drop table outbox")
-        assert "public.outbox: not in publication" in str(captured.wait_error())
+    captured = capture("public.t", source=source)
+    database.execute(f"alter publication {captured.config.publication} drop table outbox")
+    assert "public.outbox: not in publication" in str(captured.wait_error())

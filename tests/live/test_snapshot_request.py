@@ -1,25 +1,23 @@
 """`lockstep snapshot`: requests where no capture reads, or none ever did, and how far the first copy is."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cdc.postgres.slot import is_captured
 from lockstep.cli.main import exit_code
-from stack.stack import Endpoints
-from tests.captured import Captured
+from tests.captured import StartCapture
 from tests.databases import Database, until
 
 pytestmark = pytest.mark.live
 
 
 def test_a_request_says_who_will_read_it(
-    database: Database, endpoints: Endpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    database: Database, capture: StartCapture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     database.execute("create table t (id int primary key)", "insert into t values (1)")
-    captured = Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.t",))
+    captured = capture("public.t", start=False)
     ask = ["snapshot", "table", "public.t", "--config", str(captured.path)]
 
     assert exit_code(ask) == 1
@@ -38,7 +36,7 @@ def test_a_request_says_who_will_read_it(
 
 @pytest.mark.soak
 def test_status_is_told_before_during_and_after_the_first_copy(
-    database: Database, endpoints: Endpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    database: Database, capture: StartCapture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     database.execute(
         "create table t (id int primary key, a text)",
@@ -46,7 +44,7 @@ def test_status_is_told_before_during_and_after_the_first_copy(
         "analyze t",
     )
     slowly = "[snapshot]\nrange_bytes = 65536\nrows_per_s = 1000"
-    captured = Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.t",), sections=slowly)
+    captured = capture("public.t", sections=slowly, start=False)
     ask = ["snapshot", "status", "--json", "--config", str(captured.path)]
 
     def told() -> dict[str, Any]:
@@ -69,4 +67,3 @@ def test_status_is_told_before_during_and_after_the_first_copy(
         "rows_estimated": None,
         "bytes": None,
     }
-    captured.stop()

@@ -43,6 +43,7 @@ from tests.builders import column, table
 from tests.databases import until
 from tests.events import Delete, Log, Put, kafka_settings
 from tests.job_process import JobProcess, run_sinks, spark_settings
+from tests.opened import closing_sink
 from tests.pipeline import Pipeline as Captures
 from tests.spark_here import Job
 from tests.topics import configure
@@ -97,18 +98,12 @@ class Pipeline:
         return open_sink(self.sink, self.settings, 1)
 
     def order(self, wish: Wish, of: Table) -> None:
-        opened = self.opened()
-        try:
+        with closing_sink(self.opened()) as opened:
             give_order(opened.records, 1, [of.name], wish, now_ms=time.time_ns() // 1_000_000)
-        finally:
-            opened.sink.close()
 
     def aside(self, of: Table) -> Aside | None:
-        opened = self.opened()
-        try:
+        with closing_sink(self.opened()) as opened:
             return load_asides(opened.records, 1).get(of.name)
-        finally:
-            opened.sink.close()
 
     def tries(self, of: Table) -> int:
         """How often it was tried again, and in vain."""
@@ -122,14 +117,11 @@ class Pipeline:
 
     def make_due(self, of: Table) -> None:
         """The time has come to try it again. No job runs."""
-        opened = self.opened()
-        try:
+        with closing_sink(self.opened()) as opened:
             asides = load_asides(opened.records, 1)
             opened.records.save(
                 asides_name(1), dump_asides({**asides, of.name: replace(asides[of.name], retry_at_ms=0)})
             )
-        finally:
-            opened.sink.close()
 
     def has_done(self, of: Table, number: int) -> bool:
         """Whether the job has done what the order of this number asks for, or has refused it."""
@@ -154,11 +146,8 @@ class Pipeline:
         until(is_so)
 
     def rows(self, of: Table) -> dict[Any, Any]:
-        opened = self.opened()
-        try:
+        with closing_sink(self.opened()) as opened:
             return {stored.key["id"]: stored.row["note"] for stored in opened.sink.scan(of)}
-        finally:
-            opened.sink.close()
 
     def wait_rows(self, of: Table, expected: dict[int, str]) -> None:
         def is_there() -> bool:
@@ -170,11 +159,8 @@ class Pipeline:
         until(is_there)
 
     def _progress(self) -> Progress | None:
-        opened = self.opened()
-        try:
+        with closing_sink(self.opened()) as opened:
             return opened.generations.load_progress()
-        finally:
-            opened.sink.close()
 
     def progress(self) -> Progress:
         stored = self._progress()
@@ -189,18 +175,12 @@ class Pipeline:
         until(is_reached)
 
     def is_running(self) -> bool:
-        opened = self.opened()
-        try:
+        with closing_sink(self.opened()) as opened:
             return is_running(opened.records, 1)
-        finally:
-            opened.sink.close()
 
     def status(self) -> JobStatus:
-        opened = self.opened()
-        try:
+        with closing_sink(self.opened()) as opened:
             return job_status(opened.records, 1, now_ms=time.time_ns() // 1_000_000)
-        finally:
-            opened.sink.close()
 
 
 @pytest.fixture
@@ -601,12 +581,8 @@ def test_a_table_whose_shape_the_sink_refuses_is_set_aside_and_its_neighbours_go
         pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
         assert pipeline.progress().watermark_lsn == lsn
         assert job.stop() == 0
-    opened = pipeline.opened()
-    try:
-        with pytest.raises(LockstepError, match="can't be switched to"):
-            check_nothing_aside(opened.records, pipeline.sink, 1, pipeline.log.table_names, live=None)
-    finally:
-        opened.sink.close()
+    with closing_sink(pipeline.opened()) as opened, pytest.raises(LockstepError, match="can't be switched to"):
+        check_nothing_aside(opened.records, pipeline.sink, 1, pipeline.log.table_names, live=None)
 
 
 def test_a_table_that_the_sink_cannot_hold_is_set_aside_at_the_first_start(

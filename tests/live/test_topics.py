@@ -21,6 +21,7 @@ from cdc.model.table import TableName
 from stack.stack import Endpoints
 from tests.events import kafka_settings
 from tests.history import state
+from tests.threads import beside
 from tests.topics import assign
 
 pytestmark = pytest.mark.live
@@ -119,22 +120,16 @@ def _writing_without_a_pause(bootstrap: str, topic: str) -> Iterator[None]:
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
     producer.produce(topic, key=b"k", value=b"first")
     producer.flush(30)
-    stop = threading.Event()
 
-    def write() -> None:
-        while not stop.is_set():
+    def write(over: threading.Event) -> None:
+        while not over.is_set():
             with suppress(BufferError):  # full: what is in it keeps the reader busy
                 producer.produce(topic, key=b"k", value=b"later")
             producer.poll(0.0002)
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
+    with beside(write):
         yield
-    finally:
-        stop.set()
-        writer.join()
-        producer.flush(30)
+    producer.flush(30)
 
 
 def test_a_topic_is_read_to_its_end_as_of_now_while_somebody_writes_all_the_time(

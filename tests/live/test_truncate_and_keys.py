@@ -1,8 +1,6 @@
 """TRUNCATE, keys that change places, keys that aren't the primary key, tables without one."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -10,21 +8,11 @@ from cdc.model.table import TableName
 from cdc.postgres.catalogue import keys_can_swap
 from monitor.tail import FromStart, follow
 from snapshot.request import request_copies
-from stack.stack import Endpoints
-from tests.captured import Captured
+from tests.captured import Captured, StartCapture
 from tests.databases import Database
 from tests.dying_publisher import Killed, dying
 
 pytestmark = pytest.mark.live
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path
-
-
-def _captured(database: Database, endpoints: Endpoints, directory: Path, *tables: str, **settings: object) -> Captured:
-    return Captured(database, endpoints.kafka_bootstrap, directory, tables, **settings)  # type: ignore[arg-type]
 
 
 _TABLES = (
@@ -37,133 +25,26 @@ _TABLES = (
 
 
 @pytest.mark.parametrize(
-    "statements",
-    [
-        ("truncate t, u, other restart identity",),
-        pytest.param(("truncate t cascade",), marks=pytest.mark.soak),
-        pytest.param(("truncate u",), marks=pytest.mark.soak),
-        ("truncate u", "insert into u select n, n, 'again' from generate_series(100, 150) n"),
-        (
-            "begin; insert into t values (1000, 'new'); update t set a = 'z' where id = 1; truncate t cascade;"
-            " insert into t values (1, 'back'), (2000, 'newer'); insert into u values (1, 1, 'b'); truncate u;"
-            " insert into u values (2, 1, 'c'); commit",
-        ),
-        pytest.param(("begin; truncate t cascade; rollback",), marks=pytest.mark.soak),
-        ("begin; savepoint s; truncate t cascade; rollback to s; delete from u where id < 5; commit",),
-        pytest.param(
-            ("truncate t cascade", "truncate t cascade", "insert into t values (1, 'x')"), marks=pytest.mark.soak
-        ),
-    ],
-    ids=lambda statements: statements[-1][:40],
-)
-def test_truncate_deletes_every_live_key(
-    database: Database, endpoints: Endpoints, directory: Path, statements: tuple[str, ...]
-) -> None:
-    database.execute(*_TABLES)
-    with _captured(database, endpoints, directory, "public.t", "public.u") as captured:
-        captured.start()
-        database.execute("delete from u where id > 190", "insert into t values (500, 'stream')")
-        database.execute(*statements)
-        captured.assert_equal()
-
-
-@pytest.mark.soak
-def test_all_deletes_of_a_truncate_have_one_tag_and_their_tombstone(
-    database: Database, endpoints: Endpoints, directory: Path
-) -> None:
-    database.execute(*_TABLES)
-    with _captured(database, endpoints, directory, "public.t", "public.u") as captured:
-        captured.start()
-        database.execute("truncate t, u")
-        captured.settle()
-        for table, rows in (("public.t", 300), ("public.u", 200)):
-            events = captured.events(table)
-            deletes = [event for event in events if event.op == "d"]
-            assert len(deletes) == rows == sum(event.op == "tombstone" for event in events)
-            assert len({event.tag for event in deletes}) == 1
-
-
-@pytest.mark.parametrize(
     "before", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["before the commit", "after it"]
 )
 @pytest.mark.parametrize("at", [pytest.param(at, marks=() if at == 4 else pytest.mark.soak) for at in range(1, 9)])
 def test_a_truncate_goes_on_where_it_was_interrupted(
-    database: Database, endpoints: Endpoints, directory: Path, at: int, before: bool
+    database: Database, capture: StartCapture, at: int, before: bool
 ) -> None:
     database.execute(*_TABLES)
     sections = "[capture]\nbatch_rows = 100\n"
-    with _captured(database, endpoints, directory, "public.t", "public.u", sections=sections) as captured:
-        captured.start()
-        captured.stop()
-        database.execute(
-            "begin; insert into t values (1000, 'a'); truncate t cascade; insert into t values (1, 'b'); commit"
-        )
-        captured.start(wrap_publisher=dying(lambda commit: commit.number == at, before=before))
-        assert isinstance(captured.wait_error(), Killed)
-        captured.start()
-        captured.assert_equal()
-        # What is interrupted is not repeated: a key is deleted once.
-        deleted = [event.key for event in captured.events("public.t") if event.op == "d"]
-        assert len(deleted) == len(set(deleted))
-
-
-_AT_EACH_CHANGE = ("swap with other changes", "truncate, a row comes and moves")
-_SWAPS = {
-    "swap": ("update t set id = 3 - id where id in (1, 2)",),
-    "shift": ("update t set id = id + 1",),
-    "shift back": ("update t set id = id - 1",),
-    "rotate": ("update t set id = case id when 1 then 2 when 2 then 3 else 1 end where id <= 3",),
-    "through a third": (
-        "begin; set constraints all deferred; update t set id = 2 where id = 1; update t set id = 90 where a = 'r1';"
-        " commit",
-    ),
-    "swap with other changes": (
-        "begin; set constraints all deferred; update t set id = 2, a = 'one' where id = 1;"
-        " update t set a = 'touched' where"
-        " a = 'r2'; update t set id = 1 where a = 'touched'; delete from t where id = 5;"
-        " insert into t values (5, 'new', 1); commit",
-    ),
-    "a second row comes and goes": (
-        "begin; set constraints all deferred; insert into t values (1, 'guest', 0); delete from t where a = 'guest';"
-        " commit",
-    ),
-    "the first goes": (
-        "begin; set constraints all deferred; insert into t values (1, 'guest', 0); delete from t where a = 'r1';"
-        " commit",
-    ),
-    "before and after a column goes": (
-        "begin; update t set id = 7 - id; alter table t drop b; update t set id = 7 - id where id in (1, 6); commit",
-    ),
-    "delete and insert": ("begin; delete from t where id = 1; insert into t values (1, 'again', 2); commit",),
-    "truncate, a row comes and goes": ("begin; truncate t; insert into t values (1, 'new', 0); delete from t; commit",),
-    "truncate, a row comes and moves": (
-        "begin; update t set a = 'touched'; insert into t values (9, 'new', 0); truncate t;"
-        " insert into t values (1, 'new', 0); update t set id = 9; update t set id = 2; delete from t where id = 2;"
-        " insert into t values (3, 'last', 0); commit",
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    "alike", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["rows differ", "rows are alike but for the key"]
-)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in _AT_EACH_CHANGE else pytest.mark.soak) for name in _SWAPS]
-)
-def test_rows_change_places_on_a_deferrable_key(
-    database: Database, endpoints: Endpoints, directory: Path, name: str, alike: bool
-) -> None:
+    captured = capture("public.t", "public.u", sections=sections)
+    captured.stop()
     database.execute(
-        "create table t (id int, a text, b int, primary key (id) deferrable initially immediate)",
-        "alter table t replica identity full",
-        "insert into t select n, 'r' || n, 0 from generate_series(1, 6) n",
+        "begin; insert into t values (1000, 'a'); truncate t cascade; insert into t values (1, 'b'); commit"
     )
-    if alike and name in ("swap", "shift", "shift back", "rotate"):
-        database.execute("update t set a = 'same'")
-    with _captured(database, endpoints, directory, "public.t") as captured:
-        captured.start()
-        database.execute(*_SWAPS[name])
-        captured.assert_equal()
+    captured.start(wrap_publisher=dying(lambda commit: commit.number == at, before=before))
+    assert isinstance(captured.wait_error(), Killed)
+    captured.start()
+    captured.assert_equal()
+    # What is interrupted is not repeated: a key is deleted once.
+    deleted = [event.key for event in captured.events("public.t") if event.op == "d"]
+    assert len(deleted) == len(set(deleted))
 
 
 _DEFERRABLE = "alter table t drop constraint t_pkey, add primary key (id) deferrable"
@@ -185,14 +66,13 @@ _SWAPPED_WHILE_NOBODY_LOOKS = {
 
 
 @pytest.fixture
-def with_immediate_key(database: Database, endpoints: Endpoints, directory: Path) -> Iterator[Captured]:
+def with_immediate_key(database: Database, capture: StartCapture) -> Captured:
     database.execute(
         "create table t (id int primary key, a text)",
         "alter table t replica identity full",
         "insert into t select n, 'r' || n from generate_series(1, 6) n",
     )
-    with _captured(database, endpoints, directory, "public.t") as captured:
-        yield captured
+    return capture("public.t", start=False)
 
 
 @pytest.mark.parametrize("shape", ["", ", add more int default 1"], ids=["nothing else", "a column too"])
@@ -246,9 +126,7 @@ def test_only_how_its_own_key_is_checked_lets_rows_change_places(
 
 
 @pytest.mark.parametrize("identity", ["full", "using index t_code_region_idx"])
-def test_a_configured_key_over_a_unique_index(
-    database: Database, endpoints: Endpoints, directory: Path, identity: str
-) -> None:
+def test_a_configured_key_over_a_unique_index(database: Database, capture: StartCapture, identity: str) -> None:
     database.execute(
         "create table t (id int primary key, code text not null, region text not null, a text)",
         "create unique index t_code_region_idx on t (code, region)",
@@ -256,12 +134,11 @@ def test_a_configured_key_over_a_unique_index(
         "insert into t select n, 'c' || n, 'eu', 'x' from generate_series(1, 9) n",
     )
     source = "[source.options.'public.t']\nkey = ['region', 'code']"
-    with _captured(database, endpoints, directory, "public.t", source=source) as captured:
-        captured.start()
-        database.execute("update t set code = 'new' where id = 1", "update t set a = 'y'", "delete from t where id = 3")
-        database.execute("update t set id = id + 100")
-        captured.assert_equal()
-        assert b'{"region":"eu","code":"new"}' in captured.rows("public.t")
+    captured = capture("public.t", source=source)
+    database.execute("update t set code = 'new' where id = 1", "update t set a = 'y'", "delete from t where id = 3")
+    database.execute("update t set id = id + 100")
+    captured.assert_equal()
+    assert b'{"region":"eu","code":"new"}' in captured.rows("public.t")
 
 
 @pytest.mark.parametrize(
@@ -274,7 +151,7 @@ def test_a_configured_key_over_a_unique_index(
     ids=lambda statement: statement[:20],
 )
 def test_a_row_without_its_configured_key_stops_capture_before_it_is_published(
-    database: Database, endpoints: Endpoints, directory: Path, statement: str
+    database: Database, capture: StartCapture, statement: str
 ) -> None:
     database.execute(
         "create table t (id int primary key, code text not null unique, a text)",
@@ -282,72 +159,56 @@ def test_a_row_without_its_configured_key_stops_capture_before_it_is_published(
         "insert into t values (1, 'c1', 'x'), (2, 'c2', 'y')",
     )
     source = "[source.options.'public.t']\nkey = ['code']"
-    with _captured(database, endpoints, directory, "public.t", source=source) as captured:
-        captured.start()
-        database.execute("alter table t alter code drop not null", "insert into t values (9, 'c9', 'z')")
-        captured.settle()
-        database.execute(statement)
-        text = str(captured.wait_error())
-        assert "a row of public.t is null in code, which is in its key" in text
-        assert "a-secret" not in text
-        assert captured.rows("public.t").keys() == {b'{"code":"c1"}', b'{"code":"c2"}', b'{"code":"c9"}'}
-        # The way out that the message has: rows can be told apart by another key.
-        captured.configure(options={})
-        captured.start()
-        captured.assert_equal()
+    captured = capture("public.t", source=source)
+    database.execute("alter table t alter code drop not null", "insert into t values (9, 'c9', 'z')")
+    captured.settle()
+    database.execute(statement)
+    text = str(captured.wait_error())
+    assert "a row of public.t is null in code, which is in its key" in text
+    assert "a-secret" not in text
+    assert captured.rows("public.t").keys() == {b'{"code":"c1"}', b'{"code":"c2"}', b'{"code":"c9"}'}
+    # The way out that the message has: rows can be told apart by another key.
+    captured.configure(options={})
+    captured.start()
+    captured.assert_equal()
 
 
-def test_an_append_only_table_keeps_every_event(database: Database, endpoints: Endpoints, directory: Path) -> None:
+def test_an_append_only_table_keeps_every_event(database: Database, capture: StartCapture) -> None:
     database.execute("create table log (at int, what text)", "insert into log values (1, 'a'), (1, 'a')")
     source = "[source.options.'public.log']\nappend_only = true"
-    with _captured(database, endpoints, directory, "public.log", source=source) as captured:
-        captured.start()
-        database.execute("insert into log values (2, 'b'), (2, 'b')", "truncate log", "insert into log values (3, 'c')")
-        captured.settle()
-        events = captured.events("public.log")
-        assert [(event.op, event.parsed["after"] and event.after["at"]) for event in events] == [
-            ("r", 1), ("r", 1), ("c", 2), ("c", 2), ("t", None), ("c", 3),
-        ]  # fmt: skip
-        assert {event.partition for event in events} == {events[0].partition}
-        pipeline, count = captured.config.as_pipeline(), len(events)
-        followed = follow(pipeline, "public.log", start=FromStart(), count=count, as_json=False, stopping=lambda: False)
-        lines = [line.text for line in followed]
-        assert [line.split()[1:] for line in lines[3:]] == [
-            ["insert", "{}", '{"at":2,"what":"b"}'], ["truncate", "{}"], ["insert", "{}", '{"at":3,"what":"c"}'],
-        ]  # fmt: skip
+    captured = capture("public.log", source=source)
+    database.execute("insert into log values (2, 'b'), (2, 'b')", "truncate log", "insert into log values (3, 'c')")
+    captured.settle()
+    events = captured.events("public.log")
+    assert [(event.op, event.parsed["after"] and event.after["at"]) for event in events] == [
+        ("r", 1), ("r", 1), ("c", 2), ("c", 2), ("t", None), ("c", 3),
+    ]  # fmt: skip
+    assert {event.partition for event in events} == {events[0].partition}
+    pipeline, count = captured.config.as_pipeline(), len(events)
+    followed = follow(pipeline, "public.log", start=FromStart(), count=count, as_json=False, stopping=lambda: False)
+    lines = [line.text for line in followed]
+    assert [line.split()[1:] for line in lines[3:]] == [
+        ["insert", "{}", '{"at":2,"what":"b"}'], ["truncate", "{}"], ["insert", "{}", '{"at":3,"what":"c"}'],
+    ]  # fmt: skip
 
 
 def test_the_copy_of_an_append_only_table_in_the_stream_begins_by_emptying_it(
-    database: Database, endpoints: Endpoints, directory: Path
+    database: Database, capture: StartCapture
 ) -> None:
     database.execute("create table log (at int, what text)", "insert into log values (1, 'a')")
     source = "[source.options.'public.log']\nappend_only = true"
-    with _captured(database, endpoints, directory, "public.log", source=source) as captured:
-        captured.start()
-        database.execute("insert into log values (2, 'b')")
-        captured.settle()
-        request_copies(captured.config.as_pipeline(), ["public.log"])
-        captured.wait_for("copying public.log at")
-        captured.settle()
-        events = captured.events("public.log")
-        assert [(event.op, event.parsed["after"] and event.after["at"]) for event in events] == [
-            ("r", 1), ("c", 2), ("t", None), ("r", 1), ("r", 2),
-        ]  # fmt: skip
-        # Of the tag of the copy, so that it takes away all that came before and nothing of what comes after.
-        assert events[1].tag < events[2].tag == events[3].tag == events[4].tag
-
-
-def test_many_changes_of_one_key_in_one_transaction(database: Database, endpoints: Endpoints, directory: Path) -> None:
-    database.execute("create table t (id int primary key, a text)")
-    with _captured(database, endpoints, directory, "public.t") as captured:
-        captured.start()
-        changes = "; ".join(
-            f"insert into t values (1, 'a{n}'); update t set a = a || '!'; update t set id = 2; update t set id = 1;"
-            " delete from t"
-            for n in range(30)
-        )
-        database.execute(f"begin; {changes}; insert into t values (1, 'last'); commit")
-        captured.assert_equal()
+    captured = capture("public.log", source=source)
+    database.execute("insert into log values (2, 'b')")
+    captured.settle()
+    request_copies(captured.config.as_pipeline(), ["public.log"])
+    captured.wait_for("copying public.log at")
+    captured.settle()
+    events = captured.events("public.log")
+    assert [(event.op, event.parsed["after"] and event.after["at"]) for event in events] == [
+        ("r", 1), ("c", 2), ("t", None), ("r", 1), ("r", 2),
+    ]  # fmt: skip
+    # Of the tag of the copy, so that it takes away all that came before and nothing of what comes after.
+    assert events[1].tag < events[2].tag == events[3].tag == events[4].tag
 
 
 _PRIMARY_AGAIN = "drop constraint t_pkey, add primary key (id)"
@@ -368,13 +229,7 @@ _PRIMARY_AGAIN = "drop constraint t_pkey, add primary key (id)"
 )
 @pytest.mark.soak
 def test_no_table_is_copied_with_another_kind_of_key(
-    database: Database,
-    endpoints: Endpoints,
-    directory: Path,
-    name: str,
-    change: str,
-    back: str,
-    says: str,
+    database: Database, capture: StartCapture, name: str, change: str, back: str, says: str
 ) -> None:
     """The stream tells of a changed key only with the next row of its table."""
     database.execute(
@@ -385,16 +240,15 @@ def test_no_table_is_copied_with_another_kind_of_key(
         "create publication narrow for table t (id), log",
     )
     source = "publication = 'narrow'\n[source.options.'public.log']\nappend_only = true"
-    with _captured(database, endpoints, directory, "public.t", "public.log", source=source) as captured:
-        captured.start()
-        captured.settle()
-        before = captured.events(name)
-        database.execute(f"alter table {name} {change}")
-        request_copies(captured.config.as_pipeline(), [name])
-        assert says in str(captured.wait_error())
-        assert captured.events(name) == before
-        database.execute(f"alter table {name} {back}")
-        captured.start()
-        captured.wait_for(f"copying {name}")
-        captured.assert_equal("public.t")
-        assert {event.key for event in captured.events("public.log")} == {b"{}"}
+    captured = capture("public.t", "public.log", source=source)
+    captured.settle()
+    before = captured.events(name)
+    database.execute(f"alter table {name} {change}")
+    request_copies(captured.config.as_pipeline(), [name])
+    assert says in str(captured.wait_error())
+    assert captured.events(name) == before
+    database.execute(f"alter table {name} {back}")
+    captured.start()
+    captured.wait_for(f"copying {name}")
+    captured.assert_equal("public.t")
+    assert {event.key for event in captured.events("public.log")} == {b"{}"}

@@ -31,6 +31,7 @@ from sinks.contract import StoredRow
 from sinks.redis.sink import RedisSink
 from stack.stack import Endpoints
 from tests.pipeline import Pipeline, traffic
+from tests.threads import beside
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
@@ -547,21 +548,15 @@ def test_a_wrong_row_is_found_while_others_are_written(running: Running) -> None
 def test_rows_that_are_written_without_a_pause_are_compared_with_the_log(running: Running) -> None:
     update = f"update {running.schema}.account set owner = 'owner ' || clock_timestamp() where id between 35 and 37"
     steps: list[Step] = []
-    stop = threading.Event()
 
-    def write() -> None:
+    def write(over: threading.Event) -> None:
         with running.pipeline.sql() as connection:
-            while not stop.is_set():
+            while not over.is_set():
                 connection.execute(update.encode())
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
+    with beside(write):
         # Only looks at the source are counted as rounds: with one, none of these rows is seen as the sink has it.
         report = verified(running.config, running.options("cache", rounds_max=1), progress=steps.append)
-    finally:
-        stop.set()
-        writer.join()
 
     assert any("compared with the log" in step.what for step in steps)
     table_report = running.table(report)

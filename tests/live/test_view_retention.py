@@ -11,6 +11,7 @@ from sinks.registry import SinkSettings, open_sink
 from sinks.view_settings import RetainSettings, ViewSettings
 from tests.databases import until
 from tests.events import Change, Put
+from tests.opened import closing_sink
 from tests.view_jobs import USERS, ViewPipeline
 from tests.view_queries import column, shape
 from tests.view_task_process import ENDED, KILLED, ViewTasks
@@ -40,11 +41,8 @@ def seen(user: int, at_ms: int) -> Change:
 
 def noted(pipeline: ViewPipeline, settings: SinkSettings) -> NotedTime:
     """As of which time the sink has the result: what `lockstep verify` goes by."""
-    opened = open_sink(pipeline.sink, settings, 1)
-    try:
+    with closing_sink(open_sink(pipeline.sink, settings, 1)) as opened:
         return NotedTime.from_json(opened.records.load(noted_name(1)))
-    finally:
-        opened.sink.close()
 
 
 @pytest.mark.soak

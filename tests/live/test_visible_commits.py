@@ -3,15 +3,13 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psycopg
 import pytest
 
 from lockstep.config import load
 from migrations.source import ddl_messages_sql
-from stack.stack import Endpoints
-from tests.captured import Captured
+from tests.captured import StartCapture
 from tests.databases import Database, until
 
 pytestmark = [pytest.mark.live, pytest.mark.alone]
@@ -42,7 +40,7 @@ def _unseen(database: Database, *statements: str) -> Iterator[tuple[int, Show]]:
 
 
 def test_a_table_that_nobody_sees_so_far_joins_before_its_first_transaction_is_published(
-    database: Database, endpoints: Endpoints, tmp_path: Path
+    database: Database, capture: StartCapture
 ) -> None:
     """Else whoever waits for that transaction would be told that sinks have it, though none knows of the table."""
     database.execute(
@@ -50,59 +48,51 @@ def test_a_table_that_nobody_sees_so_far_joins_before_its_first_transaction_is_p
         "insert into t values (1)",
         "create publication whole for tables in schema public with (publish_via_partition_root = true)",
     )
-    captured = Captured(
-        database, endpoints.kafka_bootstrap, tmp_path, ("public.*",), source="publication = 'whole'"
-    ).start()
-    try:
-        captured.settle()
-        with _unseen(database, "create table late (id int primary key)", "insert into late values (1)") as (pid, show):
-            captured.wait_for(
-                "public.late was created or altered by a transaction that is committed and that nobody sees so far:"
-                f" process {pid} (no name) has committed and waits for a standby: see synchronous_standby_names"
-            )
-            database.execute("insert into t values (2)")
-            until(lambda: sum("nobody sees so far" in line for line in captured.said) > 1)
-            assert len(captured.events("public.t")) == 1, "nothing behind it is published"
-            show()
-            captured.wait_for("public.late is copied: 1 rows")
-        captured.config = load(captured.path)  # Kafka says which tables there are
-        captured.assert_equal()
-        assert [event.after for event in captured.events("public.late")] == [{"id": 1}]
-    finally:
-        captured.stop()
+    captured = capture("public.*", source="publication = 'whole'")
+    captured.settle()
+    with _unseen(database, "create table late (id int primary key)", "insert into late values (1)") as (pid, show):
+        captured.wait_for(
+            "public.late was created or altered by a transaction that is committed and that nobody sees so far:"
+            f" process {pid} (no name) has committed and waits for a standby: see synchronous_standby_names"
+        )
+        database.execute("insert into t values (2)")
+        until(lambda: sum("nobody sees so far" in line for line in captured.said) > 1)
+        assert len(captured.events("public.t")) == 1, "nothing behind it is published"
+        show()
+        captured.wait_for("public.late is copied: 1 rows")
+    captured.config = load(captured.path)  # Kafka says which tables there are
+    captured.assert_equal()
+    assert [event.after for event in captured.events("public.late")] == [{"id": 1}]
 
 
 @pytest.mark.soak
 def test_names_that_were_swapped_by_a_transaction_that_nobody_sees_are_told_apart(
-    database: Database, endpoints: Endpoints, tmp_path: Path
+    database: Database, capture: StartCapture
 ) -> None:
     database.execute(
         "create table pair (id int primary key, a text, b text)", "insert into pair values (1, 'of a', 'of b')"
     )
-    captured = Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.pair",)).start()
-    try:
-        captured.settle()
-        swap = (
-            "alter table pair rename a to other",
-            "alter table pair rename b to a",
-            "alter table pair rename other to b",
-            "insert into pair values (2, 'of b', 'of a')",
-        )
-        with _unseen(database, *swap) as (_, show):
-            captured.wait_for("public.pair was created or altered by a transaction that is committed")
-            show()
-            captured.wait_for("public.pair has a new shape")
-        captured.settle()
-        newest = captured.schemas("public.pair")[-1]
-        assert newest.change.renamed == {"a": "b", "b": "a"}
-        assert newest.change.rewritten == ""
-        captured.assert_equal()
-    finally:
-        captured.stop()
+    captured = capture("public.pair")
+    captured.settle()
+    swap = (
+        "alter table pair rename a to other",
+        "alter table pair rename b to a",
+        "alter table pair rename other to b",
+        "insert into pair values (2, 'of b', 'of a')",
+    )
+    with _unseen(database, *swap) as (_, show):
+        captured.wait_for("public.pair was created or altered by a transaction that is committed")
+        show()
+        captured.wait_for("public.pair has a new shape")
+    captured.settle()
+    newest = captured.schemas("public.pair")[-1]
+    assert newest.change.renamed == {"a": "b", "b": "a"}
+    assert newest.change.rewritten == ""
+    captured.assert_equal()
 
 
 def test_rows_that_were_rewritten_by_a_transaction_that_nobody_sees_complete_no_update(
-    database: Database, endpoints: Endpoints, tmp_path: Path
+    database: Database, capture: StartCapture
 ) -> None:
     """The stream describes the table as before: only the catalogue shows that its rows were rewritten."""
     database.execute(
@@ -110,26 +100,23 @@ def test_rows_that_were_rewritten_by_a_transaction_that_nobody_sees_complete_no_
         "alter table t alter large set storage external",
         "insert into t values (1, 0, repeat('large', 2000))",
     )
-    captured = Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.t",))
+    captured = capture("public.t", start=False)
     captured.configure(heartbeat_interval_s=3600.0)
     captured.start()
-    try:
-        captured.settle()
-        rewrite = "alter table t alter large type text using upper(large)", "update t set n = 1"
-        with _unseen(database, *rewrite) as (_, show):
-            captured.wait_for("public.t was created or altered by a transaction that is committed")
-            show()
-            captured.wait_for("public.t: rows may have changed without an event: an ALTER TABLE")
-        captured.wait_for("public.t is copied: 1 rows")
-        captured.assert_equal()
-        assert {event.after["large"][:5] for event in captured.events("public.t") if event.after["n"]} == {"LARGE"}
-    finally:
-        captured.stop()
+    captured.settle()
+    rewrite = "alter table t alter large type text using upper(large)", "update t set n = 1"
+    with _unseen(database, *rewrite) as (_, show):
+        captured.wait_for("public.t was created or altered by a transaction that is committed")
+        show()
+        captured.wait_for("public.t: rows may have changed without an event: an ALTER TABLE")
+    captured.wait_for("public.t is copied: 1 rows")
+    captured.assert_equal()
+    assert {event.after["large"][:5] for event in captured.events("public.t") if event.after["n"]} == {"LARGE"}
 
 
 @pytest.mark.soak
 def test_an_event_trigger_has_the_catalogue_looked_at_once_it_shows_what_was_altered(
-    database: Database, endpoints: Endpoints, tmp_path: Path
+    database: Database, capture: StartCapture
 ) -> None:
     """Nobody looks at the catalogue by himself in this hour."""
     database.execute(
@@ -138,19 +125,16 @@ def test_an_event_trigger_has_the_catalogue_looked_at_once_it_shows_what_was_alt
         "insert into t values ('calm')",
         ddl_messages_sql(),
     )
-    captured = Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.t",))
+    captured = capture("public.t", start=False)
     captured.configure(heartbeat_interval_s=3600.0)
     captured.start()
-    try:
-        with _unseen(database, "alter type mood rename value 'calm' to 'quiet'") as (pid, show):
-            captured.wait_for(
-                "tables, types or a publication were altered by a transaction that is committed and that nobody sees so"
-                f" far: process {pid} (no name) has committed and waits for a standby"
-            )
-            show()
-            captured.wait_for("public.t: rows may have changed without an event: a label")
-        captured.wait_for("public.t is copied: 1 rows")
-        captured.assert_equal()
-    finally:
-        captured.stop()
-        database.execute("drop schema lockstep cascade")
+    with _unseen(database, "alter type mood rename value 'calm' to 'quiet'") as (pid, show):
+        captured.wait_for(
+            "tables, types or a publication were altered by a transaction that is committed and that nobody sees so"
+            f" far: process {pid} (no name) has committed and waits for a standby"
+        )
+        show()
+        captured.wait_for("public.t: rows may have changed without an event: a label")
+    captured.wait_for("public.t is copied: 1 rows")
+    captured.assert_equal()
+    database.execute("drop schema lockstep cascade")

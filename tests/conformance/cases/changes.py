@@ -196,13 +196,38 @@ CASES = (
         id="OWN-pk2",
         about="a deferrable key is swapped and shifted",
         setup=(
-            "create table t (id int primary key deferrable, v text)",
+            "create table t (id int primary key deferrable, v text, n int)",
             "alter table t replica identity full",
-            "insert into t values (1, 'one'), (2, 'two'), (5, 'same'), (6, 'same')",
+            "insert into t values (1, 'one', 0), (2, 'two', 0), (5, 'same', 0), (6, 'same', 0)",
         ),
-        before=("update t set id = 3 - id where id < 3",),
-        after=("update t set id = id + 1", "update t set id = 3 - id where id < 3"),
-        expect={"select string_agg(id || v, ',' order by id) from t": ("1two,3one,6same,7same",)},
+        before=(
+            "update t set id = 3 - id where id < 3",
+            "begin; truncate t; insert into t values (1, 'new', 0); delete from t; commit",
+            "begin; insert into t values (1, 'new', 0); update t set v = 'touched'; truncate t;"
+            " insert into t values (1, 'new', 0); update t set id = 9; update t set id = 2; delete from t where id = 2;"
+            " insert into t values (3, 'last', 0); commit",
+            "delete from t; insert into t select i, 'r' || i, 0 from generate_series(1, 6) i",
+            "insert into t values (7, 'same', 0), (8, 'same', 0)",
+        ),
+        after=(
+            "update t set id = id + 1",
+            "update t set id = id - 1",
+            "update t set id = 3 - id where id < 3",
+            "update t set id = case id when 1 then 2 when 2 then 3 else 1 end where id <= 3",
+            "begin; set constraints all deferred; update t set id = 2 where id = 1;"
+            " update t set id = 1 where v = 'r2'; commit",
+            "begin; set constraints all deferred; update t set id = 5, v = 'four' where id = 4;"
+            " update t set v = 'touched' where v = 'r5'; update t set id = 4 where v = 'touched';"
+            " delete from t where id = 6; insert into t values (6, 'new', 1); commit",
+            "begin; set constraints all deferred; insert into t values (1, 'guest', 0);"
+            " delete from t where v = 'guest'; commit",
+            "begin; set constraints all deferred; insert into t values (4, 'guest', 0);"
+            " delete from t where v = 'touched'; commit",
+            "begin; delete from t where id = 5; insert into t values (5, 'again', 2); commit",
+            "begin; update t set id = 9 - id; alter table t drop n; update t set id = 9 - id where id in (1, 8);"
+            " commit",
+        ),
+        expect={"select string_agg(id || v, ',' order by id) from t": ("1r2,2same,3new,4again,5guest,6r1,7r3,8same",)},
     ),
     Case(
         id="PDB-softdel",
