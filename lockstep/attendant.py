@@ -9,15 +9,15 @@ from pathlib import Path
 
 from cdc.model.errors import LockstepError
 from lockstep.config import Config
-from lockstep.extension import installed
+from lockstep.extension import Extension, installed
 from lockstep.stream_queries import stream_query_plans
 from lockstep.verify_schedule import VerifySchedule
-from monitor.condition_facts import FactsCollector
+from monitor.condition_facts import FACTS_EVERY_S, FactsLook
 from monitor.condition_watch import ConditionWatch
 from monitor.conditions import Condition, Facts
 from monitor.lag import LagReport
-from monitor.stream_queries import StreamQueryStatus, StreamQueryWatch
-from monitor.watching import Figure, Watching
+from monitor.stream_queries import StreamQueryCollector, StreamQueryStatus
+from monitor.watching import Figure, Found, Watching
 
 
 class Attendant:
@@ -27,13 +27,13 @@ class Attendant:
         self,
         conditions: ConditionWatch,
         schedule: VerifySchedule,
-        queries: StreamQueryWatch,
-        watches: Sequence[Watching],
+        queries: "Watching[Sequence[StreamQueryStatus] | None]",
+        added: "Sequence[Watching[Found]]",
     ) -> None:
         self._conditions = conditions
         self._schedule = schedule
         self._queries = queries
-        self._watches = watches
+        self._added = added
 
     @property
     def open(self) -> tuple[Condition, ...]:
@@ -43,12 +43,12 @@ class Attendant:
     @property
     def stream_queries(self) -> Sequence[StreamQueryStatus]:
         """What is known of stream queries; nothing before the first answer."""
-        return self._queries.latest() or ()
+        return self._queries.latest or ()
 
     @property
     def figures(self) -> Iterator[Figure]:
         """What extensions have found, for metrics."""
-        return (figure for watch in self._watches for figure in watch.latest().figures)
+        return (figure for watch in self._added for figure in watch.latest.figures)
 
     def look(self, report: LagReport | LockstepError) -> None:
         """Take the next report, or the error that came in its place. Waits for nobody."""
@@ -61,39 +61,51 @@ class Attendant:
 @contextlib.contextmanager
 def open_attendant(config: Config, path: Path) -> Iterator[Attendant]:
     """Until the end of the block, which may take seconds. ``path`` is the configuration's file."""
-    schedule = VerifySchedule(config, path)
-    watches: list[Watching] = []
+    watched = [each for each in installed() if each.watch is not None]
+    names = frozenset(name for each in watched for name in each.conditions)
+    began_ms = time.time_ns() // 1_000_000
 
     def all_facts() -> Facts:
-        found = [watch.latest() for watch in watches]
+        found = [watching.latest for watching in added]
         return replace(
-            facts.latest(),
-            stream_queries=queries.latest(),
+            facts.latest,
+            since_ms=began_ms,
+            stream_queries=queries.latest,
             added=tuple(condition for each in found for condition in each.conditions),
-            added_names=frozenset().union(*(watch.names for watch in watches)),
+            added_names=names,
             added_unknown=frozenset().union(*(each.unknown for each in found)),
         )
 
-    with (
-        contextlib.ExitStack() as closing,
-        contextlib.closing(schedule),
-        FactsCollector(
-            config.as_pipeline(), config.stores, state_directories(config), with_standby=config.conditions.standby
-        ) as facts,
-        StreamQueryWatch(partial(stream_query_plans, config)) as queries,
-        ConditionWatch(
-            config.conditions,
-            config.watch_directory,
-            reporters=[each.reporter(config) for each in installed() if each.reporter is not None],
-            facts=all_facts,
-            verify=config.verify,
-            retained_max_bytes=config.source.slot_guard.warn,
-        ) as conditions,
-    ):
-        for each in installed():
-            if each.watch is not None:
-                watches.append(closing.enter_context(Watching(each.conditions, partial(each.watch, config))))
-        yield Attendant(conditions, schedule, queries, watches)
+    def looked_at() -> FactsLook:
+        standby = config.conditions.standby
+        return FactsLook(config.as_pipeline(), config.stores, state_directories(config), with_standby=standby)
+
+    with contextlib.ExitStack() as closing:
+        schedule = closing.enter_context(contextlib.closing(VerifySchedule(config, path)))
+        facts = closing.enter_context(Watching("facts", looked_at, Facts(None, None), every_s=FACTS_EVERY_S))
+        queries = closing.enter_context(
+            Watching[Sequence[StreamQueryStatus] | None](
+                "stream queries", lambda: StreamQueryCollector(stream_query_plans(config)), None
+            )
+        )
+        added = [closing.enter_context(_watching(each, config)) for each in watched]
+        conditions = closing.enter_context(
+            ConditionWatch(
+                config.conditions,
+                config.watch_directory,
+                reporters=[each.reporter(config) for each in installed() if each.reporter is not None],
+                facts=all_facts,
+                verify=config.verify,
+                retained_max_bytes=config.source.slot_guard.warn,
+            )
+        )
+        yield Attendant(conditions, schedule, queries, added)
+
+
+def _watching(extension: Extension, config: Config) -> Watching[Found]:
+    assert extension.watch is not None
+    nothing = Found(unknown=frozenset((name, None) for name in extension.conditions))
+    return Watching(extension.name, partial(extension.watch, config), nothing)
 
 
 def state_directories(config: Config) -> list[Path]:

@@ -22,6 +22,7 @@ from cdc.capture.settings import CaptureSettings, SnapshotSettings
 from cdc.kafka.settings import KAFKA_PASSWORD_VARIABLE, KafkaSettings
 from cdc.kafka.topic_names import STREAM_QUERIES, control_topic
 from cdc.model.errors import ConfigurationError
+from cdc.model.later import named
 from cdc.model.table import TableName
 from cdc.pipeline_settings import Pipeline
 from cdc.postgres.dsn import FILES, file_below, files_below
@@ -31,7 +32,7 @@ from cdc.settings import Settings
 from jobs.settings import SparkSettings
 from jobs.streams.settings import StreamSettings, name_problems, webhook_variable
 from lockstep.dashboard_settings import DashboardSettings
-from lockstep.installed import SECTIONS, configured
+from lockstep.installed import SECTIONS, extension_values
 from lockstep.log import LogFormat
 from lockstep.stream_sections import StreamQuerySection, with_stream_queries
 from lockstep.view_sections import kind_of_sink, problem_of_type, with_views
@@ -43,7 +44,9 @@ from sinks.view_settings import VIEWS_SCHEMA, ViewSettings
 
 _Checked = TypeVar("_Checked", bound=Settings)
 
-_ADDED: Final = {name: kind for each in configured() for name, kind in each.sections().items()}
+_ADDED: Final[Mapping[str, type[Settings]]] = {
+    name: named(address) for each in extension_values() for name, address in each.sections.items()
+}
 """Section of an extension that is there -> its settings."""
 
 if TYPE_CHECKING:
@@ -235,7 +238,7 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _extensions_fit(self) -> "Config":
-        problems = [problem for each in configured() for problem in each.problems(self)]
+        problems = [problem for each in extension_values() for problem in each.problems(self)]
         if problems:
             raise ValueError("; ".join(problems))
         return self

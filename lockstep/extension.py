@@ -13,11 +13,10 @@ if TYPE_CHECKING:
     from cdc.model.event import JsonValue
     from cdc.model.finding import Finding
     from cdc.model.table import TableName
-    from cdc.settings import Settings
     from lockstep.config import Config
     from monitor.condition_watch import Reporter
     from monitor.metrics.definitions import Definition
-    from monitor.watching import Watch
+    from monitor.watching import Found, Watch
 
 Command = Callable[..., None]
 """A function that typer makes a command of. Its module is loaded for each help page, so it imports in its body."""
@@ -62,15 +61,15 @@ def _nothing(*_: object) -> tuple[()]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extension:
-    """What one folder of ``extensions/`` adds. A function of it imports in its body, as a command does."""
+    """What one folder of ``extensions/`` adds. What isn't a command is named with ``cdc.model.later``."""
 
     name: str
     """The folder's."""
     commands: Mapping[str, Sequence[Command]] = field(default_factory=dict)
     """Title of a part of ``lockstep --help`` -> commands that follow the core's there."""
     groups: Sequence[Group] = ()
-    sections: "Callable[[], Mapping[str, type[Settings]]]" = dict
-    """Its sections of the configuration; ``Config.section`` has their settings."""
+    sections: Mapping[str, str] = field(default_factory=dict)
+    """Section of the configuration -> ``module:name`` of its settings; ``Config.section`` has them."""
     problems: "Callable[[Config], Iterable[str]]" = _nothing
     """How its settings don't go with the others, in sentences that begin with the setting."""
     example: str = ""
@@ -85,7 +84,7 @@ class Extension:
     """The names of all conditions that ``watch`` may find."""
     metrics: "Callable[[], Sequence[Definition]]" = _nothing
     """The definitions of all figures that ``watch`` may find."""
-    watch: "Callable[[Config], Watch] | None" = None
+    watch: "Callable[[Config], Watch[Found]] | None" = None
     """What the page and alerts learn of it."""
     reporter: "Callable[[Config], Reporter] | None" = None
     """Who reports to somebody what is wrong."""

@@ -41,7 +41,7 @@ def stream_query_plans(config: Config) -> list[StreamQueryPlan]:
 def stream_queries_now(config: Config) -> list[StreamQueryStatus]:
     """Each build of each query that isn't on its way out. Asks the stores alone."""
     with StreamQueryCollector(stream_query_plans(config)) as collector:
-        return collector.collect()
+        return collector.look()
 
 
 def stream_queries_table(statuses: Sequence[StreamQueryStatus]) -> Group:

@@ -1,14 +1,13 @@
-"""What no lag report says: certificates, disks, whether a capture stands by. Asked in a thread of its own."""
+"""What no lag report says: certificates, disks, whether a capture stands by. Asked once a minute."""
 
 import contextlib
 import logging
 import shutil
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import psycopg
@@ -25,7 +24,7 @@ from sinks.registry import SinkSettings, kind_of
 
 logger = logging.getLogger("lockstep.alerts")
 
-_LOOK_S: Final = 60.0
+FACTS_EVERY_S: Final = 60.0
 _CERTIFICATES_S: Final = 3600.0
 _POSTGRES_PORT: Final = "5432"
 _Answer = TypeVar("_Answer")
@@ -33,8 +32,8 @@ _Answer = TypeVar("_Answer")
 Expiry = Callable[[], Validity | None]
 
 
-class FactsCollector:
-    """Asks once a minute, until it is closed. A certificate that was read is asked for again after an hour.
+class FactsLook:
+    """As ``monitor.watching.Watch``. A certificate that was read is asked for again after an hour.
 
     Whatever an ask raises, that one is unknown, and the others go on.
     """
@@ -52,46 +51,28 @@ class FactsCollector:
         self._sinks = sinks
         self._directories = directories
         self._with_standby = with_standby
-        self._since_ms = time.time_ns() // 1_000_000
-        self._latest = Facts(None, None, None, self._since_ms)
         self._said = set[str]()
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="alert-facts", daemon=True)
-        self._thread.start()
+        self._asked_s = float("-inf")
+        self._certificates: Mapping[str, Validity | None] = {}
 
-    def latest(self) -> Facts:
-        """The newest that is known. Waits for nothing."""
-        return self._latest
+    def look(self) -> Facts:
+        whose = self._answer("certificates", lambda: certificates_of(self._pipeline, self._sinks))
+        if whose is not None:
+            asked = whose
+            if time.monotonic() - self._asked_s > _CERTIFICATES_S:
+                self._asked_s = time.monotonic()
+            else:
+                unread = {name for name, validity in self._certificates.items() if validity is None}
+                asked = {name: ask for name, ask in whose.items() if name in unread}
+            self._certificates = after(self._certificates, expiries(asked))
+        return Facts(
+            None if whose is None else dict(self._certificates),
+            self._answer("disks", lambda: disks_of(self._directories)),
+            self._answer("standby", lambda: has_capture_standby(self._pipeline)) if self._with_standby else None,
+        )
 
     def close(self) -> None:
-        """End the thread. One that hangs in a server's answer ends with the process."""
-        self._closed.set()
-        self._thread.join(2.0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _work(self) -> None:
-        asked_s, certificates = float("-inf"), dict[str, Validity | None]()
-        while not self._closed.is_set():
-            whose = self._answer("certificates", lambda: certificates_of(self._pipeline, self._sinks))
-            if whose is not None:
-                if time.monotonic() - asked_s > _CERTIFICATES_S:
-                    asked_s = time.monotonic()
-                else:
-                    unread = {name for name, validity in certificates.items() if validity is None}
-                    whose = {name: ask for name, ask in whose.items() if name in unread}
-                certificates = after(certificates, expiries(whose))
-            self._latest = Facts(
-                None if whose is None else dict(certificates),
-                self._answer("disks", lambda: disks_of(self._directories)),
-                self._answer("standby", lambda: has_capture_standby(self._pipeline)) if self._with_standby else None,
-                self._since_ms,
-            )
-            self._closed.wait(_LOOK_S)
+        """Nothing stays open between looks."""
 
     def _answer(self, what: str, ask: Callable[[], _Answer]) -> _Answer | None:
         """What it says; None where it raises, which the log says once. Nobody starts this thread again."""

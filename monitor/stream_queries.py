@@ -4,9 +4,8 @@ A store that hangs is waited for some seconds, and said to be silent then. The o
 """
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
@@ -26,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 _ANSWER_TIMEOUT_S: Final = 10.0
 """How long each store is waited for. To see whether a job that was killed is gone takes seconds of them."""
-
-_LOOK_S: Final = 2.0
 
 WAITING: Final = "waiting"
 """The state of a job that runs, and waits for a topic that isn't there."""
@@ -244,12 +241,7 @@ class StreamQueryCollector:
     def __init__(self, plans: Sequence[StreamQueryPlan]) -> None:
         self._stores = [_Store(plan) for plan in plans]
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to ask for."""
-        return not self._stores
-
-    def collect(self) -> list[StreamQueryStatus]:
+    def look(self) -> list[StreamQueryStatus]:
         """Each build of each query that isn't on its way out.
 
         Where a store can't be asked, whatever the reason is, its query's status says so: the others are told.
@@ -268,50 +260,3 @@ class StreamQueryCollector:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class StreamQueryWatch:
-    """Asks every two seconds in a thread of its own, until it is closed. Where there are no queries nothing runs."""
-
-    def __init__(self, plans: Callable[[], Sequence[StreamQueryPlan]]) -> None:
-        """``plans`` is called in the thread, again and again while it raises, as where a password isn't had."""
-        self._plans = plans
-        self._latest: Sequence[StreamQueryStatus] | None = None
-        self._has_failed = False
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="stream-queries", daemon=True)
-        self._thread.start()
-
-    def latest(self) -> Sequence[StreamQueryStatus] | None:
-        """What was known last, None before that is anything. Waits for nothing."""
-        return self._latest
-
-    def close(self) -> None:
-        """End the thread. One that hangs in a store's answer ends with the process."""
-        self._closed.set()
-        self._thread.join(_LOOK_S)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _work(self) -> None:
-        collector: StreamQueryCollector | None = None
-        while not self._closed.is_set():
-            try:
-                collector = collector or StreamQueryCollector(self._plans())
-                self._latest = collector.collect()
-                self._has_failed = False
-            except Exception:
-                # Nobody starts this thread again, and what it knew is too old to be told.
-                self._latest = None
-                if not self._has_failed:
-                    logger.exception("stream queries couldn't be looked at, which is tried again")
-                self._has_failed = True
-            if collector is not None and collector.is_empty:
-                return
-            self._closed.wait(_LOOK_S)
-        if collector is not None:
-            collector.close()

@@ -1,10 +1,10 @@
-"""What extensions find beside the lag report: what is wrong, and figures. Each looks in a thread of its own."""
+"""Looks that are taken again and again, each in a thread of its own, so that nobody waits for a server that hangs."""
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol, Self
+from typing import Generic, Protocol, Self, TypeVar
 
 from cdc.model.errors import LockstepError
 from monitor.conditions import Condition
@@ -12,7 +12,8 @@ from monitor.metrics.definitions import Definition
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S: Final = 2.0
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one look has found."""
+    """What one look of an extension has found."""
 
     conditions: tuple[Condition, ...] = ()
     figures: tuple[Figure, ...] = ()
@@ -34,38 +35,37 @@ class Found:
     """Names and subjects of conditions, or names alone, of which nobody can tell now: they stay as they were."""
 
 
-class Watch(Protocol):
+class Watch(Protocol[T_co]):
     """What looks. For one thread at a time."""
 
-    def look(self) -> Found:
-        """Ask servers. Called every two seconds. Raises LockstepError where nothing can be told."""
+    def look(self) -> T_co:
+        """Ask servers. Raises LockstepError where nothing can be told."""
         ...
 
     def close(self) -> None: ...
 
 
-class Watching:
-    """Has one watch look again and again, until it is closed."""
+class Watching(Generic[T]):
+    """Has one watch look again and again, until it is closed. ``latest`` is what it has seen last."""
 
-    def __init__(self, conditions: Sequence[str], opened: Callable[[], Watch]) -> None:
-        """``conditions`` are the names of all that it may find. ``opened`` is called in the thread, while it raises."""
-        self.names = frozenset(conditions)
-        self._nothing = Found(unknown=frozenset((name, None) for name in conditions))
-        self._latest = self._nothing
+    def __init__(self, what: str, opened: Callable[[], Watch[T]], nothing: T, *, every_s: float = 2.0) -> None:
+        """``what`` it looks at, for the log. ``opened`` is called in the thread, again while it raises, as where a
+        password isn't had. ``nothing`` is said before the first look, and after one that failed.
+        """
+        self.latest = nothing
+        self._what = what
         self._opened = opened
+        self._nothing = nothing
+        self._every_s = every_s
         self._has_failed = False
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="extension", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=what, daemon=True)
         self._thread.start()
-
-    def latest(self) -> Found:
-        """What was found last. Waits for nothing."""
-        return self._latest
 
     def close(self) -> None:
         """End the thread. One that hangs in a server's answer ends with the process."""
         self._closed.set()
-        self._thread.join(_LOOK_S)
+        self._thread.join(2.0)
 
     def __enter__(self) -> Self:
         return self
@@ -74,19 +74,19 @@ class Watching:
         self.close()
 
     def _work(self) -> None:
-        watch: Watch | None = None
+        watch: Watch[T] | None = None
         while not self._closed.is_set():
             try:
                 watch = watch or self._opened()
-                self._latest = watch.look()
+                self.latest = watch.look()
                 self._has_failed = False
             except Exception as error:
                 # Nobody starts this thread again, and what it knew is too old to be told.
-                self._latest = self._nothing
+                self.latest = self._nothing
                 if not self._has_failed:
                     level = logging.WARNING if isinstance(error, LockstepError) else logging.ERROR
-                    logger.log(level, "an extension couldn't look, which is tried again", exc_info=error)
+                    logger.log(level, "%s can't be looked at, which is tried again", self._what, exc_info=error)
                 self._has_failed = True
-            self._closed.wait(_LOOK_S)
+            self._closed.wait(self._every_s)
         if watch is not None:
             watch.close()

@@ -6,22 +6,11 @@ loads no client library.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, cast
 
 from cdc.model.table import Table
 from sinks.contract import OpenedSink
 from sinks.table_settings import TableSettings
-
-
-def later(address: str) -> Callable[..., Any]:
-    """The function at ``module:name``, whose module is imported at the first call."""
-    module, _, name = address.partition(":")
-
-    def call(*arguments: Any) -> Any:
-        return getattr(import_module(module), name)(*arguments)
-
-    return call
 
 
 def _takes_any(_name: str, _settings: Any, _tables: Sequence[Table]) -> str:

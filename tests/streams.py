@@ -133,7 +133,7 @@ class Streams:
     def status(self) -> StreamQueryStatus:
         """What is told of the only build."""
         with StreamQueryCollector([self.plan()]) as collector:
-            (status,) = collector.collect()
+            (status,) = collector.look()
         return status
 
     def figures(self, generation: int = 1) -> Figures:

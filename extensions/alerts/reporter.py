@@ -13,6 +13,7 @@ from extensions.alerts.channel import post_alert
 from extensions.alerts.outbox import Outbox
 from extensions.alerts.settings import AlertSettings
 from extensions.alerts.store import AlertStore, State
+from lockstep.config import Config
 from monitor.conditions import Findings, Key, Severity
 
 logger = logging.getLogger("lockstep.alerts")
@@ -136,3 +137,8 @@ def log_message(message: Message) -> None:
             "it is over" if message.kind is Kind.CLEARED else f"{condition.sentence}: {condition.step}",
         ),
     )
+
+
+def reporter_of(config: Config) -> AlertReporter:
+    """By its settings."""
+    return AlertReporter(config.pipeline.name, config.section(AlertSettings), config.watch_directory)

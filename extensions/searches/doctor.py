@@ -1,6 +1,6 @@
 """Whether standing searches can be told of: their topic, and what is known of each."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 from cdc.kafka.control_topics import record_at
@@ -14,20 +14,23 @@ from extensions.searches.searchable import searchable
 from extensions.searches.settings import SearchesSettings
 from extensions.searches.topic import Match
 from lockstep.config import Config
+from lockstep.extension import Reached
 
 _SUBJECT = "searches"
 _NOBODY_TOLD = "nobody is told of any search"
 _TOPIC_RIGHTS = ("Describe", "Read", "Write", "DescribeConfigs")
 
 
-def check_searches(config: Config, *, sinks: Collection[str]) -> list[Finding]:
-    """The searches of these sinks, which answer, and the topic of matches where there is one search, or is to be.
+def check_searches(reached: Reached, config: Config) -> list[Finding]:
+    """The searches of the sinks that answer, and the topic of matches where there is one search, or is to be.
 
     Raises LockstepError where Kafka or OpenSearch doesn't answer.
     """
+    if not reached.kafka:
+        return []
     findings: list[Finding] = []
     are_expected = bool(config.section(SearchesSettings).sinks)
-    for name in (name for name in searchable(config) if name in sinks):
+    for name in (name for name in searchable(config) if name in reached.sinks):
         searches = list(listed(config, [name]))
         are_expected |= bool(searches)
         findings += searches_findings(name, searches)

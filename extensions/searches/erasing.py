@@ -46,6 +46,11 @@ class MatchesOfRow:
         )
 
 
+def topics_of_row(config: Config, table: TableName, key: Mapping[str, JsonValue]) -> list[MatchesOfRow]:
+    """The one that has records of it."""
+    return [MatchesOfRow(config, table, key)]
+
+
 def _ids(config: Config, table: TableName, key: Mapping[str, JsonValue]) -> dict[str, set[str]]:
     """By sink, what the document is called in a generation that is there. Raises LockstepError."""
     found = dict[str, set[str]]()

@@ -1,6 +1,6 @@
 """The sinks that can have standing searches."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from extensions.searches.settings import SearchesSettings
 from lockstep.config import Config
@@ -22,3 +22,8 @@ def problems(config: Config) -> Iterator[str]:
     for name in config.section(SearchesSettings).sinks:
         if name not in known:
             yield f"searches.sinks: {name} is no sink of tables in OpenSearch; those are: {', '.join(known) or 'none'}"
+
+
+def processes(config: Config) -> Sequence[Sequence[str]]:
+    """What tells of the searches of the sinks that the section names."""
+    return [("searches", "watch")] if config.section(SearchesSettings).sinks else []

@@ -1,7 +1,7 @@
 """What is known of sinks' standing searches: which are set aside, and whether anybody tells of them."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, Self
@@ -12,7 +12,6 @@ from extensions.searches.searchable import searchable
 from lockstep.config import Config
 from monitor.conditions import Condition, Severity
 from monitor.metrics.definitions import Definition, dashboard_gauge
-from monitor.question import Asking, answer_s
 from monitor.watching import Figure, Found
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.searches import Search, SearchStatus, StoredSearches
@@ -136,59 +135,43 @@ class SinkSearches:
         return self._known
 
 
-class _Sink:
-    """Asks one sink in a thread of its own: one that hangs holds up no other one."""
-
-    def __init__(self, name: str, opened: Callable[[], SinkSearches]) -> None:
-        """``opened`` is called while it raises, as where a password isn't had."""
-        self.name = name
-        self._opened = opened
-        self._searches: SinkSearches | None = None
-        self._asking = Asking[list[StandingSearches]]()
-
-    def begin(self) -> None:
-        self._asking.begin(self._ask)
-
-    def answer(self, seconds: float) -> list[StandingSearches] | LockstepError | None:
-        return self._asking.wait(seconds)
-
-    def _ask(self) -> list[StandingSearches]:
-        self._searches = self._searches or self._opened()
-        found = self._searches.look()
-        return [] if found is None else [found]
-
-    def close(self) -> None:
-        if self._searches is not None and not self._asking.is_open:
-            self._searches.close()
-
-
 class SearchesWatch:
     """Looks at the searches of every sink that can have some, as ``monitor.watching.Watch``."""
 
     def __init__(self, opened: Mapping[str, Callable[[], SinkSearches]]) -> None:
-        """``opened`` connects, by the sink's name."""
-        self._sinks = [_Sink(name, of_sink) for name, of_sink in opened.items()]
-
-    @classmethod
-    def of(cls, config: Config) -> Self:
-        """Of a configuration."""
-        return cls({name: partial(SinkSearches.of_sink, name, each) for name, each in searchable(config).items()})
+        """``opened`` connects, by the sink's name, and is called while it raises, as where a password isn't had."""
+        self._unopened = dict(opened)
+        self._opened: dict[str, SinkSearches] = {}
 
     def look(self) -> Found:
-        for sink in self._sinks:
-            sink.begin()
-        until = time.monotonic() + answer_s()
         conditions, figures, unknown = list[Condition](), list[Figure](), set[tuple[str, str | None]]()
-        for sink in self._sinks:
-            answer = sink.answer(until - time.monotonic())
-            if not isinstance(answer, list):
-                unknown |= {(_SILENT, sink.name), (_SET_ASIDE, sink.name)}
+        for name in (*self._opened, *self._unopened):
+            try:
+                searches = self._of(name).look()
+            except LockstepError:
+                unknown |= {(_SILENT, name), (_SET_ASIDE, name)}
                 continue
-            for searches in answer:
-                conditions += searches.conditions(sink.name)
-                figures += searches.figures(sink.name)
+            if searches is not None:
+                conditions += searches.conditions(name)
+                figures += searches.figures(name)
         return Found(tuple(conditions), tuple(figures), frozenset(unknown))
 
+    def _of(self, name: str) -> SinkSearches:
+        if name not in self._opened:
+            self._opened[name] = self._unopened[name]()
+            del self._unopened[name]
+        return self._opened[name]
+
     def close(self) -> None:
-        for sink in self._sinks:
-            sink.close()
+        for searches in self._opened.values():
+            searches.close()
+
+
+def searches_watch(config: Config) -> SearchesWatch:
+    """Of a configuration's sinks."""
+    return SearchesWatch({name: partial(SinkSearches.of_sink, name, each) for name, each in searchable(config).items()})
+
+
+def metrics() -> Sequence[Definition]:
+    """Of all figures."""
+    return METRICS

@@ -2,8 +2,9 @@
 
 from typing import Final
 
+from cdc.model.later import later
 from sinks.delta.settings import DeltaSettings
-from sinks.kind import SinkKind, later
+from sinks.kind import SinkKind
 
 _EXAMPLE: Final = """\
 # [sinks.lake]

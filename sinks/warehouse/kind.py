@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from sinks.kind import SinkKind, later
+from cdc.model.later import later
+from sinks.kind import SinkKind
 from sinks.warehouse.settings import WarehouseSettings
 
 _EXAMPLE: Final = """\

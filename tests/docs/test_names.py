@@ -17,6 +17,7 @@ from pydantic import BaseModel, SecretStr
 
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.settings import KafkaSettings, TopicSettings
+from cdc.model.later import named
 from cdc.webhook import WebhookSettings
 from extensions.alerts.settings import AlertSettings
 from jobs.settings import SparkSettings
@@ -96,7 +97,7 @@ NOT_OURS = {"spark.archives", "spark.authenticate", "source.schema_id"}
 """Spark's own settings, and a field of an event, which look like our settings."""
 
 SECTIONS: dict[str, type[BaseModel]] = {
-    **{name: kind for each in installed() for name, kind in each.sections().items()},
+    **{name: named(each.sections[name]) for each in installed() for name in each.sections},
     "pipeline": Config.model_fields["pipeline"].annotation,  # type: ignore[dict-item]  # pydantic's annotation is any type
     "source": Config.model_fields["source"].annotation,  # type: ignore[dict-item]
     "kafka": KafkaSettings,

@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.model.later import named
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.postgres.settings import TableOptions
 from jobs.streams.settings import PatternSettings, StepSettings, StreamQuerySettings, StreamSettings
@@ -108,7 +109,7 @@ def test_every_other_setting_is_in_it() -> None:
     document = _document()
     sections = {name: model for name, field in Config.model_fields.items() if (model := _model_of(field.annotation))}
     assert sections.keys() == Config.model_fields.keys() - {"sinks", "streams", "stream_queries"}
-    sections |= {name: kind for each in installed() for name, kind in each.sections().items()}
+    sections |= {name: named(each.sections[name]) for each in installed() for name in each.sections}
     del sections["added"]
     missing = [name for section, model in sections.items() for name in _missing(model, document[section])]
     told = ["password_command", "exclude_tables", "password_command"]

@@ -8,8 +8,7 @@ import trustme
 
 from lockstep.config import Config, load
 from monitor.certificates import Validity, file_validity
-from monitor.condition_facts import FactsCollector, after, certificates_of, disks_of, expiries, has_capture_standby
-from tests.databases import until
+from monitor.condition_facts import FactsLook, after, certificates_of, disks_of, expiries, has_capture_standby
 
 _TOML = """
 [pipeline]
@@ -119,16 +118,15 @@ def test_a_certificate_that_was_not_read_is_asked_for_again_after_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = _load(tmp_path)
-    monkeypatch.setattr("monitor.condition_facts._LOOK_S", 0.01)
     files = {str(tmp_path / name) for name in ("client.pem", "kafka.pem", "search.pem")}
     monkeypatch.setattr(
         "monitor.condition_facts.certificates_of",
         lambda *_: {whose: partial(file_validity, Path(whose)) for whose in files},
     )
-    with FactsCollector(config.as_pipeline(), config.sinks, [tmp_path], with_standby=False) as facts:
-        until(lambda: facts.latest().certificates == dict.fromkeys(files))
-        trustme.CA().issue_cert("c").cert_chain_pems[0].write_to_path(tmp_path / "client.pem")
-        until(lambda: bool((facts.latest().certificates or {}).get(str(tmp_path / "client.pem"))))
+    facts = FactsLook(config.as_pipeline(), config.sinks, [tmp_path], with_standby=False)
+    assert facts.look().certificates == dict.fromkeys(files)
+    trustme.CA().issue_cert("c").cert_chain_pems[0].write_to_path(tmp_path / "client.pem")
+    assert (facts.look().certificates or {}).get(str(tmp_path / "client.pem"))
 
 
 def test_a_port_that_is_left_out_of_a_list_is_the_usual_one(tmp_path: Path) -> None:
@@ -146,13 +144,13 @@ def test_whatever_one_ask_raises_it_is_unknown_and_the_others_go_on(
     assert expiries({"a": broken, "b": lambda: 1}) == {"a": None, "b": 1}
     config = _load(tmp_path)
     answers = iter([broken, lambda *_: {"a": lambda: 1}])
-    monkeypatch.setattr("monitor.condition_facts._LOOK_S", 0.01)
     monkeypatch.setattr("monitor.condition_facts.certificates_of", lambda *_: next(answers, lambda *_: {})())
     monkeypatch.setattr("monitor.condition_facts.has_capture_standby", broken)
-    with FactsCollector(config.as_pipeline(), config.sinks, [tmp_path], with_standby=True) as facts:
-        until(lambda: facts.latest().certificates == {"a": 1})
-        assert str(tmp_path) in (facts.latest().disks or {})
-        assert facts.latest().has_standby is None
+    facts = FactsLook(config.as_pipeline(), config.sinks, [tmp_path], with_standby=True)
+    assert facts.look().certificates is None
+    found = facts.look()
+    assert (found.certificates, found.has_standby) == ({"a": 1}, None)
+    assert str(tmp_path) in (found.disks or {})
 
 
 def test_a_directory_that_can_not_be_looked_into_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

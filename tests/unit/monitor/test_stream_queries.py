@@ -15,7 +15,7 @@ from jobs.streams.records import figures_name, waiting_name
 from jobs.streams.resume import Figures
 from jobs.streams.settings import StreamQuerySettings
 from monitor import stream_queries
-from monitor.stream_queries import StreamQueryCollector, StreamQueryWatch
+from monitor.stream_queries import StreamQueryCollector
 from sinks.contract import OpenedSink
 from sinks.memory import MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
@@ -59,7 +59,7 @@ def test_what_another_pipeline_runs_is_not_said_to_run(query: Query) -> None:
     """Two pipelines have a query of one name, and one warehouse. The job of the second one refuses to begin."""
     begin_generation(open_memory(query.store, 1), Record("other", {}))
     with StreamQueryCollector([query.plan]) as collector:
-        (status,) = collector.collect()
+        (status,) = collector.look()
     assert (status.state, status.needs_somebody) == ("unknown", True)
     assert status.reason == "generation 1 of stream query 'recent' is written by pipeline 'other', not by 'shop'"
     assert "another name" in status.hint
@@ -71,13 +71,13 @@ def fail(error: LockstepError) -> None:
 
 def test_each_build_is_told_with_what_its_job_has_left(query: Query) -> None:
     with StreamQueryCollector([query.plan]) as collector:
-        (nothing,) = collector.collect()
+        (nothing,) = collector.look()
         assert (nothing.generation, nothing.state, nothing.label) == (None, "absent", "recent")
         opened = query.begin()
         opened.records.save(figures_name(1), Figures(batch=0, results=3).text())
         opened.records.save(waiting_name(1), "there is no topic")
         save_stop(opened.records, 1, LockstepError("its checkpoint is gone", hint="build it again"), now_ms=7)
-        (stopped,) = collector.collect()
+        (stopped,) = collector.look()
     assert (stopped.label, stopped.state, stopped.figures.results) == ("recent", "stopped", 3)
     assert (stopped.reason, stopped.hint, stopped.since_ms) == ("its checkpoint is gone", "build it again", 7)
 
@@ -86,11 +86,11 @@ def test_a_store_that_refuses_is_told_with_what_it_said_last_and_asked_again(que
     query.begin()
     query.before = lambda: fail(Unavailable("no route", hint="look at it"))
     with StreamQueryCollector([query.plan]) as collector:
-        (refused,) = collector.collect()
+        (refused,) = collector.look()
         assert (refused.state, refused.reason, refused.hint) == ("unknown", "no route", "look at it")
         assert refused.generation is None
         query.before = lambda: None
-        assert [status.generation for status in collector.collect()] == [1]
+        assert [status.generation for status in collector.look()] == [1]
 
 
 def test_a_store_that_meets_a_bug_is_told_without_its_words_and_holds_up_no_other_one(query: Query) -> None:
@@ -104,12 +104,12 @@ def test_a_store_that_meets_a_bug_is_told_without_its_words_and_holds_up_no_othe
     query.before = stumble
     with StreamQueryCollector([query.plan, other.plan]) as collector:
         for _ in range(2):
-            stumbling, well = collector.collect()
+            stumbling, well = collector.look()
             assert (stumbling.state, well.state) == ("unknown", "absent")
             assert stumbling.reason.startswith("KeyError in ")
             assert "tell-nobody" not in stumbling.reason
         query.before = lambda: None
-        assert [status.problem for status in collector.collect()] == [None, None]
+        assert [status.problem for status in collector.look()] == [None, None]
 
 
 def test_a_store_that_hangs_holds_up_no_other_one(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,25 +118,8 @@ def test_a_store_that_hangs_holds_up_no_other_one(query: Query, monkeypatch: pyt
     query.before = answers.wait
     other.begin()
     with StreamQueryCollector([query.plan, other.plan]) as collector:
-        hanging, well = collector.collect()
+        hanging, well = collector.look()
         assert hanging.reason.startswith("its store hasn't answered for")
         assert (well.name, well.generation, well.problem) == ("other", 1, None)
         answers.set()
-        until(lambda: collector.collect()[0].problem is None)
-
-
-def test_a_watch_knows_nothing_before_the_first_answer_and_goes_on_after_a_failure() -> None:
-    asked, may_answer = threading.Event(), threading.Event()
-
-    def plans() -> list[StreamQueryPlan]:
-        if not asked.is_set():
-            asked.set()
-            raise LockstepError("the password isn't there yet")
-        may_answer.wait()
-        return []
-
-    with StreamQueryWatch(plans) as watch:
-        assert asked.wait()
-        assert watch.latest() is None
-        may_answer.set()
-        until(lambda: watch.latest() == [])
+        until(lambda: collector.look()[0].problem is None)

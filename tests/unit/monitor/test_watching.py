@@ -34,8 +34,8 @@ def test_nothing_is_known_before_the_first_answer_and_a_look_that_fails_is_tried
         go_on.wait(300)
         return extra
 
-    with Watching(["extra"], opened) as watching:
-        assert (watching.latest(), watching.names) == (NOTHING, {"extra"})
+    with Watching("extra", opened, NOTHING, every_s=0.01) as watching:
+        assert watching.latest == NOTHING
         go_on.set()
-        until(lambda: watching.latest() == FOUND)
+        until(lambda: watching.latest == FOUND)
     assert extra.closed.wait(300)
