@@ -4,22 +4,21 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, Self
+from typing import Any, Self, TypeVar
 
 from cdc.model.errors import LockstepError, Unavailable
-from cdc.model.lsn import Lsn
 from cdc.pipeline_settings import Pipeline
 from cdc.processor import machine_slowdown
 from cdc.protocol.control_records import CaptureState
-from monitor.kafka_look import KafkaLook
+from monitor.kafka_look import KafkaLook, OfKafka
 from monitor.lag import APPLIED, IN_KAFKA, RECEIVED, VISIBLE, LagReport, SinkFacts, SourceFacts, report
-from monitor.question import Asking, answer_s, named
+from monitor.question import Asking
 from monitor.sink_look import Answer, SinkLook
 from monitor.source_look import SourceLook
 from monitor.stalls import Look, Stalls, unreachable
 from sinks.registry import SinkSettings, load_client
 
-_Asking = Literal["source", "others"]
+T = TypeVar("T")
 
 
 class LagCollector:
@@ -47,9 +46,7 @@ class LagCollector:
         self._sinks = {name: SinkLook(name, settings, pipeline.name) for name, settings in sinks.items()}
         self._has_loaded_clients = False
         self._stalls = Stalls()
-        self._whole = Asking[LagReport]()
-        self._asking: _Asking = "source"
-        self._hangs: _Asking | None = None
+        self._asking_source = Asking[Any]()
         self._last: LagReport | None = None
         self._most_read: dict[str, int] = {}  # by sink and generation, as their jobs tell
 
@@ -63,79 +60,64 @@ class LagCollector:
 
         ``with_jobs`` says of each sink whether a job applies to it. That takes seconds where one was killed.
         """
-        is_open = self._whole.is_open and self._asking == self._hangs
-        whole = self._whole.begin(partial(self._collect, with_jobs=with_jobs))
-        answer = self._whole.wait(0.0) if is_open else self._wait()
-        if answer is None:
-            answer = Unavailable(f"{self._source.server} hasn't answered for {whole.age_s:.0f} s")
-        if isinstance(answer, LagReport):
-            self._last, self._hangs = answer, None
-            return answer
-        if not isinstance(answer, Unavailable):
-            raise answer
-        answer = named(answer, self._source.server)
-        stages = unreachable(self._last, self._settings, answer.message, now_ms=time.time_ns() // 1_000_000)
-        last = self._last or LagReport((), None, None, {})
-        self._hangs = self._asking if self._whole.is_open else None
-        self._last = replace(last, stages=stages, silent_servers={})
-        return replace(self._last, silent_servers={"source": answer})
-
-    def _wait(self) -> LagReport | LockstepError | None:
-        """Wait until it is answered, or the source hasn't for too long. Others have limits of their own."""
-        asking, since = self._asking, time.monotonic()
-        while (answer := self._whole.wait(0.05)) is None:
-            if self._asking != asking or self._asking == "others":
-                asking, since = self._asking, time.monotonic()
-            elif time.monotonic() - since > answer_s():
-                break
-        return answer
+        try:
+            self._last = self._collect(with_jobs=with_jobs)
+        except Unavailable as silent:
+            last = self._last or LagReport((), None, None, {})
+            stages = unreachable(self._last, self._settings, silent.message, now_ms=time.time_ns() // 1_000_000)
+            self._last = replace(last, stages=stages, silent_servers={})
+            return replace(self._last, silent_servers={"source": silent})
+        return self._last
 
     def _collect(self, *, with_jobs: bool) -> LagReport:
-        self._asking = "source"
+        """Raises Unavailable where the source doesn't answer in time."""
+        self._ask_source(partial(self._begin, with_jobs=with_jobs))
+        # Against the flow: a stage that is asked earlier can't be ahead of one that is asked later.
+        answers = self._ask_sinks(with_jobs=with_jobs)
+        complete_lsn, is_slot_lost = self._ask_source(self._source.complete_lsn)
+        kafka: OfKafka | None = None
+        silent: Unavailable | None = None
+        try:
+            kafka = self._kafka.ask(lambda pipeline: self._topics(answers, pipeline), is_slot_lost=is_slot_lost)
+        except Unavailable as error:
+            silent = error
+        # Where Kafka is silent, what was published is what the last look knew that could ask it.
+        published = self._kafka.published if kafka is None else kafka.published
+        copying = None if kafka is None else kafka.copying
+        epoch = 0 if published is None else published.epoch
+        source = self._ask_source(partial(self._source.facts, published, complete_lsn, copying, self._kafka.state))
+        if kafka is None and source.published_lsn is None:
+            source = replace(source, published_lsn=complete_lsn)
+        sinks = [
+            self._sinks[facts.name].since_when_complete(source, facts, epoch)
+            for facts in self._facts(answers, epoch, None if kafka is None else kafka.ends)
+        ]
+        lag = self._report(source, sinks, answers, epoch)
+        if kafka is not None:
+            lag = replace(
+                lag,
+                open_rejections={
+                    facts.label: kafka.open_rejections.get((facts.name, facts.generation), 0) for facts in sinks
+                },
+                unreadable_dead_letters=self._kafka.rejections.unreadable,
+                refused_rows=self._kafka.rejections.of_webhooks,
+                paused_copies=_paused_copies(copying),
+                first_copy_paused=copying is not None and copying.first_copy_paused,
+            )
+        look = self._look(source, answers, is_copying=copying is not None)
+        if silent is not None:
+            lag, look = replace(lag, silent_servers={"kafka": silent}), replace(look, silent_kafka=silent.message)
+        return self._stalls.judge(lag, look)
+
+    def _ask_source(self, ask: Callable[[], T]) -> T:
+        asking: Asking[T] = self._asking_source
+        return asking.ask(ask, self._source.server)
+
+    def _begin(self, *, with_jobs: bool) -> None:
         self._source.begin()
         if with_jobs:
             published = self._kafka.published
             self._source.heartbeat(0 if published is None else published.commit_time_ms)
-        self._asking = "others"
-        # Against the flow: a stage that is asked earlier can't be ahead of one that is asked later.
-        answers = self._ask_sinks(with_jobs=with_jobs)
-        self._asking = "source"
-        complete_lsn, is_slot_lost = self._source.complete_lsn()
-        self._asking = "others"
-        kafka = self._kafka.ask(lambda pipeline: self._topics(answers, pipeline), is_slot_lost=is_slot_lost)
-        self._asking = "source"
-        if isinstance(kafka, Unavailable):
-            return self._report_without_kafka(kafka, answers, complete_lsn)
-        copying = kafka.copying
-        epoch = 0 if kafka.published is None else kafka.published.epoch
-        facts_of_sinks = self._facts(answers, epoch, kafka.ends)
-        source = self._source.facts(kafka.published, complete_lsn, copying, self._kafka.state)
-        sinks = [self._sinks[facts.name].since_when_complete(source, facts, epoch) for facts in facts_of_sinks]
-        lag = replace(
-            self._report(source, sinks, answers, epoch),
-            open_rejections={
-                facts.label: kafka.open_rejections.get((facts.name, facts.generation), 0) for facts in sinks
-            },
-            unreadable_dead_letters=self._kafka.rejections.unreadable,
-            refused_rows=self._kafka.rejections.of_webhooks,
-            paused_copies=_paused_copies(copying),
-            first_copy_paused=copying is not None and copying.first_copy_paused,
-        )
-        return self._stalls.judge(lag, self._look(source, answers, is_copying=copying is not None))
-
-    def _report_without_kafka(
-        self, silent: Unavailable, answers: Mapping[str, Answer], complete_lsn: Lsn | None
-    ) -> LagReport:
-        """What the source and the sinks say, and what was published by the last look that could ask Kafka."""
-        published = self._kafka.published
-        epoch = 0 if published is None else published.epoch
-        sinks = self._facts(answers, epoch, None)
-        source = self._source.facts(published, complete_lsn, None, self._kafka.state)
-        if source.published_lsn is None:
-            source = replace(source, published_lsn=complete_lsn)
-        lag = replace(self._report(source, sinks, answers, epoch), silent_servers={"kafka": silent})
-        look = replace(self._look(source, answers, is_copying=False), silent_kafka=silent.message)
-        return self._stalls.judge(lag, look)
 
     def _facts(
         self, answers: Mapping[str, Answer], epoch: int, ends: Mapping[tuple[str, int], int] | None
@@ -233,7 +215,7 @@ class LagCollector:
         for sink in self._sinks.values():
             sink.close()
         self._kafka.close()
-        if not self._whole.is_open:  # a connection that a thread waits on ends with the process
+        if not self._asking_source.is_open:  # a connection that a thread waits on ends with the process
             self._source.close()
 
     def __enter__(self) -> Self:

@@ -9,11 +9,10 @@ from functools import partial
 from cdc.kafka.control_topics import ProgressReader, read_state
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_names import STATE, control_topic
-from cdc.model.errors import LockstepError, Unavailable
 from cdc.pipeline_settings import Pipeline
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SnapshotPhase
 from monitor.open_rejections import OpenRejections
-from monitor.question import Asking, answer_s, named
+from monitor.question import Asking
 
 _STATE_EVERY_S = 3.0
 """How often the state is read while a table lacks its copy: its topic holds a record for each range of a first copy."""
@@ -61,26 +60,10 @@ class KafkaLook:
         self.ends: dict[tuple[str, int], int] = {}
         self._asking = Asking[OfKafka]()
 
-    def ask(self, topics: Topics, *, is_slot_lost: bool) -> OfKafka | Unavailable:
-        """What Kafka says, or why it can't be asked. Raises LockstepError where it refuses.
-
-        A question of an earlier look that still waits isn't waited for again, and its answer is too old to be taken:
-        Kafka is asked after the sinks.
-        """
-        began, within_s = time.monotonic(), answer_s()
+    def ask(self, topics: Topics, *, is_slot_lost: bool) -> OfKafka:
+        """What Kafka says. Raises Unavailable where it can't be asked, LockstepError where it refuses."""
         server = f"Kafka at {self.pipeline.kafka.bootstrap_servers}"
-        while True:
-            question = self._asking.begin(partial(self._look, topics, is_slot_lost=is_slot_lost))
-            answer = self._asking.wait(min(began, question.asked_at) + within_s - time.monotonic())
-            if answer is None:
-                return Unavailable(f"{server} hasn't answered for {question.age_s:.0f} s")
-            if question.asked_at < began:
-                continue
-            if isinstance(answer, Unavailable):
-                return named(answer, server)
-            if isinstance(answer, LockstepError):
-                raise answer
-            return answer
+        return self._asking.ask(partial(self._look, topics, is_slot_lost=is_slot_lost), server)
 
     def _look(self, topics: Topics, *, is_slot_lost: bool) -> OfKafka:
         """Raises Unavailable and LockstepError."""

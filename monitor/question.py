@@ -49,7 +49,7 @@ class Question(Generic[T]):
 
 
 class Asking(Generic[T]):
-    """The same question again and again, one at a time: one that hangs isn't asked a second time."""
+    """A server that is asked one question at a time: while one hangs, no second one is asked."""
 
     def __init__(self) -> None:
         self._open: Question[T] | None = None
@@ -59,22 +59,67 @@ class Asking(Generic[T]):
         """Whether a question still waits for its answer."""
         return self._open is not None
 
-    def begin(self, ask: Callable[[], T]) -> Question[T]:
-        """The question that is open, or a new one."""
-        self._open = self._open or Question(ask)
-        return self._open
+    @property
+    def age_s(self) -> float:
+        """Since when the open question waits, in seconds."""
+        return 0.0 if self._open is None else self._open.age_s
 
-    def wait(self, seconds: float) -> T | LockstepError | None:
-        """As ``Question.wait``. One that is answered, or met a bug, isn't open any more."""
+    def ask(self, ask: Callable[[], T], server: str) -> T:
+        """The answer of now. Raises Unavailable for a server that doesn't answer in time, and what ``ask`` raises.
+
+        The answer to an earlier question, which somebody has given up, is too old to be taken.
+        """
+        began = time.monotonic()
+        while True:
+            is_new = self._open is None
+            self.begin(ask)
+            answer = self.wait(began, answer_s())
+            if answer is None:
+                raise Unavailable(f"{server} hasn't answered for {self.age_s:.0f} s")
+            if not is_new:
+                continue
+            if isinstance(answer, Unavailable) and not answer.message.startswith(server):
+                raise Unavailable(f"{server}: {answer.message}", hint=answer.hint)
+            if isinstance(answer, LockstepError):
+                raise answer
+            return answer
+
+    def begin(self, ask: Callable[[], T]) -> None:
+        """Ask, unless a question is open."""
+        self._open = self._open or Question(ask)
+
+    def wait(self, began: float, seconds: float) -> T | LockstepError | None:
+        """The answer to the open question, None where it doesn't come within so many seconds of ``began``.
+
+        One that was asked before is known to hang: it isn't waited for again. Raises what is a bug.
+        """
         assert self._open is not None
         try:
-            answer = self._open.wait(max(0.0, seconds))
+            answer = self._open.wait(max(0.0, min(began, self._open.asked_at) + seconds - time.monotonic()))
         except Exception:
             self._open = None  # or it would say the same for ever
             raise
         if answer is not None:
             self._open = None
         return answer
+
+
+class Remembered(Generic[T]):
+    """An answer, asked for again when it is older than ``seconds``. All who ask meanwhile wait for the same one."""
+
+    def __init__(self, ask: Callable[[], T], *, seconds: float) -> None:
+        self._ask = ask
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._answer: tuple[float, T] | None = None
+
+    def __call__(self) -> T:
+        """The answer. Raises what asking raises, and keeps nothing then."""
+        with self._lock:
+            if self._answer is None or time.monotonic() - self._answer[0] > self._seconds:
+                answer = self._ask()
+                self._answer = time.monotonic(), answer
+            return self._answer[1]
 
 
 _ANSWER_TIMEOUT_S = 4.0
@@ -88,8 +133,3 @@ _SLOWDOWN_MAX = 3.0
 def answer_s() -> float:
     """How long a server has to answer, as busy as this machine is now."""
     return _ANSWER_TIMEOUT_S * min(machine_slowdown(), _SLOWDOWN_MAX)
-
-
-def named(error: Unavailable, server: str) -> Unavailable:
-    """The error with the server that it is about."""
-    return error if error.message.startswith(server) else Unavailable(f"{server}: {error.message}", hint=error.hint)

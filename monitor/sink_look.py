@@ -93,15 +93,14 @@ class SinkLook:
         self._asking.begin(partial(self.ask, with_jobs=with_jobs))
 
     def answer(self, began: float) -> Answer:
-        """What it says in time, after questions were asked at ``began``. Raises what is a bug."""
-        question, within_s = self._asking.begin(partial(self.ask, with_jobs=False)), answer_s()
-        # One that has been asked for long is known to hang: it isn't waited for again.
-        answer = self._asking.wait(min(began, question.asked_at) + within_s - time.monotonic())
+        """What it says in time, after it was asked at ``began``. Raises what is a bug."""
+        within_s = answer_s()
+        answer = self._asking.wait(began, within_s)
         if answer is None and self._has_answered:
-            answer = self._asking.wait(began + within_s + _JOBS_S - time.monotonic())
+            answer = self._asking.wait(began, within_s + _JOBS_S)
         address = f" at {self._settings.address}" if self._settings.address else ""  # without a password
         if answer is None:
-            return Unavailable(f"its server{address} hasn't answered for {question.age_s:.0f} s")
+            return Unavailable(f"its server{address} hasn't answered for {self._asking.age_s:.0f} s")
         if not isinstance(answer, LockstepError):
             self._known = [of.generation for of in answer]
         elif isinstance(answer, Unavailable) and address and self._settings.address not in answer.message:

@@ -1,7 +1,7 @@
 """Waits until readers of the sinks see everything up to an LSN: many waiters, one look.
 
 While somebody waits for a sink, one thread asks that sink's store how far it is, again and again, for all of them. The
-store is asked directly, so a wait ends as soon as the store says so, whatever the other sinks and Kafka do.
+store is asked directly, so a wait ends as soon as the store says so, whatever the other sinks do.
 
 Nobody is let go early. Before the first of the waiters whom a look would let go is, the source and Kafka are asked
 whether the sink's LSNs are still of the source's line. Then readers are let find what was applied, and the generation
@@ -10,11 +10,12 @@ must be the live one still.
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self
 
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.lsn import format_lsn
@@ -23,6 +24,7 @@ from jobs.generations.lease import LastBeat
 from jobs.generations.set_aside import load_asides
 from jobs.generations.status import JobState, JobStatus, job_statuses
 from monitor.line import Captures, Line
+from monitor.question import Remembered
 from sinks.contract import OpenedSink, Progress
 from sinks.registry import SinkSettings, open_sink
 
@@ -43,7 +45,6 @@ _CLOSE_S: Final = 2.0
 _IDLE_S: Final = 30.0
 """A connection that nobody needs any more stays open for so long."""
 
-
 _JOB_S: Final = 5.0
 """How often it is asked whether a sink's job runs. To see that one doesn't may take seconds."""
 
@@ -52,8 +53,6 @@ _LONG_S: Final = 1.0
 
 _SINCE: Final = "other tables are captured since it was applied to last"
 """Why nobody is let go though the watermark is beyond the LSN."""
-
-_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +73,11 @@ class Waited:
 
 
 class SourceLine(Protocol):
-    """Whoever knows whether LSNs of the sinks can be compared with those of the source."""
+    """Whoever knows whether LSNs of the sinks can be compared with those of the source, as ``monitor.line.Line``."""
 
-    def heartbeat(self) -> int:
-        """Have the source commit something, and return an LSN after it. Raises as ``check``."""
+    def heartbeat(self) -> int: ...
 
-    def check(self) -> Captures:
-        """What capture goes on with now. Raises LockstepError when the source isn't the one that is captured, or
-        capture can't ever go on, Unavailable when the source or Kafka doesn't answer, or a named table isn't captured.
-        """
+    def check(self) -> Captures: ...
 
     def close(self) -> None: ...
 
@@ -94,11 +89,8 @@ class Waits:
         self, pipeline: Pipeline, sinks: Mapping[str, SinkSettings], *, line: Callable[[], SourceLine] | None = None
     ) -> None:
         """``sinks`` are the settings of those that can be waited for, by their names."""
-        self._settings = sinks
-        self._line = _SharedLine(line or (lambda: Line(pipeline)))
-        self._lock = threading.Lock()
-        self._lookers: dict[str, _Looker] = {}
-        self._is_closed = False
+        shared = _SharedLine(line or (lambda: Line(pipeline)))
+        self._lookers = {name: _Looker(name, settings, shared) for name, settings in sinks.items()}
 
     def wait(self, lsn: int, sinks: Collection[str] = (), *, timeout_s: float) -> Waited:
         """Wait until readers of these sinks, or of all where none is named, see everything committed up to ``lsn``.
@@ -108,43 +100,34 @@ class Waits:
         Raises ConfigurationError for a sink that isn't there. Raises LockstepError where waiting can't help: the LSN
         lies beyond the source's WAL, capture can't go on, a sink refuses to be asked.
         """
-        waiter = self._begin(lsn, sinks, lambda: None)
-        try:
-            waiter.done.wait(timeout_s)
-        finally:
-            self._end(waiter)
-        return self._outcome(waiter)
+        done = threading.Event()
+        with self._waiting(lsn, sinks, done.set) as waiter:
+            done.wait(timeout_s)
+        return waiter.outcome()
 
     async def wait_async(self, lsn: int, sinks: Collection[str] = (), *, timeout_s: float) -> Waited:
         """The same for asyncio: no thread is held while it waits. Raises as ``wait``."""
         loop = asyncio.get_running_loop()
-        told = asyncio.Event()
+        done = asyncio.Event()
 
         def tell() -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(told.set)
+                loop.call_soon_threadsafe(done.set)
 
-        waiter = self._begin(lsn, sinks, tell)
-        try:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(told.wait(), timeout_s)
-        finally:
-            self._end(waiter)
-        return self._outcome(waiter)
+        with self._waiting(lsn, sinks, tell) as waiter, contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(done.wait(), timeout_s)
+        return waiter.outcome()
 
     def close(self) -> None:
         """End the threads and connections. Whoever waits is late.
 
         Takes some seconds at most: a thread that hangs in its server's answer ends with the process.
         """
-        with self._lock:
-            self._is_closed = True
-            workers: list[_Worker] = [*self._lookers.values(), self._line]
-        for worker in workers:
-            worker.close()
+        for looker in self._lookers.values():
+            looker.close()
         deadline = time.monotonic() + _CLOSE_S
-        for worker in workers:
-            worker.join(max(0.0, deadline - time.monotonic()))
+        for looker in self._lookers.values():
+            looker.join(max(0.0, deadline - time.monotonic()))
 
     def __enter__(self) -> Self:
         return self
@@ -152,99 +135,179 @@ class Waits:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _begin(self, lsn: int, sinks: Collection[str], tell: Callable[[], None]) -> "_Waiter":
-        unknown = [name for name in sinks if name not in self._settings]
-        if unknown or not self._settings:
+    @contextlib.contextmanager
+    def _waiting(self, lsn: int, sinks: Collection[str], tell: Callable[[], None]) -> Iterator["_Waiter"]:
+        unknown = [name for name in sinks if name not in self._lookers]
+        if unknown or not self._lookers:
             raise ConfigurationError(
                 f"no such sink: {', '.join(unknown)}" if unknown else "the configuration has no sinks",
-                hint=f"sinks of this configuration: {', '.join(self._settings) or 'none'}",
+                hint=f"sinks of this configuration: {', '.join(self._lookers) or 'none'}",
             )
-        waiter = _Waiter(lsn, set(sinks or self._settings), tell)
-        with self._lock:
-            if self._is_closed:
-                raise LockstepError("nobody can be waited for any more: this process is stopping")
+        waiter = _Waiter(lsn, frozenset(sinks or self._lookers), tell)
+        try:
             for name in waiter.sinks:
-                if name not in self._lookers:
-                    self._lookers[name] = _Looker(name, self._settings[name], self._line)
-            lookers = [self._lookers[name] for name in waiter.sinks]
-        self._line.add(waiter)
-        for looker in lookers:
-            looker.add(waiter)
-        return waiter
-
-    def _end(self, waiter: "_Waiter") -> None:
-        self._line.remove(waiter)
-        for name in waiter.sinks:
-            self._lookers[name].remove(waiter)
-
-    def _outcome(self, waiter: "_Waiter") -> Waited:
-        with waiter.lock:
-            if waiter.error is not None:
-                raise waiter.error
-            return Waited(waiter.lsn, {name: waiter.why(name) for name in sorted(waiter.sinks - waiter.reached)})
+                self._lookers[name].add(waiter)
+            yield waiter
+        finally:
+            for name in waiter.sinks:
+                self._lookers[name].remove(waiter)
 
 
 class _Waiter:
-    """Somebody who waits. It is done once all sinks have got there, or something says that they never will.
+    """Somebody who waits. ``tell`` is called once all sinks have got there, or something says that they never will."""
 
-    ``where`` is what looks since it began have found, by the sink's name. ``trouble`` is why the source's line can't be
-    asked now.
-    """
-
-    def __init__(self, lsn: int, sinks: set[str], tell: Callable[[], None]) -> None:
+    def __init__(self, lsn: int, sinks: frozenset[str], tell: Callable[[], None]) -> None:
         self.lsn = lsn
-        self.sinks = frozenset(sinks)
+        self.sinks = sinks
         self.reached: set[str] = set()
+        # What looks since it began have found, by the sink's name.
         self.where: dict[str, str] = {}
+        # Why the source's line can't be asked now.
         self.trouble: str | None = None
-        self.error: Exception | None = None
+        # Whether the source has committed something since it began.
+        self.is_carried = False
         self.began_s = time.monotonic()
-        self.lock = threading.Lock()
-        self.done = threading.Event()
+        self._error: Exception | None = None
+        self._lock = threading.Lock()
         self._tell = tell
-
-    def why(self, sink: str) -> str:
-        """Why a sink hasn't got there."""
-        where = self.where.get(sink, "it hasn't answered yet")
-        return where if self.trouble in (None, where) else f"{where}; {self.trouble}"
 
     def reach(self, sink: str) -> None:
         """Its readers see everything."""
-        with self.lock:
+        with self._lock:
             self.reached.add(sink)
             is_done = self.reached >= self.sinks
         if is_done:
-            self._finish()
+            self._tell()
 
     def fail(self, error: Exception) -> None:
         """Waiting can't help."""
-        with self.lock:
-            if self.error is None and not self.reached >= self.sinks:
-                self.error = error
-        self._finish()
-
-    def _finish(self) -> None:
-        self.done.set()
+        with self._lock:
+            if not self.reached >= self.sinks:
+                self._error = self._error or error
         self._tell()
 
+    def outcome(self) -> Waited:
+        """Raises what says that waiting can't help."""
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            return Waited(self.lsn, {name: self._why(name) for name in sorted(self.sinks - self.reached)})
 
-class _Worker:
-    """A thread that is there while somebody waits, and for a little longer."""
+    def _why(self, sink: str) -> str:
+        where = self.where.get(sink, "it hasn't answered yet")
+        return where if self.trouble in (None, where) else f"{where}; {self.trouble}"
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+
+class _SharedLine:
+    """The source's line for all lookers, open while one of them looks.
+
+    For each waiter it has the source commit something: else a sink would learn that it has everything only with the
+    next change, which may take long.
+    """
+
+    def __init__(self, opening: Callable[[], SourceLine]) -> None:
+        self._opening = opening
+        self._lock = threading.Lock()
+        self._line: SourceLine | None = None
+        self._lookers = 0
+        self._heartbeat_s = self._asked_s = -math.inf
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """While a looker may ask."""
+        with self._lock:
+            self._lookers += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._lookers -= 1
+                line, self._line = (None, self._line) if self._lookers else (self._line, None)
+            if line is not None:
+                line.close()
+
+    def check(self) -> Captures:
+        """What capture goes on with now. Raises as ``Line.check``."""
+        with self._lock:
+            return self._opened().check()
+
+    def carry(self, waiters: Collection[_Waiter]) -> None:
+        """Have the source commit something after these have come, and look now and then whether it is the same one.
+
+        Raises as ``Line.check``.
+        """
+        with self._lock:
+            new = [waiter for waiter in waiters if not waiter.is_carried]
+            now_s = time.monotonic()
+            if now_s - (self._heartbeat_s if new else self._asked_s) < (_HEARTBEATS_S if new else _LINE_S):
+                return
+            self._asked_s = now_s
+            if not new:
+                self._opened().check()
+                return
+            lsn = self._opened().heartbeat()
+            self._heartbeat_s = time.monotonic()
+        for waiter in new:
+            waiter.is_carried = True
+            if waiter.lsn > lsn:
+                waiter.fail(
+                    LockstepError(
+                        f"{format_lsn(waiter.lsn)} lies beyond the end of the source's WAL, {format_lsn(lsn)}",
+                        hint="ask the server that Lockstep captures for its LSN, after the commit",
+                    )
+                )
+
+    def _opened(self) -> SourceLine:
+        self._line = self._line or self._opening()
+        return self._line
+
+
+class _Live:
+    """The generation of a sink that readers see, open. Each method raises what the destination raises."""
+
+    def __init__(self, sink: str, number: int, opened: OpenedSink) -> None:
+        self.number = number
+        self.opened = opened
+        self._sink = sink
+        self._still_beats: dict[int, LastBeat] = {}
+        self.held = Remembered(self._ask_held, seconds=_LONG_S)
+        """Which tables that are set aside the watermark waits for, and what helps; "" for none."""
+        self.job = Remembered(self._ask_job, seconds=_JOB_S)
+        """Whether its job runs."""
+
+    def _ask_held(self) -> str:
+        asides = load_asides(self.opened.records, self.number)
+        return "; ".join(
+            aside.sentence(self._sink, str(table)) for table, aside in asides.items() if aside.holds_watermark
+        )
+
+    def _ask_job(self) -> JobStatus:
+        now_ms = time.time_ns() // 1_000_000
+        return job_statuses(self.opened.records, [self.number], now_ms=now_ms, still=self._still_beats)[self.number]
+
+
+class _Looker:
+    """Asks one sink's store for all who wait for it, in a thread that is there while somebody waits."""
+
+    def __init__(self, name: str, settings: SinkSettings, line: _SharedLine) -> None:
+        self._sink = name
+        self._settings = settings
+        self._line = line
         self._changed = threading.Condition()
         self._waiters: set[_Waiter] = set()
         self._thread: threading.Thread | None = None
         self._is_closed = False
+        self._live: _Live | None = None
 
     def add(self, waiter: _Waiter) -> None:
-        """Serve a waiter until it is removed."""
+        """Serve a waiter until it is removed. Raises LockstepError once it is closed."""
         with self._changed:
+            if self._is_closed:
+                raise LockstepError("nobody can be waited for any more: this process is stopping")
             self._waiters.add(waiter)
             self._changed.notify_all()
-            if self._thread is None and not self._is_closed:
-                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=f"wait-{self._sink}", daemon=True)
                 self._thread.start()
 
     def remove(self, waiter: _Waiter) -> None:
@@ -265,21 +328,18 @@ class _Worker:
             thread.join(seconds)
 
     def _work(self) -> None:
-        while (waiters := self._waiting()) is not None:
-            try:
-                pause_s = self._look(waiters)
-            except LockstepError as error:
-                pause_s = _LOOK_MAX_S
-                if not isinstance(error, Unavailable):
-                    for waiter in self._concerned(waiters):
+        with self._line.used():
+            while (waiters := self._waiting()) is not None:
+                try:
+                    self._look(waiters)
+                except Unavailable:
+                    pass  # each has been told, and it is asked again
+                except Exception as error:  # of the destination, or a bug
+                    for waiter in self._late(waiters):
                         waiter.fail(error)
-            except Exception as bug:
-                pause_s = _LOOK_MAX_S
-                for waiter in self._concerned(waiters):
-                    waiter.fail(bug)
-            with self._changed:
-                if self._waiters <= set(waiters) and not self._is_closed:  # whoever has come since needs a look now
-                    self._changed.wait(pause_s)
+                with self._changed:
+                    if self._waiters <= set(waiters) and not self._is_closed:  # whoever has come needs a look now
+                        self._changed.wait(self._pause_s(waiters))
 
     def _waiting(self) -> list[_Waiter] | None:
         """Those who wait; None once there has been nobody for a while, and what was open is closed."""
@@ -289,190 +349,81 @@ class _Worker:
             if self._waiters and not self._is_closed:
                 return list(self._waiters)
             self._thread = None  # whoever comes now starts another one
-            close = self._detach()
-        close()
+            live, self._live = self._live, None
+        if live is not None:
+            live.opened.sink.close()
         return None
 
-    def _concerned(self, waiters: Collection[_Waiter]) -> list[_Waiter]:
-        """Those of them for whom a look may find something."""
-        return list(waiters)
-
-    def _look(self, waiters: Collection[_Waiter]) -> float:
-        """Look once for these, and return after how many seconds the next look is soon enough. Raises LockstepError."""
-        raise NotImplementedError
-
-    def _detach(self) -> Callable[[], None]:
-        """Forget what is open, and return how it is closed."""
-        raise NotImplementedError
-
-
-class _SharedLine(_Worker):
-    """The source's line for all lookers. For each waiter it has the source commit something, at least once.
-
-    Else a sink would learn that it has everything only with the next change, which may take long.
-    """
-
-    def __init__(self, opening: Callable[[], SourceLine]) -> None:
-        super().__init__("wait-source")
-        self._opening = opening
-        self._asking = threading.Lock()
-        self._line: SourceLine | None = None
-        self._carried: set[_Waiter] = set()
-
-    def check(self) -> Captures:
-        """What capture goes on with now. Raises as ``SourceLine.check``."""
-        return self._ask(lambda line: line.check())
-
-    def _look(self, waiters: Collection[_Waiter]) -> float:
-        try:
-            pause_s = self._carry(waiters)
-        except Unavailable as error:
-            self._say(waiters, error.message)
-            raise
-        self._say(waiters, None)
-        return pause_s
-
-    def _say(self, waiters: Collection[_Waiter], trouble: str | None) -> None:
-        for waiter in waiters:
-            waiter.trouble = trouble
-
-    def _carry(self, waiters: Collection[_Waiter]) -> float:
-        self._carried &= set(waiters)
-        new = [waiter for waiter in waiters if waiter not in self._carried]
-        if not new:
-            self.check()  # raises for whom waiting can't help
-            return _LINE_S
-        lsn = self._ask(lambda line: line.heartbeat())
-        self._carried.update(new)
-        for waiter in new:
-            if waiter.lsn > lsn:
-                waiter.fail(
-                    LockstepError(
-                        f"{format_lsn(waiter.lsn)} lies beyond the end of the source's WAL, {format_lsn(lsn)}",
-                        hint="ask the server that Lockstep captures for its LSN, after the commit",
-                    )
-                )
-        time.sleep(_HEARTBEATS_S)
-        return _LINE_S
-
-    def _ask(self, question: Callable[[SourceLine], _Answer]) -> _Answer:
-        with self._asking:
-            if self._line is None:
-                self._line = self._opening()
-            return question(self._line)
-
-    def _detach(self) -> Callable[[], None]:
-        return self._close_line
-
-    def _close_line(self) -> None:
-        with self._asking:
-            line, self._line = self._line, None
-            if line is not None:
-                line.close()
-
-
-class _Looker(_Worker):
-    """Asks one sink's store for all who wait for it."""
-
-    def __init__(self, name: str, settings: SinkSettings, line: _SharedLine) -> None:
-        super().__init__(f"wait-{name}")
-        self._sink = name
-        self._settings = settings
-        self._line = line
-        self._opened: tuple[int, OpenedSink] | None = None
-        self._job: tuple[float, JobStatus] | None = None  # as of when, by the monotonic clock
-        self._held: tuple[float, str] | None = None  # the same
-        self._still_beats: dict[int, LastBeat] = {}
-
-    def _concerned(self, waiters: Collection[_Waiter]) -> list[_Waiter]:
+    def _late(self, waiters: Collection[_Waiter]) -> list[_Waiter]:
         return [waiter for waiter in waiters if self._sink not in waiter.reached]
 
-    def _look(self, waiters: Collection[_Waiter]) -> float:
-        if concerned := self._concerned(waiters):
-            self._let_go(concerned)
+    def _pause_s(self, waiters: Collection[_Waiter]) -> float:
         now_s = time.monotonic()
-        ages_s = [now_s - waiter.began_s for waiter in self._concerned(waiters)]
+        ages_s = [now_s - waiter.began_s for waiter in self._late(waiters)]
         return max(_LOOK_MIN_S, min([_LOOK_MAX_S, *(age_s / _LOOK_SHARE for age_s in ages_s)]))
 
-    def _let_go(self, waiters: Collection[_Waiter]) -> None:
-        """Look how far the store is, and let those go whose LSN it has reached."""
+    def _look(self, waiters: Collection[_Waiter]) -> None:
+        """Look how far the store is, and let those go whose LSN it has reached. Raises LockstepError."""
+        late = self._late(waiters)
+        progress, reached = self._store_has(late)
+        if reached and progress is not None:
+            self._let_go(reached, progress)
+        try:
+            self._line.carry(self._late(late))
+        except Unavailable as error:
+            for waiter in late:
+                waiter.trouble = error.message
+            raise
+        for waiter in late:
+            waiter.trouble = None
+
+    def _store_has(self, waiters: Collection[_Waiter]) -> tuple[Progress | None, list[_Waiter]]:
+        """The progress of what readers see, and those whose LSN it has reached; the others are told where it is."""
+        if not waiters:
+            return None, []
         with self._asking(waiters):
-            opened = self._open()
-            progress = None if opened is None else opened.generations.load_progress()
-            if opened is None:
+            live = self._open()
+            if live is None:
                 self._say(waiters, "readers see no generation of it yet")
-                return
-            if progress is None or not progress.watermark_lsn:
-                self._say(waiters, "it hasn't applied everything up to any LSN yet")
-                self._still_live()
-                return
-            applied = f"it has applied everything up to {format_lsn(progress.watermark_lsn)}"
-            if progress.joining:
-                self._say(
-                    waiters, f"{applied}, and doesn't have all yet of what joined since: {', '.join(progress.joining)}"
-                )
-                self._still_live()
-                return
-            self._say(waiters, applied)
+                return None, []
+            progress = live.opened.generations.load_progress()
+            where = _where(progress)
+            self._say(waiters, where)
+            if progress is None or not progress.watermark_lsn or progress.joining:
+                self._still_live(live)
+                return None, []
             now_s = time.monotonic()
             long = [each for each in waiters if each.lsn > progress.watermark_lsn and now_s - each.began_s > _LONG_S]
-            if long and (held := self._held_by(opened)):
-                self._say(long, f"{applied}: {held}")
+            if long and (held := live.held()):
+                self._say(long, f"{where}: {held}")
             reached = [waiter for waiter in waiters if waiter.lsn <= progress.watermark_lsn]
-            if not reached:
-                return
-            if not self._still_live():
+            if reached and not self._still_live(live):
                 self._say(reached, "its readers were switched to another generation, which hasn't been asked yet")
-                return
+                return None, []
+            return progress, reached
+
+    def _let_go(self, waiters: Collection[_Waiter], progress: Progress) -> None:
+        """Let these go, unless the sink's LSNs are of another line, or of other tables. Raises LockstepError."""
         try:
             captures = self._line.check()
         except Unavailable as error:
-            self._say(reached, error.message)
+            self._say(waiters, error.message)
             raise
+        live = self._live
+        assert live is not None
         if captures.epoch != progress.epoch:
-            self._say(reached, "it hasn't applied anything yet of what was committed since capture was recovered")
+            self._say(waiters, "it hasn't applied anything yet of what was committed since capture was recovered")
             return
-        if captures.selection not in ("", progress.selection):
-            # It may have one of the tables that came, and knows nothing of it.
-            with self._asking(reached):
-                self._say(reached, _SINCE)  # to see that its job doesn't run may take seconds
-                self._say(reached, self._why_not_taken_up(opened, progress))
-            return
-        with self._asking(reached):
-            opened.generations.refresh()
+        with self._asking(waiters):
+            if captures.selection not in ("", progress.selection):
+                # It may have one of the tables that came, and knows nothing of it.
+                self._say(waiters, _SINCE)  # to see that its job doesn't run may take seconds
+                self._say(waiters, why_not_taken_up(self._sink, live.job()))
+                return
+            live.opened.generations.refresh()
         # A switch waits until the new generation has what the old one has. So readers may see either by now.
-        for waiter in reached:
+        for waiter in waiters:
             waiter.reach(self._sink)
-
-    def _held_by(self, opened: OpenedSink) -> str:
-        """Which tables that are set aside the watermark waits for, and what helps; "" for none.
-
-        Raises what the destination raises.
-        """
-        now_s = time.monotonic()
-        if self._held is None or now_s - self._held[0] >= _LONG_S:
-            assert self._opened is not None
-            asides = load_asides(opened.records, self._opened[0])
-            sentences = [
-                aside.sentence(self._sink, str(table)) for table, aside in asides.items() if aside.holds_watermark
-            ]
-            self._held = now_s, "; ".join(sentences)
-        return self._held[1]
-
-    def _why_not_taken_up(self, opened: OpenedSink, progress: Progress) -> str:
-        """Why what is stored of a generation isn't true of the tables that are captured now, and what helps.
-
-        Raises what the destination raises.
-        """
-        now_s = time.monotonic()
-        if self._job is None or now_s - self._job[0] >= _JOB_S:
-            assert self._opened is not None
-            generation = self._opened[0]
-            statuses = job_statuses(
-                opened.records, [generation], now_ms=time.time_ns() // 1_000_000, still=self._still_beats
-            )
-            self._job = time.monotonic(), statuses[generation]
-        return why_not_taken_up(self._sink, self._job[1], has_told=bool(progress.selection))
 
     def _say(self, waiters: Collection[_Waiter], where: str) -> None:
         for waiter in waiters:
@@ -489,9 +440,9 @@ class _Looker(_Worker):
         except LockstepError as error:
             raise LockstepError(f"sink {self._sink} can't be asked: {error.message}", hint=error.hint) from error
 
-    def _open(self) -> OpenedSink | None:
+    def _open(self) -> _Live | None:
         """The live generation, opened; None where there is none."""
-        if self._opened is None:
+        if self._live is None:
             opened = open_sink(self._sink, self._settings, 1)
             with contextlib.ExitStack() as undoing:
                 undoing.callback(opened.sink.close)
@@ -500,34 +451,30 @@ class _Looker(_Worker):
                     undoing.pop_all()
             if live is None:
                 return None
-            self._opened = live, opened if live == 1 else open_sink(self._sink, self._settings, live)
-        return self._opened[1]
+            self._live = _Live(self._sink, live, opened if live == 1 else open_sink(self._sink, self._settings, live))
+        return self._live
 
-    def _still_live(self) -> bool:
+    def _still_live(self, live: _Live) -> bool:
         """Whether readers see the generation that is open; else another one is opened at the next look."""
-        assert self._opened is not None
-        number, opened = self._opened
-        if opened.generations.live() == number:
+        if live.opened.generations.live() == live.number:
             return True
-        self._opened = self._job = self._held = None
-        opened.sink.close()
+        self._live = None
+        live.opened.sink.close()
         return False
 
-    def _detach(self) -> Callable[[], None]:
-        opened, self._opened, self._job, self._held = self._opened, None, None, None
-        return (lambda: None) if opened is None else opened[1].sink.close
+
+def _where(progress: Progress | None) -> str:
+    """How far a store is."""
+    if progress is None or not progress.watermark_lsn:
+        return "it hasn't applied everything up to any LSN yet"
+    applied = f"it has applied everything up to {format_lsn(progress.watermark_lsn)}"
+    if progress.joining:
+        return f"{applied}, and doesn't have all yet of what joined since: {', '.join(progress.joining)}"
+    return applied
 
 
-def why_not_taken_up(sink: str, job: JobStatus, *, has_told: bool) -> str:
-    """Why a sink hasn't taken up that other tables are captured now, and what helps. Pure.
-
-    ``has_told``: its job has stored of which tables its watermark is true.
-    """
-    if job.state is not JobState.RUNNING:
-        return f"{_SINCE}, and its job doesn't run: {job.sentence(sink)}"
-    if has_told:
+def why_not_taken_up(sink: str, job: JobStatus) -> str:
+    """Why a sink hasn't taken up that other tables are captured now, and what helps. Pure."""
+    if job.state is JobState.RUNNING:
         return f"{_SINCE}, and its job hasn't taken that up yet"
-    return (
-        f"{_SINCE}, and its job doesn't tell of which tables its watermark is true. A job of an earlier version of"
-        f" Lockstep never does: if this stays so, start `lockstep apply {sink}` or `lockstep run` again"
-    )
+    return f"{_SINCE}, and its job doesn't run: {job.sentence(sink)}"

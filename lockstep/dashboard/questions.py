@@ -1,11 +1,9 @@
 """What takes longer than a look: asked when a page shows it, at most once in a while however many pages do."""
 
 import subprocess
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
@@ -22,35 +20,16 @@ from lockstep.dashboard import documents
 from lockstep.dashboard.model import Copies, Findings, PipelineState, Rejections, Schemas, SinkDetail, Tables
 from lockstep.dashboard.sampler import Sampler, now_ms
 from monitor.copies import CopyReport, CopyStatusCollector
+from monitor.question import Remembered
 
 if TYPE_CHECKING:
     from lockstep.rejections.book import RejectionBook
-
-T = TypeVar("T")
 
 _FINDINGS_S: Final = 30.0
 _REJECTIONS_S: Final = 5.0
 _SHAPES_S: Final = 10.0
 _COPIES_S: Final = 2.0
 _DOCTOR_S: Final = 60.0
-
-
-class Remembered(Generic[T]):
-    """An answer, asked for again when it is older than ``seconds``. All who ask meanwhile wait for the same one."""
-
-    def __init__(self, ask: Callable[[], T], *, seconds: float) -> None:
-        self._ask = ask
-        self._seconds = seconds
-        self._lock = threading.Lock()
-        self._answer: tuple[float, T] | None = None
-
-    def __call__(self) -> T:
-        """The answer. Raises what asking raises, and keeps nothing then."""
-        with self._lock:
-            if self._answer is None or time.monotonic() - self._answer[0] > self._seconds:
-                answer = self._ask()
-                self._answer = time.monotonic(), answer
-            return self._answer[1]
 
 
 class Questions:

@@ -192,17 +192,16 @@ def test_who_leaves_while_it_is_asked_whether_a_job_runs_is_told_why_nobody_is_l
 
 
 @pytest.mark.parametrize(
-    ("state", "has_told", "expected"),
+    ("state", "expected"),
     [
-        (JobState.RUNNING, True, "hasn't taken that up yet"),
-        (JobState.RUNNING, False, "start `lockstep apply cache` or `lockstep run` again"),
-        (JobState.ABSENT, True, "its job doesn't run: cache: no job has begun to apply to it: `lockstep run`"),
+        (JobState.RUNNING, "hasn't taken that up yet"),
+        (JobState.ABSENT, "its job doesn't run: cache: no job has begun to apply to it: `lockstep run`"),
     ],
 )
 def test_who_waits_for_a_job_that_does_not_know_the_tables_is_told_which_process_to_start(
-    state: JobState, has_told: bool, expected: str
+    state: JobState, expected: str
 ) -> None:
-    assert expected in why_not_taken_up("cache", JobStatus(state), has_told=has_told)
+    assert expected in why_not_taken_up("cache", JobStatus(state))
 
 
 def test_a_watermark_that_is_not_true_of_a_table_that_joined_lets_nobody_go(world: _World) -> None:
