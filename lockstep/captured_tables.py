@@ -73,12 +73,9 @@ def captured_now(pipeline: Pipeline) -> Captured:
     source, state = pipeline.source, recorded_state(pipeline)
     if state is None or is_first_start(state):
         return Captured(source.keyed_names, source.append_only_names)
-    if state.captured is None:  # an earlier version has written it
-        source = source.resolved(recorded_tables(state))
-        return Captured(source.keyed_names, source.append_only_names, join_singly=not state.is_first_copy)
-    append_only = set(state.append_only)
+    captured, append_only = recorded_tables(state), set(state.append_only)
     return Captured(
-        [name for name in state.captured if name not in append_only],
+        [name for name in captured if name not in append_only],
         state.append_only,
         selection_of(state.captured),
         join_singly=not state.is_first_copy,

@@ -423,7 +423,7 @@ def report(source: SourceFacts, sinks: Sequence[SinkFacts], *, now_ms: int) -> L
         source.slot_active,
         source.retained_bytes,
         {sink.label: sink.rejected for sink in sinks},
-        broken=tuple(_broken(source)),
+        broken=tuple(broken(source)),
         wal_status=source.wal_status,
         safe_wal_bytes=source.safe_wal_bytes,
         wal_rate=source.wal_rate,
@@ -485,7 +485,8 @@ def _gap_json(gap: Gap) -> dict[str, Any]:
     }
 
 
-def _broken(source: SourceFacts) -> Iterator[str]:
+def broken(source: SourceFacts) -> Iterator[str]:
+    """What keeps capture from ever going on, a sentence each. Pure."""
     published_lsn = source.published_lsn if source.published_lsn is not None else source.copied_from_lsn
     if published_lsn is None:
         return

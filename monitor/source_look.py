@@ -21,7 +21,7 @@ from cdc.postgres.slot import (
     find_capture,
     system_identifier,
 )
-from cdc.protocol.control_records import CaptureState, Gap, ProgressRecord, SnapshotPhase
+from cdc.protocol.control_records import CaptureState, ProgressRecord, SnapshotPhase
 from cdc.stream.slot_guard import wal_rate
 from monitor.lag import SourceFacts, elsewhere
 
@@ -40,8 +40,9 @@ _SILENT_S = 25.0
 class SourceLook:
     """Looks at a source again and again, until it is closed. Every method but ``close`` raises Unavailable."""
 
-    def __init__(self, settings: SourceSettings, slot: str) -> None:
+    def __init__(self, settings: SourceSettings, slot: str, *, application: str = APPLICATION) -> None:
         self._settings = settings
+        self._application = application
         self._slot = slot
         self._connection: psycopg.Connection[Any] | None = None
         self._identity: tuple[str | None, str] = None, ""
@@ -74,6 +75,29 @@ class SourceLook:
             self._heartbeat_at = now
             with contextlib.suppress(psycopg.Error, LockstepError):  # a server that only reads, for instance
                 emit_heartbeat(self._connection)
+
+    def emit(self) -> Lsn:
+        """Commit something, and return an LSN after it. Something was asked before."""
+        assert self._connection is not None
+        try:
+            return emit_heartbeat(self._connection)
+        except psycopg.Error as error:
+            raise connection_error(error) from error
+
+    def position(self) -> tuple[Lsn, bool, str | None]:
+        """Where the WAL ends, whether the slot is read, and its state in PostgreSQL's words."""
+        wal_end, is_active, wal_status = self._query(
+            "select pg_current_wal_insert_lsn()::text, s.active,"
+            " case when s.slot_name is not null then coalesce(s.wal_status, 'reserved') end"
+            " from (select 1) one left join pg_replication_slots s on s.slot_name = %s",
+            self._slot,
+        )
+        return parse_lsn(wal_end), bool(is_active), wal_status
+
+    def elsewhere(self, state: CaptureState | None) -> tuple[str, ...]:
+        """How the source isn't the one that was published from, a phrase each. Something was asked before."""
+        system_id, database = self._identity
+        return () if state is None else elsewhere(state, system_id=system_id, database=database)
 
     def complete_lsn(self) -> tuple[Lsn | None, bool]:
         """Up to where everything is in Kafka, as capture says, and whether the slot is gone or lost.
@@ -116,6 +140,7 @@ class SourceLook:
         blocked_by, slot_waits_for = (blocker and f"pid {blocker}" for blocker in blockers)
         capture = self._capture()
         (first_s, first_end), (last_s, last_end) = self._looks[0], self._look(parse_lsn(wal_end))
+        gaps = () if state is None else state.gaps_now(is_slot_lost=wal_status in (None, "lost"))
         return SourceFacts(
             last_end,
             parse_lsn(received) if received else None,
@@ -126,7 +151,8 @@ class SourceLook:
             wal_status,
             safe_wal_size,
             wal_rate(bytes_written=last_end - first_end, seconds=last_s - first_s),
-            *self._of_state(state, is_slot_lost=wal_status in (None, "lost")),
+            gaps[-1] if gaps else None,
+            self.elsewhere(state),
             complete_lsn=complete_lsn,
             complete_ms=self._complete_as_of_ms(complete_lsn),
             copied_from_lsn=(
@@ -168,21 +194,13 @@ class SourceLook:
     def _query(self, sql: str, *parameters: str) -> tuple[Any, ...]:
         try:
             if self._connection is None or self._connection.closed:
-                self._connection = connect(self._settings, application=APPLICATION)
+                self._connection = connect(self._settings, application=self._application)
                 self._identity = system_identifier(self._connection), self._connection.info.dbname
             row = self._connection.execute(sql.encode(), parameters).fetchone()
         except psycopg.OperationalError as error:
             raise connection_error(error) from error
         assert row is not None
         return tuple(row)
-
-    def _of_state(self, state: CaptureState | None, *, is_slot_lost: bool) -> tuple[Gap | None, tuple[str, ...]]:
-        """The newest gap, and how the source isn't the one that was published from."""
-        if state is None:
-            return None, ()
-        gaps = state.gaps_now(is_slot_lost=is_slot_lost)
-        system_id, database = self._identity
-        return gaps[-1] if gaps else None, elsewhere(state, system_id=system_id, database=database)
 
     def close(self) -> None:
         if self._connection is not None:

@@ -5,7 +5,7 @@ up to where the generation was last found equal. It goes with the generation.
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -122,13 +122,8 @@ class Verification:
         """The record to keep, where ``before`` was kept until now."""
         if before is None or self.outcome is VerifyOutcome.EQUAL:
             return self
-        return replace(
-            self,
-            through_lsn=before.through_lsn,
-            through_ms=before.through_ms,
-            through_epoch=before.through_epoch,
-            but_for=before.but_for,
-        )
+        names = ("through_lsn", "through_ms", "through_epoch", "but_for")
+        return replace(self, **{name: getattr(before, name) for name in names})
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -163,20 +158,11 @@ class Verification:
 def load_verification(records: CoordinationRecords, generation: int) -> Verification | None:
     """The record, or None. Raises what the destination raises."""
     text = records.load(_name(generation))
-    fields = None if text is None else orjson.loads(text)
-    if fields is None or fields["format"] != _FORMAT:
+    fields: dict[str, Any] = {} if text is None else orjson.loads(text)
+    if fields.pop("format", None) != _FORMAT:
         return None  # another version's: the next comparison replaces it
-    return Verification(
-        fields["began_ms"],
-        fields["ended_ms"],
-        VerifyOutcome(fields["outcome"]),
-        fields["differing"],
-        fields["error"],
-        fields["through_lsn"],
-        fields["through_ms"],
-        fields["through_epoch"],
-        tuple(fields["but_for"]),
-    )
+    outcome, but_for = VerifyOutcome(fields.pop("outcome")), tuple(fields.pop("but_for"))
+    return Verification(**fields, outcome=outcome, but_for=but_for)
 
 
 def save_verification(records: CoordinationRecords, generation: int, verification: Verification) -> None:
@@ -185,19 +171,7 @@ def save_verification(records: CoordinationRecords, generation: int, verificatio
     Raises what the destination raises.
     """
     kept = verification.after(load_verification(records, generation))
-    fields = {
-        "format": _FORMAT,
-        "began_ms": kept.began_ms,
-        "ended_ms": kept.ended_ms,
-        "outcome": kept.outcome.value,
-        "differing": kept.differing,
-        "error": kept.error,
-        "through_lsn": kept.through_lsn,
-        "through_ms": kept.through_ms,
-        "through_epoch": kept.through_epoch,
-        "but_for": kept.but_for,
-    }
-    records.save(_name(generation), orjson.dumps(fields).decode())
+    records.save(_name(generation), orjson.dumps({"format": _FORMAT, **asdict(kept)}).decode())
 
 
 def _name(generation: int) -> str:

@@ -1,73 +1,103 @@
 """monitor.line: whose tables the LSNs of sinks are of."""
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from cdc.model.errors import Unavailable
+from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
-from cdc.protocol.control_records import CaptureState, selection_of
-from monitor import line as module
-from monitor.line import Captures, Line
+from cdc.protocol.control_records import CaptureState, ProgressRecord, selection_of
+from monitor.line import Line
 from tests.configurations import configured
 from tests.history import state
 
 ORDERS, LATE = TableName("public", "orders"), TableName("public", "late")
+WHOLE, WITHOUT = replace(state(), captured=(ORDERS, LATE)), replace(state(), captured=(ORDERS,))
 
 
-class _Line(Line):
-    """A source that is the one that was captured. ``looks`` counts those at the state."""
+@dataclass
+class _World:
+    """Source and Kafka, as a line asks them. ``looks`` counts those at the state."""
 
-    looks = 0
+    recorded: CaptureState | None = WHOLE
+    topics: set[str] = field(default_factory=lambda: {"shop.public.orders", "shop.public.late", "shop.__state"})
+    wal_end: int = 1000
+    looks: int = 0
 
-    def _connected(self) -> None:  # type: ignore[override]  # nothing is asked of it
-        self._identity = None, state().database
+    def position(self) -> tuple[int, bool, str]:
+        return self.wal_end, True, "reserved"
+
+    def elsewhere(self, _: object) -> tuple[str, ...]:
+        return ()
+
+    def new_records(self) -> list[ProgressRecord]:
+        return [] if self.recorded is None else [published(self.recorded)]
+
+    def partition_counts(self, topics: Iterable[str], **_: object) -> dict[str, int]:
+        return dict.fromkeys(self.topics.intersection(topics), 1)
+
+    def exists(self, topic: str) -> bool:
+        return topic in self.topics
+
+    def read_state(self, *_: object) -> CaptureState | None:
+        self.looks += 1
+        return self.recorded
+
+
+def published(recorded: CaptureState) -> ProgressRecord:
+    return ProgressRecord(800, 0, {}, recorded.epoch, (), selection=selection_of(recorded.captured))
 
 
 @pytest.fixture
-def line(tmp_path: Path) -> _Line:
-    return _Line(configured(tmp_path, tables=["public.orders", "public.late"]).as_pipeline())
+def world(monkeypatch: pytest.MonkeyPatch) -> _World:
+    world = _World()
+    for name in ("SourceLook", "ProgressReader", "TopicAdmin"):
+        monkeypatch.setattr(f"monitor.line.{name}", lambda *_, **__: world)
+    monkeypatch.setattr("monitor.line.read_state", world.read_state)
+    return world
 
 
-def _check(line: _Line, captures: Captures, recorded: CaptureState, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read_state(*_: object) -> CaptureState:
-        line.looks += 1
-        return recorded
-
-    monkeypatch.setattr(module, "read_state", read_state)
-    assert line._elsewhere(captures) == ()
-    line._require_named(captures)
+@pytest.fixture
+def line(tmp_path: Path, world: _World) -> Line:
+    return Line(configured(tmp_path, tables=["public.orders", "public.late"]).as_pipeline())
 
 
-def test_nobody_is_let_go_while_capture_lacks_a_table_that_the_configuration_names(
-    line: _Line, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_is_let_go_while_capture_lacks_a_table_that_the_configuration_names(line: Line, world: _World) -> None:
     """A topic of it may be there, of a time when it was captured."""
-    without, whole = (ORDERS,), (ORDERS, LATE)
-    captures = Captures(state().epoch, selection_of(without))
+    world.recorded = WITHOUT
     with pytest.raises(Unavailable, match=r"without public\.late, which source\.tables names"):
-        _check(line, captures, replace(state(), captured=without), monkeypatch)
-    with pytest.raises(Unavailable, match="has just begun with other tables"):
-        _check(line, replace(captures, selection="newer"), replace(state(), captured=without), monkeypatch)
-    looks = line.looks
-    now = replace(captures, selection=selection_of(whole))
+        line.check()
+    world.recorded = WHOLE
+    line.check()
+    looks = world.looks
     for _ in range(3):
-        _check(line, now, replace(state(), captured=whole), monkeypatch)
-    assert line.looks == looks + 1, "what is known of a selection isn't asked again"
+        line.check()
+    assert world.looks == looks, "what is known of a selection isn't asked again"
+
+
+def test_a_state_of_other_tables_than_the_newest_record_says_nothing(
+    line: Line, world: _World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world, "new_records", lambda: [published(WITHOUT)])
+    with pytest.raises(Unavailable, match="has just begun with other tables"):
+        line.check()
 
 
 def test_a_capture_without_a_named_table_that_has_no_topic_is_told_and_not_that_nothing_is_published(
-    line: _Line, monkeypatch: pytest.MonkeyPatch
+    line: Line, world: _World
 ) -> None:
-    monkeypatch.setattr(module.TopicAdmin, "partition_counts", lambda *_, **__: {"shop.public.orders": 1})
-    monkeypatch.setattr(line, "_recorded", lambda: replace(state(), captured=(ORDERS,)))
+    world.topics.remove("shop.public.late")
+    world.recorded = WITHOUT
     with pytest.raises(Unavailable, match=r"without public\.late.*start `lockstep capture`"):
         line.check()
-    monkeypatch.setattr(line, "_recorded", lambda: None)
+    world.topics.clear()
     with pytest.raises(Unavailable, match="hasn't published anything yet"):
         line.check()
 
 
-def test_a_capture_of_an_earlier_version_says_nothing_of_tables(line: _Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    _check(line, Captures(state().epoch), state(), monkeypatch)
+def test_a_source_whose_wal_ends_before_what_was_published_is_refused(line: Line, world: _World) -> None:
+    world.wal_end = 700
+    with pytest.raises(LockstepError, match="the source's WAL ends at"):
+        line.check()
