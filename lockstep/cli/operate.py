@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
@@ -21,7 +22,9 @@ from lockstep.cli.options import (
     SinkArgument,
     SinksOption,
     TablesOption,
+    agreed,
     lsn_of,
+    may_ask,
     milliseconds_of,
     print_json,
     write_at_once,
@@ -101,6 +104,8 @@ def _watch(
 
     ``lines``, where given, says then what is new in a report, and no table is shown.
     """
+    from contextlib import ExitStack
+
     from rich.live import Live
     from rich.text import Text
 
@@ -108,30 +113,31 @@ def _watch(
     from lockstep.console import StopOnSignals, say
     from lockstep.terminal import out
 
+    def show(report: Shown) -> None:
+        if as_json:
+            write_at_once(f"{json.dumps(report.to_json())}\n")
+        elif live is not None:
+            live.update(table(report), refresh=True)
+        elif lines is None:
+            out.print(table(report))
+            out.file.flush()
+        else:
+            for line in lines(report, at_s=time.monotonic(), now_ms=time.time_ns() // 1_000_000):
+                write_at_once(f"{line}\n")
+
     stopping = StopOnSignals()
-    if as_json or not out.is_terminal:
+    with ExitStack() as closing:
+        live: Live | None = None
+        if out.is_terminal and not as_json:
+            live = closing.enter_context(Live(console=out, auto_refresh=False))
         while not stopping():
             try:
-                report = collect()
+                show(collect())
             except Unavailable as error:
-                say(error.message)
-            else:
-                if as_json:
-                    print(json.dumps(report.to_json()), flush=True)  # noqa: T201  the result
-                elif lines is not None:
-                    for line in lines(report, at_s=time.monotonic(), now_ms=time.time_ns() // 1_000_000):
-                        write_at_once(f"{line}\n")
+                if live is None:
+                    say(error.message)
                 else:
-                    out.print(table(report))
-                    out.file.flush()
-            stopping.wait(1.0)
-        return
-    with Live(console=out, auto_refresh=False) as live:
-        while not stopping():
-            try:
-                live.update(table(collect()), refresh=True)
-            except Unavailable as error:
-                live.update(Text(error.message), refresh=True)
+                    live.update(Text(error.message), refresh=True)
             stopping.wait(1.0)
 
 
@@ -359,7 +365,6 @@ def generations(
     Shows which one readers see, how far each is and whether a job applies to it. Those that aren't live stay until they
     are dropped. Exit code 1 when one has stopped.
     """
-    from cdc.model.errors import ConfigurationError
     from lockstep.config import load
     from lockstep.console import EXIT_FAILED, say
     from lockstep.generations import describe, generations_table
@@ -370,13 +375,8 @@ def generations(
         raise typer.BadParameter("--drop and --json exclude each other: --json is for the list")
     loaded = load(config)
     if drop is not None:
-        if not yes and not sys.stdin.isatty():
-            raise ConfigurationError("--drop asks first, and there is no terminal to ask", hint="add --yes")
-
-        def agreed(question: str) -> bool:
-            return yes or typer.confirm(question, err=True)
-
-        if not drop_generation(loaded, sink, drop, agreed=agreed):
+        may_ask(yes=yes)
+        if not drop_generation(loaded, sink, drop, agreed=partial(agreed, yes=yes)):
             say("nothing was removed")
             raise typer.Exit(EXIT_FAILED)
         say(f"generation {drop} of {sink} is gone")

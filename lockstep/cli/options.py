@@ -49,6 +49,20 @@ def write_at_once(text: str) -> None:
     sys.stdout.flush()
 
 
+def may_ask(*, yes: bool) -> None:
+    """Raises ConfigurationError where something is asked before it is done, and there is nobody to answer."""
+    if not yes and not sys.stdin.isatty():
+        from cdc.model.errors import ConfigurationError
+
+        raise ConfigurationError("this asks first, and there is no terminal to ask", hint="add --yes")
+
+
+def agreed(question: str, *, yes: bool) -> bool:
+    """Ask on the terminal, unless ``yes`` has answered. Raises ConfigurationError as ``may_ask``."""
+    may_ask(yes=yes)
+    return yes or typer.confirm(question, err=True)
+
+
 def lsn_of(text: str) -> int:
     """Of ``--from-lsn``. Raises BadParameter for what isn't one."""
     from cdc.model.lsn import parse_lsn

@@ -4,15 +4,15 @@ They are events that a sink refused for good, and rows that a stream query's web
 """
 
 import json
-import sys
 import time
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from cdc.model.printable import visible_lines
 from lockstep.cli.completion import rejecting_names, table_names
-from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json
+from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, agreed, may_ask, print_json
 
 NameArgument = Annotated[
     str,
@@ -165,17 +165,11 @@ def discard(
 
     The sink lacks these events until their rows are written again. Asks first.
     """
-    from cdc.model.errors import ConfigurationError
     from lockstep.config import load
     from lockstep.console import say
     from lockstep.rejections.discard import discard as discard_rejections
     from lockstep.rejections.selection import selection_of
 
     selection = selection_of(tables=table, generation=generation, keys=key, reason=reason, everything=everything)
-    if not yes and not sys.stdin.isatty():
-        raise ConfigurationError("discard asks first, and there is no terminal to ask", hint="add --yes")
-
-    def agreed(question: str) -> bool:
-        return yes or typer.confirm(question, err=True)
-
-    raise typer.Exit(discard_rejections(load(config), sink, selection, agreed=agreed, say=say))
+    may_ask(yes=yes)
+    raise typer.Exit(discard_rejections(load(config), sink, selection, agreed=partial(agreed, yes=yes), say=say))

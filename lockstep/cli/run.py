@@ -1,7 +1,7 @@
 """Commands that run the pipeline until they are stopped: ``run``, ``capture``, ``apply`` and ``dashboard``."""
 
 import os
-import sys
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -12,6 +12,7 @@ from lockstep.cli.options import (
     ConfigOption,
     FromLsnOption,
     FromTimeOption,
+    agreed,
     lsn_of,
     milliseconds_of,
     print_json,
@@ -134,7 +135,6 @@ def recover(
     Says what is missing, makes a new slot, and has capture copy the tables again, under the same pipeline. Topics and
     sinks stay: rows change, and none that exists vanishes. Ends a capture that runs.
     """
-    from cdc.model.errors import ConfigurationError
     from lockstep.capture.recover import Recovery
     from lockstep.capture.recover import recover as run_recover
     from lockstep.config import load
@@ -142,12 +142,10 @@ def recover(
 
     stopping: StopOnSignals | None = None
 
-    def agreed(recovery: Recovery) -> bool:
+    def begins(recovery: Recovery) -> bool:
         nonlocal stopping
         say(str(recovery))
-        if not yes and not sys.stdin.isatty():
-            raise ConfigurationError("recover asks before it begins, and there is no terminal", hint="add --yes")
-        if not yes and not typer.confirm("begin?", err=True):
+        if not agreed("begin?", yes=yes):
             return False
         stopping = StopOnSignals()  # not before: Ctrl-C is an answer to the question, too
         return True
@@ -155,7 +153,7 @@ def recover(
     state = run_recover(
         load(config).as_pipeline(),
         table or (),
-        agreed=agreed,
+        agreed=begins,
         stopping=lambda: stopping is not None and stopping(),
         say=say,
     )
@@ -192,7 +190,6 @@ def apply(
     lsn = None if from_lsn is None else lsn_of(from_lsn)
     time_ms = None if from_time is None else milliseconds_of(from_time)
 
-    from cdc.model.errors import ConfigurationError
     from jobs.report import log_report
     from lockstep.apply import apply_sinks, read_from
     from lockstep.config import load
@@ -202,17 +199,12 @@ def apply(
     from monitor.metrics.settings import MetricsSettings
     from monitor.metrics.sinks import measured
 
-    def agreed(question: str) -> bool:
-        if not yes and not sys.stdin.isatty():
-            raise ConfigurationError(
-                f"{question}\napply asks before events are left out, and there is no terminal to ask", hint="add --yes"
-            )
-        return yes or typer.confirm(question, err=True)
-
     log_to_stderr(config)
     loaded = load(config)
-    if is_moved and not read_from(loaded, names[0], lsn=lsn, time_ms=time_ms, agreed=agreed, say=say):
-        raise typer.Exit(EXIT_FAILED)
+    if is_moved:
+        may_leave_out = partial(agreed, yes=yes)
+        if not read_from(loaded, names[0], lsn=lsn, time_ms=time_ms, agreed=may_leave_out, say=say):
+            raise typer.Exit(EXIT_FAILED)
     # Whoever applies once ends before anybody looks, and may run beside a process that has the address.
     settings = MetricsSettings() if once else loaded.metrics
     with open_meters(settings, Part.APPLY) as meters:
