@@ -41,36 +41,32 @@ class Removal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileChanges:
-    """What the file has to say for tables to be left out.
+    """What the file has to say for tables to be left out."""
 
-    ``settings`` are the lines of each section as they are to be, ``dropped`` the settings of each that have to go.
-    ``removed`` are the sections that have to go as a whole, each with the reason. ``problems`` are what the file would
-    still be refused for.
-    """
+    source: Sequence[str]
+    """The lines of ``[source]`` as they are to be."""
 
-    settings: Mapping[str, Sequence[str]]
-    dropped: Mapping[str, Sequence[str]]
-    removed: Mapping[str, str]
+    removed: Sequence[str]
+    """The sections of ``source.options`` that have to go."""
+
     problems: Sequence[str]
+    """What the file would then be refused for: views and sinks that name the tables."""
 
     def lines(self) -> list[str]:
         """The same as people read it."""
-        lines = [
-            line for section, settings in self.settings.items() for line in (f"    [{section}]", *_below(settings))
-        ]
-        lines += [
-            f"    remove {', '.join(names)} from the section [{section}]" for section, names in self.dropped.items()
-        ]
-        lines += [f"    remove the section [{section}]: {why}" for section, why in self.removed.items()]
-        return [*lines, *(f"    mend as well: {problem}" for problem in self.problems)]
+        lines = ["    [source]", *(f"    {line}" for line in self.source)] if self.source else []
+        lines += [f"    remove the section [{section}]" for section in self.removed]
+        lines += [f"    mend as well: {problem}" for problem in self.problems]
+        return lines + [f"    {_SINKS}"] * bool(self.problems)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "settings": {section: list(lines) for section, lines in self.settings.items()},
-            "dropped": {section: list(names) for section, names in self.dropped.items()},
-            "removed": dict(self.removed),
-            "problems": list(self.problems),
-        }
+        return {"source": list(self.source), "removed": list(self.removed), "problems": list(self.problems)}
+
+
+_SINKS: Final = (
+    "remove views that read them; a sink that names no other table goes too, or stays as the store of views with"
+    " apply = false and without tables: an empty list means all"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,53 +157,17 @@ def file_changes(document: Mapping[str, Any], config: Config, tables: Sequence[T
             "these are all the tables that the file takes in, and a pipeline captures one at least",
             hint=f"to give the pipeline up, stop it, then: select pg_drop_replication_slot('{config.slot}');",
         )
-    changed: dict[str, Any] = {**document, "source": {**source, "tables": kept}}
-    settings: dict[str, list[str]] = {}
-    if kept != source["tables"]:
-        settings["source"] = [_list("tables", kept)]
-    matched = [name for name in tables if config.source.matches(name)]
-    if matched:
-        excluded = [*source.get("exclude_tables", ()), *map(str, matched)]
-        changed["source"]["exclude_tables"] = excluded
-        settings.setdefault("source", []).append(_list("exclude_tables", excluded))
-    removed: dict[str, str] = {}
-    dropped: dict[str, list[str]] = {}
+    lines, source = [], {**source, "tables": kept}
+    if kept != document["source"]["tables"]:
+        lines.append(_list("tables", kept))
+    if matched := [str(name) for name in tables if config.source.matches(name)]:
+        source["exclude_tables"] = [*source.get("exclude_tables", ()), *matched]
+        lines.append(_list("exclude_tables", source["exclude_tables"]))
     options = source.get("options", {})
     gone = [text for text in options if TableName.parse(text) in tables]
-    if gone:
-        changed["source"]["options"] = {text: options[text] for text in options if text not in gone}
-        removed |= {f"source.options.{toml_key(text)}": "it is about a table that is left out" for text in gone}
-    for section in ("sinks", "views"):
-        if section in document:
-            changed[section] = dict(document[section])
-    lenders = {query.lender for query in config.stream_queries.values()}
-    for name, sink in config.sinks.items():
-        if sink.view is None:
-            continue
-        reads = [str(table) for table in map(TableName.parse, sink.tables) if table in tables]
-        if reads:
-            removed[f"views.{name}"] = f"its query reads {', '.join(reads)}, and it can't do without"
-            del changed["views"][name]
-        else:
-            lenders.add(sink.lender)
-    for name, sink in config.sinks.items():
-        rest = [text for text in sink.tables if TableName.parse(text) not in tables]
-        if sink.view is not None or len(rest) == len(sink.tables):
-            continue
-        section = document["sinks"][name]
-        if rest:
-            changed["sinks"][name] = {**section, "tables": rest}
-            settings[f"sinks.{name}"] = [_list("tables", rest)]
-        elif name in lenders:
-            # Views and stream queries have its store.
-            changed["sinks"][name] = {key: section[key] for key in section if key != "tables"} | {"apply": False}
-            settings[f"sinks.{name}"] = ["apply = false"]
-            dropped[f"sinks.{name}"] = ["tables"]
-        else:
-            # An empty list would be all tables.
-            removed[f"sinks.{name}"] = "it names no other table"
-            del changed["sinks"][name]
-    return FileChanges(settings, dropped, removed, validated(changed)[1])
+    source["options"] = {text: options[text] for text in options if text not in gone}
+    _, problems = validated({**document, "source": source})
+    return FileChanges(lines, [f"source.options.{toml_key(text)}" for text in gone], problems)
 
 
 def kept_of(config: Config, tables: Sequence[TableName]) -> list[str]:
@@ -246,7 +206,3 @@ def _of_publication(config: Config, tables: Sequence[TableName]) -> list[str]:
 
 def _list(setting: str, texts: Sequence[str]) -> str:
     return f"{setting} = [{', '.join(map(toml_text, texts))}]"
-
-
-def _below(lines: Sequence[str]) -> list[str]:
-    return [f"    {line}" for line in lines]

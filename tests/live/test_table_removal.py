@@ -46,7 +46,7 @@ def test_a_table_leaves_by_the_steps_that_are_told(
     assert report.changes is not None
     text = captured.path.read_text()
     before = next(line for line in text.splitlines() if line.startswith("tables = "))
-    settings = report.changes.settings["source"]
+    settings = report.changes.source
     # A setting that isn't told again stays as it is.
     lines = [*([] if settings[0].startswith("tables") else [before]), *settings]
     captured.path.write_text(text.replace(before, "\n".join(lines)))
