@@ -211,9 +211,7 @@ ${kinds}
 """)
 
 
-def write_config(
-    *, dsn: str, path: Path, name: str | None, schemas: tuple[str, ...], sinks: Sequence[str] = ()
-) -> list[str]:
+def write_config(*, dsn: str, path: Path, name: str | None = None, sinks: Sequence[str] = ()) -> list[str]:
     """Write the file; returns what to tell the user, line by line. ``sinks`` are like ``search=https://host:9200``.
 
     Raises ConfigurationError when the file exists already or can't, and when one of the others isn't fit for it.
@@ -223,7 +221,7 @@ def write_config(
     _check(path, name, new_sinks)
     source = source_of(dsn)
     with connect_to(source) as connection:
-        tables = tables_of(connection, schemas)
+        tables = tables_of(connection)
         if not tables.captured:
             raise LockstepError(
                 "no table there can be captured" + "".join(f"\n  {table}: {why}" for table, why in tables.skipped),
@@ -314,7 +312,10 @@ def config_text(name: str, dsn: str, tables: FoundTables, sinks: Sequence[NewSin
 
 
 def source_of(dsn: str) -> SourceSettings:
-    """The database that ``--dsn`` names. Raises ConfigurationError for what can't be one, and for a password in it."""
+    """The database that ``--dsn`` names, with all of its tables.
+
+    Raises ConfigurationError for what can't be one, and for a password in it.
+    """
     try:
         parameters = parse_dsn(dsn)
     except ValueError as error:
@@ -323,8 +324,7 @@ def source_of(dsn: str) -> SourceSettings:
         raise ConfigurationError(
             "--dsn holds a password", hint="put it into $LOCKSTEP_SOURCE_PASSWORD: arguments show in process lists"
         )
-    # "x.y" is any table, so that the settings are valid before the tables are known.
-    return SourceSettings(dsn=dsn, tables=("x.y",))
+    return SourceSettings(dsn=dsn, tables=("*.*",))
 
 
 def connect_to(source: SourceSettings, *, application: str = "lockstep init") -> psycopg.Connection[Any]:
@@ -344,15 +344,14 @@ def _may_replicate(connection: psycopg.Connection[Any]) -> bool:
     return bool(row and row[0])
 
 
-def tables_of(connection: psycopg.Connection[Any], schemas: tuple[str, ...]) -> FoundTables:
-    """The tables of these schemas, or of all."""
+def tables_of(connection: psycopg.Connection[Any]) -> FoundTables:
+    """The tables of all schemas."""
     rows = connection.execute(
         "select n.nspname, c.relname, c.relpersistence::text, c.relispartition,"
         " (select array[s.nspname::text, r.relname::text] from pg_class r join pg_namespace s on s.oid = r.relnamespace"
         " where r.oid = pg_partition_root(c.oid)) from pg_class c join pg_namespace n on n.oid = c.relnamespace"
         " where c.relkind in ('r', 'p') and c.relpersistence <> 't' and n.nspname <> 'information_schema'"
-        " and n.nspname !~ '^pg_' and (%s or n.nspname = any(%s)) order by 1, 2",
-        (not schemas, list(schemas)),
+        " and n.nspname !~ '^pg_' order by 1, 2"
     ).fetchall()
     shapes = load_tables(connection, [TableName(row[0], row[1]) for row in rows], None)
     tables: dict[TableName, Table] = {}

@@ -45,12 +45,12 @@ def package(output: Path, *, environment: bool = False) -> Path:
     output = output.absolute()
     if output.exists() and not output.is_file():  # replaced, a device would be gone
         raise ConfigurationError(
-            f"the archive {output} can't be written: what is there is no file", hint="name another place with --output"
+            f"the archive {output} can't be written: what is there is no file", hint="run this in another directory"
         )
     if not _may_be_replaced(output):
         raise ConfigurationError(
             f"the archive {output} can't be written: what is there isn't an archive of `lockstep package`",
-            hint="name another place with --output, or move that file away",
+            hint="move that file away, or run this in another directory",
         )
     partial = output.with_name(f".{output.name}.{os.getpid()}")
     try:
@@ -60,7 +60,7 @@ def package(output: Path, *, environment: bool = False) -> Path:
         partial.replace(output)
     except OSError as error:
         raise ConfigurationError(
-            f"the archive {output} can't be written: {error.strerror}", hint="name another place with --output"
+            f"the archive {output} can't be written: {error.strerror}", hint="run this in another directory"
         ) from error
     finally:
         partial.unlink(missing_ok=True)

@@ -12,7 +12,6 @@ def init(
     dsn: Annotated[str, typer.Option(help="libpq connection string of the database, without a password.")],
     config: ConfigOption = DEFAULT_CONFIG,
     name: Annotated[str | None, typer.Option(help="Name of the pipeline; default the database's.")] = None,
-    schema: Annotated[list[str] | None, typer.Option(help="Only tables of this schema; may be repeated.")] = None,
     sink: Annotated[
         list[str] | None, typer.Option(help="NAME=ADDRESS of a sink, as search=https://search:9200; may be repeated.")
     ] = None,
@@ -24,7 +23,7 @@ def init(
     from lockstep.console import say
     from lockstep.init import write_config
 
-    for line in write_config(dsn=dsn, path=config, name=name, schemas=tuple(schema or ()), sinks=tuple(sink or ())):
+    for line in write_config(dsn=dsn, path=config, name=name, sinks=tuple(sink or ())):
         say(line)
 
 
@@ -47,17 +46,16 @@ def doctor(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
 
 
 def package(
-    output: Annotated[Path, typer.Option(help="The archive to write.")] = Path("lockstep-package.zip"),
     environment: Annotated[
         bool, typer.Option("--environment", help="With the third-party packages, for executors like this machine.")
     ] = False,
 ) -> None:
     """Write the archive that a Spark cluster's executors need.
 
-    spark.package in lockstep.toml names it.
+    It is lockstep-package.zip in this directory. spark.package in lockstep.toml names it.
     """
     from lockstep.console import say
     from lockstep.package import package as write_package
 
-    written = write_package(output, environment=environment)
+    written = write_package(Path("lockstep-package.zip"), environment=environment)
     say(f"wrote {written} ({written.stat().st_size / 1e6:.1f} MB)")

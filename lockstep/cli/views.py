@@ -84,34 +84,21 @@ def check(
     Reads the database's catalogue and statistics, no rows, and changes nothing. With --dsn no configuration is needed,
     and every table with a key counts as captured. Exit code 1 when the query can't be kept.
     """
-    from contextlib import closing
-    from dataclasses import replace
-
-    from cdc.postgres.connection import connect
     from jobs.query.view_plan import retained_rows
-    from lockstep.captured_tables import captured_shapes
     from lockstep.config import read
     from lockstep.doctor.patterns import choose_tables
-    from lockstep.init import connect_to, source_of, tables_of
     from lockstep.terminal import out
-    from lockstep.views.check import Question, named_queries
-    from lockstep.views.check import check as check_query
+    from lockstep.views.check import Question, check_configured, check_database
     from lockstep.views.output import checked_json, checked_text
 
     if (sql is None) == (file is None):
         raise typer.BadParameter("name the query with one of --sql and --file")
     text = sql if sql is not None else text_of(file or Path("-"))
     question = Question(text, _names(key), tuple(retained_rows([_retain(each) for each in retain or ()])))
-    chosen = choose_tables(read(config)).config if dsn is None else None
-    ours, source = (connect, chosen.source) if chosen is not None else (connect_to, source_of(dsn or ""))
-    with closing(ours(source, application="lockstep views check")) as connection:
-        connection.execute("set default_transaction_read_only = on")
-        if chosen is None:
-            tables = tables_of(connection, ()).captured
-        else:
-            question = replace(question, views=named_queries(chosen.views))
-            tables = captured_shapes(connection, chosen.as_pipeline())
-        checked = check_query(connection, question, tables)
+    if dsn is None:
+        checked = check_configured(choose_tables(read(config)).config, question)
+    else:
+        checked = check_database(dsn, question)
     if as_json:
         print_json(checked_json(checked))
     else:

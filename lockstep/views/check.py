@@ -1,14 +1,19 @@
 """``lockstep views check``: whether a query can be kept over the tables of a database, and what that would cost."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import psycopg
 
 from cdc.model.append_only import stored_tables
 from cdc.model.table import Table, TableName
+from cdc.postgres.connection import connect
 from cdc.postgres.statistics import share_since, table_statistics
+from lockstep.captured_tables import captured_shapes
+from lockstep.config import Config
+from lockstep.init import connect_to, source_of, tables_of
 from sinks.view_settings import ViewSettings
 from views.estimate import Estimate, estimate
 from views.failures import Refusal, Refused
@@ -17,6 +22,8 @@ from views.sql.keys import shortest_key
 from views.sql.over_views import NamedQuery, over_tables
 from views.sql.reader import RetainedRows, read_view
 from views.sql.statement import reads_events, statement
+
+_APPLICATION: Final = "lockstep views check"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +56,25 @@ def named_queries(views: Mapping[str, ViewSettings]) -> dict[TableName, NamedQue
     return {view.table: NamedQuery(view.sql, view.beyond_query) for view in views.values()}
 
 
+def check_configured(config: Config, question: Question) -> Checked:
+    """Look at a query over the captured tables, which are known, and the views. Raises LockstepError."""
+    question = replace(question, views=named_queries(config.views))
+    with closing(connect(config.source, application=_APPLICATION)) as connection:
+        return check(connection, question, captured_shapes(connection, config.as_pipeline()))
+
+
+def check_database(dsn: str, question: Question) -> Checked:
+    """Look at a query over all tables with a key of the database that ``--dsn`` names. Raises LockstepError."""
+    with closing(connect_to(source_of(dsn), application=_APPLICATION)) as connection:
+        return check(connection, question, tables_of(connection).captured)
+
+
 def check(connection: psycopg.Connection[Any], question: Question, tables: Mapping[TableName, Table]) -> Checked:
     """Look at a query over these tables of the database. Nothing is changed, and no row is read.
 
     Raises psycopg.Error where the server can't be asked.
     """
+    connection.execute("set default_transaction_read_only = on")
     tables = stored_tables(tables)
     try:
         sql = over_tables(question.sql, question.views)

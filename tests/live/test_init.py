@@ -32,7 +32,7 @@ def test_it_lists_the_tables_that_can_be_captured_and_says_why_others_cannot(
         "create view seen as select 1",
     )
     path = tmp_path / "lockstep.toml"
-    write_config(dsn=database.dsn, path=path, name="shop", schemas=())
+    write_config(dsn=database.dsn, path=path, name="shop")
     config = load(path)
     assert set(config.source.table_names) == {TableName("public", name) for name in ("keyed", "Odd name", "parted")}
     text = path.read_text()
@@ -51,9 +51,7 @@ def test_who_does_not_own_the_tables_gets_the_sql_for_their_owner(
         "create table part partition of parted default",
     )
     role = database.role()
-    said = write_config(
-        dsn=make_conninfo(database.dsn, user=role), path=tmp_path / "lockstep.toml", name="shop", schemas=()
-    )
+    said = write_config(dsn=make_conninfo(database.dsn, user=role), path=tmp_path / "lockstep.toml", name="shop")
     begin = next(number for number, line in enumerate(said) if "doesn't own the tables" in line)
     database.execute(*(line for line in said[begin + 1 : -1] if not line.startswith("and a superuser")))
     with database.pinned(user=role) as connection:
@@ -72,7 +70,7 @@ def test_a_role_that_may_not_replicate_is_told_so(database: Database, tmp_path: 
     database.execute("create table t (id int primary key)")
     role = database.role(login="login")
     dsn = make_conninfo(database.dsn, user=role)
-    said = write_config(dsn=dsn, path=tmp_path / "lockstep.toml", name="shop", schemas=())
+    said = write_config(dsn=dsn, path=tmp_path / "lockstep.toml", name="shop")
     assert f'alter role "{role}" replication;' in said
 
 
@@ -89,7 +87,6 @@ def test_the_examples_are_of_the_database_and_secrets_are_pointed_out(database: 
         dsn=database.dsn,
         path=path,
         name="shop",
-        schemas=(),
         sinks=(
             "search=http://search:9200",
             "cache=redis://cache:6379/0",
@@ -122,7 +119,7 @@ def test_a_table_and_a_database_of_any_name_write_a_valid_file(database: Databas
         )
     )
     path = tmp_path / "lockstep.toml"
-    write_config(dsn=database.dsn, path=path, name=None, schemas=(), sinks=("cache=redis://cache:6379",))
+    write_config(dsn=database.dsn, path=path, sinks=("cache=redis://cache:6379",))
     assert load(path).source.table_names == (TableName("public", name),)
     (hidden,) = load(path).sinks["cache"].exclude
     assert parse_column(hidden) == (TableName("public", name), f"{name} token")

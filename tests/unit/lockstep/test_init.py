@@ -178,7 +178,7 @@ def test_what_would_fail_at_the_end_is_told_before_the_database_is_asked(
     tmp_path: Path, dsn: str, name: str | None, where: str, message: str
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        write_config(dsn=dsn, path=tmp_path / where, name=name, schemas=())
+        write_config(dsn=dsn, path=tmp_path / where, name=name)
     assert message in str(caught.value)
     assert "geheim" not in str(caught.value)
     assert not list(tmp_path.iterdir())
@@ -201,7 +201,7 @@ def test_a_database_that_does_not_answer_needs_no_file_for_its_way_out(
 
     monkeypatch.setattr("lockstep.init.connect", refuse)
     with pytest.raises(LockstepError) as caught:
-        write_config(dsn="host=nowhere", path=tmp_path / "lockstep.toml", name=None, schemas=())
+        write_config(dsn="host=nowhere", path=tmp_path / "lockstep.toml", name=None)
     assert caught.value.hint == "check host and port in --dsn, and that the server runs"
 
 
@@ -220,7 +220,7 @@ def test_a_database_that_does_not_answer_needs_no_file_for_its_way_out(
 def test_a_sink_that_is_no_name_and_address_is_refused_before_the_database_is_asked(sink: str, tmp_path: Path) -> None:
     path = tmp_path / "lockstep.toml"
     with pytest.raises(ConfigurationError, match="a name and an address are expected"):
-        write_config(dsn="host=nowhere", path=path, name=None, schemas=(), sinks=(sink,))
+        write_config(dsn="host=nowhere", path=path, sinks=(sink,))
     assert not path.exists()
 
 
@@ -229,8 +229,6 @@ def test_a_password_in_the_address_of_a_sink_is_refused_and_not_shown(tmp_path: 
         write_config(
             dsn="host=nowhere",
             path=tmp_path / "lockstep.toml",
-            name=None,
-            schemas=(),
             sinks=("cache=redis://me:hunter2@cache:6379",),
         )
     assert "hunter2" not in str(refused.value)
@@ -293,5 +291,5 @@ def test_tables_with_the_names_of_examples_stay_as_they_are(names: Sequence[str]
 def test_names_of_sinks_are_checked_before_the_database_is_asked(sinks: Sequence[str], tmp_path: Path) -> None:
     path = tmp_path / "lockstep.toml"
     with pytest.raises(ConfigurationError, match="these sinks can't be written"):
-        write_config(dsn="host=nowhere", path=path, name=None, schemas=(), sinks=sinks)
+        write_config(dsn="host=nowhere", path=path, sinks=sinks)
     assert not path.exists()

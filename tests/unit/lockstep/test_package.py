@@ -46,16 +46,17 @@ def test_an_empty_file_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["text", "archive"])
-def test_what_is_no_archive_of_ours_is_not_replaced(kind: str, tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
+def test_what_is_no_archive_of_ours_is_not_replaced(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    mine = tmp_path / "lockstep-package.zip"
     mine.write_text("[pipeline]\n")
     if kind == "archive":
         with ZipFile(mine, "w") as archive:
             archive.writestr("cdc/__init__.py", "")
     before = mine.read_bytes()
-    assert exit_code(["package", "--output", str(mine)]) == 2
+    assert exit_code(["package"]) == 2
     assert mine.read_bytes() == before
-    assert [file.name for file in tmp_path.iterdir()] == ["mine"]
+    assert [file.name for file in tmp_path.iterdir()] == [mine.name]
 
 
 def test_a_place_that_cant_be_written_is_reported(tmp_path: Path) -> None:
@@ -66,7 +67,9 @@ def test_a_place_that_cant_be_written_is_reported(tmp_path: Path) -> None:
 def test_what_is_no_file_is_not_replaced_by_the_archive(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(ConfigurationError, match=r"pipe can't be written: what is there is no file\nname another"):
+    with pytest.raises(
+        ConfigurationError, match=r"pipe can't be written: what is there is no file\nrun this in another"
+    ):
         package(pipe)
     assert pipe.is_fifo()
 
