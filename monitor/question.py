@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.processor import machine_slowdown
@@ -19,6 +19,8 @@ class Question(Generic[T]):
         self._answer: T | LockstepError | None = None
         self._bug: BaseException | None = None
         self._asked_at = time.monotonic()
+        # Whether somebody has waited for it until it was answered.
+        self.is_answered = False
         self._thread = threading.Thread(target=self._work, name="lag", daemon=True)
         self._thread.start()
 
@@ -35,6 +37,9 @@ class Question(Generic[T]):
     def wait(self, seconds: float) -> T | LockstepError | None:
         """The answer, or None when it hasn't come in time. Raises what the thread raised where that is a bug."""
         self._thread.join(seconds)
+        self.is_answered = not self._thread.is_alive()
+        if not self.is_answered:
+            return None
         if self._bug is not None:
             raise self._bug
         return self._answer
@@ -74,7 +79,7 @@ class Asking(Generic[T]):
             is_new = self._open is None
             self.begin(ask)
             answer = self.wait(began, answer_s())
-            if answer is None:
+            if self.is_open:
                 raise Unavailable(f"{server} hasn't answered for {self.age_s:.0f} s")
             if not is_new:
                 continue
@@ -82,7 +87,7 @@ class Asking(Generic[T]):
                 raise Unavailable(f"{server}: {answer.message}", hint=answer.hint)
             if isinstance(answer, LockstepError):
                 raise answer
-            return answer
+            return cast("T", answer)
 
     def begin(self, ask: Callable[[], T]) -> None:
         """Ask, unless a question is open."""
@@ -99,7 +104,7 @@ class Asking(Generic[T]):
         except Exception:
             self._open = None  # or it would say the same for ever
             raise
-        if answer is not None:
+        if self._open.is_answered:
             self._open = None
         return answer
 
