@@ -134,7 +134,7 @@ def retry(
     from lockstep.config import load
     from lockstep.console import say
     from lockstep.rejections.book import captured_tables
-    from lockstep.rejections.retry import retried_table
+    from lockstep.rejections.retried import retried_table
     from lockstep.rejections.retry import retry as retry_rejections
     from lockstep.rejections.selection import selection_of
     from lockstep.terminal import out

@@ -5,12 +5,12 @@ from typing import Final
 
 from cdc.kafka.topic_admin import TopicAdmin, view_topic_plans
 from cdc.kafka.topic_names import view_topic
-from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.finding import Finding, Severity, error, warning
 from cdc.model.table import Table, TableName
 from cdc.postgres.connection import connect
 from jobs.generations.record import Phase, check_owner, list_generations
-from jobs.query.row_plan import row_plans
+from jobs.query.row_plan import unevaluated
 from jobs.query.view_plan import planned_view
 from lockstep.captured_tables import captured_shapes
 from lockstep.config import Config
@@ -32,6 +32,7 @@ from views.failures import Refused
 _RIGHT_TO_TRY: Final = (
     "where its role lacks the right indices:admin/index_template/simulate, give it that; jobs don't need it"
 )
+_SET_ASIDE: Final = "its job sets this table aside, and goes on without it"
 _RIGHT_TO_SEE: Final = "where its role lacks the right cluster:monitor/tasks/lists, give it that"
 
 
@@ -77,7 +78,7 @@ def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table]) 
         findings += _setting_findings(name, settings, tables, why=JOB_STOPS)
     if tables and built is not None:
         # These are evaluated from now on too, over the tables as they are by now.
-        findings += _expression_findings(name, used, tables, why=JOB_STOPS)
+        findings += _expression_findings(name, used, tables)
         findings += [
             warning(f"sink {name}", problem, "its job leaves that out", f"mend it in {section_of(name, settings)}")
             for problem in problems_at_work(used, tables)
@@ -156,18 +157,19 @@ def _unfit_findings(
     """Tables that the sink can't hold. ``why`` says what would stop; None: whatever its job does."""
     unfit = unfit_tables(name, settings, tables)
     goes_on = settings.view is None and len(unfit) < len(tables)
-    why = why or ("its job sets this table aside, and goes on without it" if goes_on else JOB_STOPS)
+    why = why or (_SET_ASIDE if goes_on else JOB_STOPS)
     return [error(f"sink {name}", refused.message, why, refused.hint or "") for refused in unfit.values()]
 
 
-def _expression_findings(name: str, settings: SinkSettings, tables: Sequence[Table], *, why: str) -> list[Finding]:
-    """Computed columns and conditions that can't be evaluated."""
-    try:
-        row_plans(settings.expressions(), {table.name: table for table in tables})
-    except ConfigurationError as refused:
-        way = f"mend computed and where in {section_of(name, settings)}"
-        return [error(f"sink {name}", problem, why, way) for problem in refused.problems]
-    return []
+def _expression_findings(
+    name: str, settings: SinkSettings, tables: Sequence[Table], *, why: str | None = None
+) -> list[Finding]:
+    """Computed columns and conditions that can't be evaluated. ``why`` says what would stop; None: as its job does."""
+    errors = unevaluated(settings.expressions(), {table.name: table for table in tables})
+    goes_on = settings.view is None and not settings.consistent and len(errors) < len(tables)
+    why = why or (_SET_ASIDE if goes_on else JOB_STOPS)
+    way = f"mend computed and where in {section_of(name, settings)}"
+    return [error(f"sink {name}", refused.message, why, way) for refused in errors.values()]
 
 
 def uncaptured_findings(config: Config) -> list[Finding]:

@@ -12,6 +12,7 @@ from jobs.generations.record import Record, save_record
 from lockstep.config import Config, load, read
 from lockstep.doctor.sinks import append_only_findings, check_sink, check_view_topics, uncaptured_findings
 from sinks.memory import MemoryStore, open_memory
+from sinks.registry import definition
 from tests.builders import column, table
 from tests.generations import prepared_store
 
@@ -121,12 +122,30 @@ def test_expressions_that_cant_be_evaluated_are_errors_without_starting_spark(
     config = _config(tmp_path, _FILE + _SINKS.replace("[sinks.dwh]", more + "[sinks.dwh]"))
     orders = table(column("id", "int8"), name=TableName("public", "orders"))
     found = check_sink(config, name="cache", shapes={orders.name: orders})[1:]
-    assert [finding.severity for finding in found] == [Severity.ERROR] * 2
-    assert [finding.what.split(": ")[0] for finding in found] == [
-        "computed column public.orders.b",
-        "where of public.orders",
-    ]
-    assert {finding.fix for finding in found} == {"mend computed and where in [sinks.cache]"}
+    (finding,) = found
+    assert finding.severity is Severity.ERROR
+    for problem in ("computed column public.orders.b: ", "where of public.orders: "):
+        assert problem in finding.what
+    assert finding.fix == "mend computed and where in [sinks.cache]"
+
+
+def test_an_expression_that_fails_one_table_of_a_job_sets_that_table_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = 'where = { "public.orders" = "missing > 1" }\n'
+    file = _FILE.replace('"public.orders", ', '"public.orders", "public.items", ')
+    config = _config(tmp_path, file + _SINKS.replace("[sinks.dwh]", more + "[sinks.dwh]"))
+    store = prepared_store(1)
+    open_memory(store).generations.switch()
+    save_record(open_memory(store).records, 1, Record("shop", definition(config.sinks["cache"])))
+    monkeypatch.setattr("lockstep.doctor.sinks.open_sink", lambda *_: open_memory(store, 1))
+    names = config.source.keyed_names
+    shapes = {name: table(column("id", "int8"), name=name) for name in names}
+    found = [each for each in check_sink(config, name="cache", shapes=shapes) if each.severity is Severity.ERROR]
+    assert [finding.why for finding in found] == ["its job sets this table aside, and goes on without it"]
+    orders = TableName("public", "orders")
+    alone = check_sink(config, name="cache", shapes={orders: shapes[orders]})
+    assert alone[-1].why == "its job would stop there"
 
 
 def test_doctor_says_what_the_job_of_a_view_may_not_do_with_its_topics(

@@ -13,8 +13,10 @@ from cdc.protocol.control_records import SchemaRecord, ShapeChange
 from jobs.dead_letters.record import DeadLetter
 from jobs.generations.prepared import preparing
 from jobs.generations.record import Phase, Record, save_record
+from lockstep.rejections.beside import Beside, Portion
 from lockstep.rejections.events import RetryEvents
-from lockstep.rejections.retry import Portion, Retried, apply_beside, lost_topics
+from lockstep.rejections.retried import Retried
+from lockstep.rejections.retry import lost_topics
 from sinks.contract import Batch, OpenedSink, Outcome, Progress, Sink
 from sinks.memory import MemorySink, MemoryStore, open_memory
 from tests.builders import column, table
@@ -91,16 +93,9 @@ def applied(
     store: MemoryStore, sink: Sink | None = None, *, still_open: Callable[[Portion], Portion] = lambda portion: portion
 ) -> tuple[RetryEvents, Outcome]:
     opened = open_memory(store) if sink is None else replace(open_memory(store), sink=sink)
-    _, events, outcome = apply_beside(
-        opened,
-        "memory",
-        1,
-        [put()],
-        tables={TOPIC: ORDERS.name},
-        records=lambda: RECORDS,
-        still_open=still_open,
-        sleep=lambda _: None,
-    )
+    tables = {TOPIC: ORDERS.name}
+    beside = Beside(opened, "memory", 1, tables, lambda: RECORDS, still_open=still_open, sleep=lambda _: None)
+    _, events, outcome = beside.apply([put()])
     return events, outcome
 
 
