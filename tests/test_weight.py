@@ -31,11 +31,11 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 97_312,
+    "lines of the core": 97_216,
     "lines of extensions": 7_219,
     "lines of stack and bench": 10_000,
-    "lines of tests": 98_912,
-    "words of docs": 43_969,
+    "lines of tests": 98_892,
+    "words of docs": 43_944,
     "settings": 218,
 }
 
