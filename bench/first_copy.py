@@ -38,8 +38,6 @@ from stack.errors import StackError
 PHASE = "snapshot"
 
 WORKERS = 2
-_RANGE_BYTES = 4 * 1024 * 1024
-"""Small beside the default: the table of the benchmark is no large one, and its ranges are what workers share."""
 
 _OF_LIMIT_MIN = 0.45
 _OF_DEBEZIUM_MIN = 2.5
@@ -194,8 +192,7 @@ def _first_copy(rig: Rig, sizes: Sizes, *, workers: int, say: Say) -> tuple[Copi
 @contextmanager
 def _filled(rig: Rig, rows: int, workers: int) -> Iterator[tuple[Pipeline, psycopg.Connection[Any]]]:
     """A pipeline whose table has so many rows, and whose capture was never started."""
-    settings = f"workers = {workers}\nrange_bytes = {_RANGE_BYTES}"
-    with rig.pipeline(f"snapshot{workers}", snapshot=settings) as pipeline, pipeline.sql() as connection:
+    with rig.pipeline(f"snapshot{workers}", snapshot=f"workers = {workers}") as pipeline, pipeline.sql() as connection:
         pipeline.insert_rows(connection, first=0, rows=rows)
         # Else the first who reads the rows marks them, and the server writes their pages meanwhile.
         connection.execute(f"vacuum analyze {pipeline.name}".encode())

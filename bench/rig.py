@@ -402,7 +402,7 @@ dsn = "{endpoints.source_dsn}"
 tables = [{listed}]
 [kafka]
 bootstrap_servers = "{endpoints.kafka_bootstrap}"
-topics = {{ replication_factor = 1, min_insync_replicas = 1 }}
+topics = {{ replication_factor = 1 }}
 [spark]
 checkpoint_directory = "checkpoints-{name}"
 view_directory = "views-{name}"
@@ -456,5 +456,5 @@ dsn = "{endpoints.source_dsn}"
 tables = [{listed}]
 [kafka]
 bootstrap_servers = "{endpoints.kafka_bootstrap}"
-topics = {{ replication_factor = 1, min_insync_replicas = 1, partitions = {partitions} }}
+topics = {{ replication_factor = 1, partitions = {partitions} }}
 """

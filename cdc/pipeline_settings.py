@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Self
 
-from cdc.capture.settings import CaptureSettings, SnapshotSettings
+from cdc.capture.settings import COPY_BATCH, STREAM_BATCH, BatchSize, CaptureSettings, SnapshotSettings
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_names import table_topic
 from cdc.model.table import TableName
@@ -28,6 +28,9 @@ class Pipeline:
     snapshot: SnapshotSettings = field(default_factory=SnapshotSettings)
     values_directory: Path = Path(".lockstep/values")
     """Where large values are kept that updates leave out. It may be lost, since the topics hold all of it."""
+    batch: BatchSize = STREAM_BATCH
+    copy_batch: BatchSize = COPY_BATCH
+    """That of the first copy. It gets smaller where Kafka is slow."""
     has_whole_transactions: bool = False
     """Whether views or consistent sinks wait for its progress records."""
     _topics: Mapping[TableName, str] | None = field(default=None, init=False, repr=False, compare=False)
@@ -35,8 +38,8 @@ class Pipeline:
 
     @property
     def slot(self) -> str:
-        """The replication slot: the configured one, else ``lockstep_<name>``."""
-        return self.source.slot or f"lockstep_{self.name}"
+        """The replication slot."""
+        return f"lockstep_{self.name}"
 
     @property
     def progress_every_s(self) -> float:

@@ -1,7 +1,4 @@
-"""Secrets come from files, commands (``cdc.printed_secret``) or the environment, never from the configuration.
-
-They print as ``***``.
-"""
+"""Secrets come from files or the environment, never from the configuration. They print as ``***``."""
 
 import errno
 import os

@@ -1,6 +1,7 @@
-"""What all settings share. Each part owns a model beside the code that uses it; ``lockstep.config`` composes them."""
+"""What settings share. Each part owns a model beside the code that uses it; ``lockstep.config`` composes them."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -20,6 +21,26 @@ class Settings(BaseModel):
         numbers = {name for name, field in cls.model_fields.items() if _wants_number(field.annotation)}
         numbers |= {field.alias for name, field in cls.model_fields.items() if field.alias and name in numbers}
         return {name: _as_text(value) if name in numbers else value for name, value in values.items()}
+
+
+class Tls(Settings):
+    """TLS towards a server, whose certificate is always checked.
+
+    ``ca_file`` holds the authorities to trust instead of the system's; ``certificate_file`` and ``key_file`` are what
+    this client shows of itself.
+    """
+
+    ca_file: Path | None = None
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+
+    def certificate_files(self) -> list[Path]:
+        """Those that expire: ours and the authority's."""
+        return [path for path in (self.certificate_file, self.ca_file) if path is not None]
+
+    def is_used(self, *, encrypted: bool) -> bool:
+        """Whether what is set here has an effect. On a connection without TLS it would have none, without a word."""
+        return encrypted or self == Tls()
 
 
 def _wants_number(kind: Any) -> bool:

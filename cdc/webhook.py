@@ -72,7 +72,6 @@ class WebhookSettings(Settings):
     headers: dict[str, str] = Field(
         default={}, description="header -> environment variable that holds its value, such as a token"
     )
-    ca_file: Path | None = Field(default=None, description="authorities to trust instead of the system's")
 
     def address(self, variable: str) -> SecretStr | None:
         """The address, from where it is set, else from this variable. Raises ConfigurationError for a bad file."""
@@ -228,8 +227,7 @@ class Webhook:
     def _connected(self, scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:
         connection: http.client.HTTPConnection
         if scheme == "https":
-            ca_file = self._settings.ca_file
-            context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
+            context = ssl.create_default_context()  # of the authorities of the system, or of $SSL_CERT_FILE
             connection = http.client.HTTPSConnection(
                 host, port or http.client.HTTPS_PORT, timeout=_TIMEOUT_S, context=context
             )

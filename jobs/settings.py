@@ -60,6 +60,14 @@ LIBRARIES_VARIABLE: Final = "LOCKSTEP_LIBRARIES"
 """The environment variable that tells Python's daemon what its workers will need: modules, by comma."""
 
 
+OFFSETS_MAX: Final = 200_000
+"""Records that a batch takes at most."""
+
+WINDOW_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of the log that a task holds at once, of which it applies the newest of each key. A Python worker takes about
+twice as much."""
+
+
 class SparkSettings(Settings):
     """How the Spark jobs run. The defaults favour latency; a backlog takes few large batches all the same."""
 
@@ -78,16 +86,6 @@ class SparkSettings(Settings):
         default=200,
         description="shortest time between two batches; 200 costs a quarter less CPU than 0 at the same latency",
     )
-    max_offsets_per_trigger: Annotated[int, Field(ge=1)] = Field(
-        default=200_000,
-        description="records a batch takes at most; twenty times as many while a generation is loaded in bulk, since"
-        " what a batch holds of a key is written once",
-    )
-    window_mb: Annotated[int, Field(ge=1)] = Field(
-        default=64,
-        description="megabytes of the log that a task holds at once, of which it applies the newest of each key; six"
-        " times as many while a generation is loaded in bulk. A Python worker takes about twice as much",
-    )
     small_batch_rows: Annotated[int, Field(ge=0)] = Field(
         default=2_000, description="up to this many records one task reads all partitions: tasks cost more than rows"
     )
@@ -99,21 +97,9 @@ class SparkSettings(Settings):
         default=Path(".lockstep/views"),
         description="where views keep their states, on the machine of the task; a lost one is built from the log again",
     )
-    driver_memory: str = Field(
-        default="1g",
-        pattern=r"^[1-9]\d*[kmgtKMGT]$",
-        description="heap of the driver; with a local master that is all of Spark",
-    )
     retry_s: Annotated[float, Field(gt=0)] = Field(
         default=30.0, description="how long a task waits for a destination before its batch is begun again later"
     )
-    java_home: Path | None = Field(
-        default=None, description="the Java that runs the driver; default $JAVA_HOME or PATH"
-    )
-    log_file: Path | None = Field(
-        default=None, description="where Spark's own processes write what they have to say; else to standard error"
-    )
-    jars: tuple[Path, ...] = Field(default=(), description="Spark's Kafka source and what it needs")
     package: Path | None = Field(
         default=None,
         description="the archive of `lockstep package` for the executors of a cluster; none where they have it"
@@ -134,14 +120,6 @@ class SparkSettings(Settings):
     def is_local(self) -> bool:
         """Whether all of Spark is one process on this machine."""
         return _LOCAL.fullmatch(self.master) is not None
-
-    def offsets_per_trigger(self, *, bulk: bool) -> int:
-        """How many records a batch takes at most."""
-        return self.max_offsets_per_trigger * (20 if bulk else 1)
-
-    def window_bytes(self, *, bulk: bool) -> int:
-        """How many bytes of the log a task holds at once."""
-        return self.window_mb * (6 if bulk else 1) * 1024 * 1024
 
     @property
     def has_long_batches(self) -> bool:

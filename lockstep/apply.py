@@ -1,10 +1,11 @@
 """``lockstep apply``: runs the jobs of some or all sinks, and moves where a sink starts to read."""
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import Final, Self
 
 from pyspark.sql import SparkSession
 
@@ -24,6 +25,9 @@ from lockstep.stream_queries import stream_query_plan
 from monitor.log_start import offsets_after, offsets_since
 from sinks.contract import TopicPartition
 from sinks.registry import SinkSettings, open_sink
+
+_KAFKA_SOURCE: Final = "spark-sql-kafka"
+"""How the jar of Spark's Kafka source begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,26 +167,27 @@ def apply_sinks(
 
 
 def spark_settings(config: Config) -> SparkSettings:
-    """The configured settings; jars and Java that aren't named come from the package cache and this machine.
+    """The configured settings, with the jars of Spark's Kafka source unless they name it. Sets this machine's Java.
 
     Raises StackError when they have to be fetched and can't be.
     """
-    spark = with_java(config.spark)
-    if spark.jars:
+    use_java()
+    spark = config.spark
+    own = spark.conf.get("spark.jars", "")
+    if _KAFKA_SOURCE in own:
         return spark
-    # Imported when needed: an installation that names its jars and its Java does without the local servers' packages.
+    # Imported when needed: an installation that names its jars does without the local servers' packages.
     from stack.jars import jar_set
 
-    return spark.model_copy(update={"jars": tuple(jar_set("spark"))})
+    jars = ",".join([*map(str, jar_set("spark")), *([own] if own else [])])
+    return spark.model_copy(update={"conf": {**spark.conf, "spark.jars": jars}})
 
 
-def with_java(spark: SparkSettings) -> SparkSettings:
-    """The settings with the Java that runs every Spark of ours: the configured one, else that of this machine.
+def use_java() -> None:
+    """Let every Spark of this process run with the Java of this machine: JAVA_HOME's, or one that is found or fetched.
 
     Raises StackError when it has to be fetched and can't be.
     """
-    if spark.java_home is not None:
-        return spark
     from stack.java import java_home_for_spark
 
-    return spark.model_copy(update={"java_home": java_home_for_spark()})
+    os.environ["JAVA_HOME"] = str(java_home_for_spark())

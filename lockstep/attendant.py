@@ -1,4 +1,4 @@
-"""What one process does at each look at the pipeline: it tells what is wrong, and compares sinks when that is due."""
+"""What one process does at each look at the pipeline: it tells what is wrong."""
 
 import contextlib
 import time
@@ -11,7 +11,6 @@ from cdc.model.errors import LockstepError
 from lockstep.config import Config
 from lockstep.extension import Extension, installed
 from lockstep.stream_queries import stream_query_plans
-from lockstep.verify_schedule import VerifySchedule
 from monitor.condition_facts import FACTS_EVERY_S, FactsLook
 from monitor.condition_watch import ConditionWatch
 from monitor.conditions import Condition, Facts
@@ -26,12 +25,10 @@ class Attendant:
     def __init__(
         self,
         conditions: ConditionWatch,
-        schedule: VerifySchedule,
         queries: "Watching[Sequence[StreamQueryStatus] | None]",
         added: "Sequence[Watching[Found]]",
     ) -> None:
         self._conditions = conditions
-        self._schedule = schedule
         self._queries = queries
         self._added = added
 
@@ -52,15 +49,12 @@ class Attendant:
 
     def look(self, report: LagReport | LockstepError) -> None:
         """Take the next report, or the error that came in its place. Waits for nobody."""
-        now_ms = time.time_ns() // 1_000_000
-        self._conditions.look(report, now_ms=now_ms)
-        if isinstance(report, LagReport) and self._conditions.reports:
-            self._schedule.look(report, now_ms=now_ms)
+        self._conditions.look(report, now_ms=time.time_ns() // 1_000_000)
 
 
 @contextlib.contextmanager
-def open_attendant(config: Config, path: Path) -> Iterator[Attendant]:
-    """Until the end of the block, which may take seconds. ``path`` is the configuration's file."""
+def open_attendant(config: Config) -> Iterator[Attendant]:
+    """Until the end of the block, which may take seconds."""
     watched = [each for each in installed() if each.watch is not None]
     names = frozenset(name for each in watched for name in each.conditions)
     began_ms = time.time_ns() // 1_000_000
@@ -81,7 +75,6 @@ def open_attendant(config: Config, path: Path) -> Iterator[Attendant]:
         return FactsLook(config.as_pipeline(), config.stores, state_directories(config), with_standby=standby)
 
     with contextlib.ExitStack() as closing:
-        schedule = closing.enter_context(contextlib.closing(VerifySchedule(config, path)))
         facts = closing.enter_context(Watching("facts", looked_at, Facts(None, None), every_s=FACTS_EVERY_S))
         queries = closing.enter_context(
             Watching[Sequence[StreamQueryStatus] | None](
@@ -95,11 +88,9 @@ def open_attendant(config: Config, path: Path) -> Iterator[Attendant]:
                 config.watch_directory,
                 reporters=[each.reporter(config) for each in installed() if each.reporter is not None],
                 facts=all_facts,
-                verify=config.verify,
-                retained_max_bytes=config.source.slot_guard.warn,
             )
         )
-        yield Attendant(conditions, schedule, queries, added)
+        yield Attendant(conditions, queries, added)
 
 
 def _watching(extension: Extension, config: Config) -> Watching[Found]:

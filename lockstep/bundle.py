@@ -31,8 +31,6 @@ from lockstep.doctor.examine import examine
 from lockstep.state import read_pipeline_state
 from lockstep.views.kept import views_now
 from monitor.collector import LagCollector
-from sinks.access import Login
-from sinks.opensearch.sigv4 import SigV4
 
 _HIDDEN: Final = "***"
 
@@ -158,9 +156,6 @@ def _shown(value: Any, path: tuple[str, ...] = ()) -> Any:
             return _shown(value.get_secret_value(), path) if path[-1] == "url" else _HIDDEN
         case None | bool() | int() | float():
             return value
-        case tuple() if path[-1].endswith("command") and value:
-            # A program may get a token as an argument.
-            return [str(value[0]), *[_HIDDEN for _ in value[1:]]]
         case str() | os.PathLike():
             text = str(value)
             return _HIDDEN if _may_be_secret(text, path) else text
@@ -187,17 +182,12 @@ def _longest_first(secrets: Iterable[str]) -> Sequence[str]:
 
 
 def _secrets(value: Any) -> Iterator[str]:
-    """All that the configuration reads from the environment, from files of its own, and from commands."""
+    """All that the configuration reads from the environment, and from files of its own."""
     match value:
         case BaseModel():
-            with contextlib.suppress(LockstepError):  # a file that can't be read, or a command that fails
+            with contextlib.suppress(LockstepError):  # a file that can't be read
                 if callable(password := getattr(value, "password", None)):
                     yield from _secrets(password())
-                if isinstance(value, Login) and value.password_command is not None:
-                    yield from filter(None, [value.read_password()])
-                if isinstance(value, SigV4):
-                    keys = value.read_keys()
-                    yield from _secrets([keys.secret, keys.session_token])
                 if isinstance(value, WebhookSettings):
                     variables = [name for name in os.environ if name.endswith(WEBHOOK_VARIABLE_END)]
                     addresses = [value.address(variable) for variable in ("", *variables)]

@@ -33,16 +33,14 @@ from jobs.settings import SparkSettings
 from jobs.streams.settings import StreamSettings, name_problems, webhook_variable
 from lockstep.dashboard_settings import DashboardSettings
 from lockstep.installed import SECTIONS, extension_values
-from lockstep.log import LogFormat
 from lockstep.stream_sections import StreamQuerySection, with_stream_queries
 from lockstep.view_sections import kind_of_sink, problem_of_type, with_views
 from monitor.condition_settings import ConditionSettings
 from monitor.metrics.settings import MetricsSettings
-from monitor.verification import VerifySettings
 from sinks.registry import SinkSettings
 from sinks.view_settings import VIEWS_SCHEMA, ViewSettings
 
-_Checked = TypeVar("_Checked", bound=Settings)
+_Checked = TypeVar("_Checked", bound=BaseModel)
 
 _ADDED: Final[Mapping[str, type[Settings]]] = {
     name: named(address) for each in extension_values() for name, address in each.sections.items()
@@ -92,12 +90,6 @@ class PipelineSettings(Settings):
         return directory
 
 
-class LogSettings(Settings):
-    """How the messages of running processes look. ``lockstep.log.log_format`` says what wins over it."""
-
-    format: LogFormat = Field(default="console", description="console: lines for people; json: one object a record")
-
-
 class Config(Settings):
     """The whole configuration. A view is one of the ``sinks``, under its own name.
 
@@ -110,10 +102,8 @@ class Config(Settings):
     capture: CaptureSettings = CaptureSettings()
     snapshot: SnapshotSettings = SnapshotSettings()
     spark: SparkSettings = SparkSettings()
-    log: LogSettings = LogSettings()
     metrics: MetricsSettings = MetricsSettings()
     conditions: ConditionSettings = ConditionSettings()
-    verify: VerifySettings = VerifySettings()
     dashboard: DashboardSettings = DashboardSettings()
     sinks: Annotated[dict[str, SinkSettings], Field(default_factory=dict)]
     streams: Annotated[dict[str, StreamSettings], Field(default_factory=dict)]
@@ -514,7 +504,7 @@ def _checked(kind: type[_Checked], values: object, views: Mapping[str, Any]) -> 
         return None, [_problem(details, views) for details in _innermost(found)]
 
 
-class _Lenders(Settings):
+class _Lenders(BaseModel):
     """Sections that get no table, since only views take their stores. They are checked as if they got some."""
 
     sinks: dict[str, SinkSettings]
@@ -628,7 +618,7 @@ def _with_sink_secrets(document: dict[str, Any]) -> dict[str, Any]:
         assert isinstance(sinks, dict)
         password = os.environ.get(sink_password_variable(name))
         login = section.get("login", {})
-        if password and isinstance(login, dict) and not {"password_file", "password_command"} & login.keys():
+        if password and isinstance(login, dict) and "password_file" not in login:
             sinks[name] = sinks[name] | {"login": login | {"password": password}}
         salt = os.environ.get(sink_salt_variable(name))
         if salt and "mask_salt_file" not in section:

@@ -64,12 +64,9 @@ def start_command(
     )
 
 
-def log_to_stderr(config: Path | None = None) -> None:
-    """Messages of this process go to standard error, as ``log.format`` of this file or the environment says.
-
-    Raises ConfigurationError as ``log_format``.
-    """
-    chosen = log_format(config)
+def log_to_stderr() -> None:
+    """Messages of this process go to standard error. Raises ConfigurationError as ``log_format``."""
+    chosen = log_format()
     to_stderr = _JsonHandler(sys.stderr) if chosen == "json" else logging.StreamHandler(sys.stderr)
     to_stderr.setFormatter(formatter(chosen))
     logging.basicConfig(handlers=[to_stderr], level=logging.INFO)

@@ -3,7 +3,7 @@
 import ipaddress
 from typing import Final
 
-from pydantic import StrictBool, field_validator
+from pydantic import field_validator
 
 from cdc.model.errors import ConfigurationError
 from cdc.settings import Settings
@@ -15,10 +15,9 @@ DEFAULT_LISTEN: Final = "127.0.0.1:8642"
 
 
 class DashboardSettings(Settings):
-    """Where it listens. ``enabled``: whether ``lockstep run`` starts it too."""
+    """Where it listens."""
 
     listen: str = DEFAULT_LISTEN
-    enabled: StrictBool = True
 
     @field_validator("listen")
     @classmethod

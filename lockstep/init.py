@@ -38,23 +38,18 @@ name = $name
 # libpq connection string without a password: that comes from $$LOCKSTEP_SOURCE_PASSWORD, password_file or ~/.pgpass.
 dsn = $dsn
 # password_file = "/run/secrets/source"
-# Or a command that prints it, run without a shell at each connection: password_command = ["print-password", "source"]
 tables = [
 $tables
 ]
 # Or patterns, which take in tables that come later as well: tables = ["public.*"]; exclude_tables = ["public.*_old"]
 # leaves some of them out.
-$skipped${secrets}# slot = "lockstep_$plain_name"
-# publication = "lockstep_$plain_name"
+$skipped${secrets}# publication = "lockstep_$plain_name"
 # An idle database gets a heartbeat message so often, so that its slot doesn't hold WAL back.
 # heartbeat_interval_s = 10.0
 # Logical messages (pg_logical_emit_message) of these prefixes go to <pipeline>.__messages.
 # messages = ["audit"]
 # New rows of an outbox (id, aggregatetype, aggregateid, type, payload) go to <pipeline>.__outbox.<aggregatetype>.
 # outbox = "public.outbox"
-# When the slot makes the server keep so much WAL: warn, stop copies of tables in the stream, drop the slot.
-# Leave `drop` out, and it is never dropped: what is committed after a drop is lost to this pipeline.
-# slot_guard = { warn = "10GB", stop_copies = "20GB", drop = "200GB" }
 # Leave out what was itself replicated into this server (PostgreSQL 16 and later).
 # origin = "none"
 
@@ -67,13 +62,11 @@ $skipped${secrets}# slot = "lockstep_$plain_name"
 
 [kafka]
 bootstrap_servers = "127.0.0.1:9092"
-# security_protocol = "sasl_ssl"           # plaintext, ssl, sasl_plaintext, sasl_ssl
 # sasl_mechanism = "SCRAM-SHA-512"         # PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER
 # username = "lockstep"
-# password_file = "/run/secrets/kafka"     # or $$LOCKSTEP_KAFKA_PASSWORD, or password_command
-# ca_file = "/etc/ssl/kafka-ca.pem"        # authorities to trust instead of the system's
-# certificate_file = "/etc/ssl/me.pem"     # what we show of ourselves
-# key_file = "/etc/ssl/me.key"
+# password_file = "/run/secrets/kafka"     # or $$LOCKSTEP_KAFKA_PASSWORD
+# TLS, with the system's authorities where it is empty:
+# tls = { ca_file = "/tls/kafka-ca.pem", certificate_file = "/tls/me.pem", key_file = "/tls/me.key" }
 # librdkafka = { "client.rack" = "eu-1a" } # more of the client's settings that belong to the connection
 
 # How topics are created; one that exists is never changed.
@@ -81,29 +74,18 @@ bootstrap_servers = "127.0.0.1:9092"
 # Fixed for the life of a topic: another number would move keys to other partitions.
 partitions = 4
 replication_factor = 3                     # 1 for a single broker
-min_insync_replicas = 2                    # 1 for a single broker
 # How long a sink may be away before a delete it missed may have been compacted away.
 # delete_retention_ms = 604800000
 # min_compaction_lag_ms = 0                # records younger than this are not compacted
 # max_message_bytes = 16777216             # a larger event stops capture, unless capture.large_rows says otherwise
 
 # [capture]
-# A Kafka transaction ends at so many events or bytes of values, or after half a second.
-# batch_rows = 20000
-# batch_bytes = 16777216
-# commit_interval_ms = 80                  # the least time between two of them; 10 shows changes sooner and costs more
+# commit_interval_ms = 80                  # the least time between two commits to Kafka; 10 is sooner and costs more
 # large_rows = "stop"                      # "reject": each sink rejects a row that is too large for Kafka
 
 # [snapshot]
 # workers = 0                              # processes that take the first copy; 0: capture itself takes it
-# range_bytes = 268435456                  # of a table, copied at once by one of them
-# batch_rows = 100000                      # rows of it in one Kafka transaction,
-# batch_bytes = 67108864                   # or bytes of values
 # rows_per_s = 0                           # the most that is copied a second, by all together; 0: no limit
-# chunk_ms = 50                            # later copies come in chunks, for which the stream waits so long
-
-# [log]
-# format = "console"                       # "json": one object a record; $$LOCKSTEP_LOG_FORMAT wins
 
 # [metrics]
 # capture = "127.0.0.1:9464"               # where Prometheus finds capture's metrics; none by default
@@ -116,20 +98,10 @@ master = "local[2]"
 # trigger = "auto"                         # "micro-batch": no task of a sink runs all the time, and more latency
 # continuous_s = 60.0                      # else a batch goes on for so long
 # trigger_ms = 200                         # shortest time between two batches
-# max_offsets_per_trigger = 200000         # records that a batch takes at most; 20 times as many in a bulk load
-# window_mb = 64                           # of the log, held at once by a task; six times as much in a bulk load
 # small_batch_rows = 2000                  # up to so many, one task reads all partitions
 # retry_s = 30.0                           # a task waits so long for a sink before its batch is begun again later
-# driver_memory = "1g"                     # with a local master that is all of Spark
-# java_home = "/usr/lib/jvm/java-21"       # else JAVA_HOME, PATH, or the one of the local servers
-# log_file = "/var/log/lockstep-spark.log" # what Spark itself has to say; else standard error
-# jars = ["jars/spark-sql-kafka.jar"]      # Spark's Kafka source with what it needs; else fetched
 # package = "lockstep-package.zip"         # on a cluster: what `lockstep package` has made
 # conf = { "spark.local.dir" = "/data/spark" }    # further settings of Spark's, which win
-
-# [verify]
-# every = "6h"                             # compares each sink with the source so often; else only by hand
-# between = "22:00-06:00"                  # when a comparison may begin, in UTC
 
 # [conditions]
 # lag_s = 300.0                            # readers of a sink may be so far behind
@@ -137,7 +109,6 @@ master = "local[2]"
 
 # [dashboard]
 # listen = "127.0.0.1:8642"                # the web page; where others reach it, LOCKSTEP_DASHBOARD_TOKEN must be set
-# enabled = true                           # whether `lockstep run` starts it
 
 ${sinks}# One section per sink, of any name. Every sink may have these. A change of a setting with (rebuild) takes
 # effect with `lockstep rebuild SINK`, of any other with the next start.
@@ -151,12 +122,10 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # mask = { "public.orders.phone" = "hash", "public.orders.name" = { truncate = 1 } }    # or "drop" (rebuild)
 # mask_salt_file = "/run/secrets/salt"     # for hashes, or $$LOCKSTEP_SINK_<NAME>_SALT
 # schema_changes = "stop"                  # at a column's new name; "keep": it keeps the name it has here
-# events_per_s = 0                         # the most that its job takes from the log a second; 0: no limit
 # consistent = false                       # true: readers see whole transactions; only in PostgreSQL
 # apply = true                             # false: it gets no table, and only says where the store of views is
 # max_open_rejections = 10000              # rejected rows that wait for you; before there are more, its job stops
 # login = { user = "lockstep", password_file = "/run/secrets/sink" }    # or $$LOCKSTEP_SINK_<NAME>_PASSWORD
-# A login may have a command instead of the file: password_command = ["print-password", "sink"]
 
 ${kinds}
 # A view: the result of a query over captured tables, kept up to date change by change. It is one more sink.
@@ -169,7 +138,6 @@ ${kinds}
 # retain = [ { table = "orders", column = "created_at", age = "90d" } ]    # rows count so long (rebuild)
 # tasks = 1                                # how many keep it side by side, in Redis or OpenSearch (rebuild)
 # topic = true                             # the result is on a topic as well, for GET /views/latest/changes
-# changes_max = 5000000                    # rows that one transaction may change, else the view's job stops
 
 # Results in event time of Kafka topics with JSON, kept by Spark: docs/stream-queries.md.
 # [streams.clicks]

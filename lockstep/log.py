@@ -3,11 +3,9 @@
 import json
 import logging
 import os
-import tomllib
 import traceback
 from collections.abc import Mapping, MutableMapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from cdc.model.errors import ConfigurationError
@@ -18,25 +16,14 @@ LogFormat = Literal["console", "json"]
 """Lines for people, or one object a record."""
 
 LOG_FORMAT_VARIABLE = "LOCKSTEP_LOG_FORMAT"
-"""The environment variable that wins over the file."""
+"""The environment variable that chooses one."""
 
 
-def log_format(path: Path | None) -> LogFormat:
-    """The format that the environment asks for, else the configuration file at this path, else ``console``.
-
-    Doesn't judge the file, since what is wrong with it has to be told in some format. Raises ConfigurationError for an
-    environment that asks for none of the formats.
-    """
-    asked = os.environ.get(LOG_FORMAT_VARIABLE)
-    if asked:
-        if asked not in get_args(LogFormat):
-            raise ConfigurationError(f"{LOG_FORMAT_VARIABLE} must be console or json, not {asked!r}")
-    elif path is not None:
-        try:
-            section = tomllib.loads(path.read_text(encoding="utf-8-sig")).get("log")
-        except (OSError, ValueError, RecursionError):
-            section = None
-        asked = section.get("format") if isinstance(section, dict) else None
+def log_format() -> LogFormat:
+    """The format that the environment asks for. Raises ConfigurationError where that is none of the formats."""
+    asked = os.environ.get(LOG_FORMAT_VARIABLE) or "console"
+    if asked not in get_args(LogFormat):
+        raise ConfigurationError(f"{LOG_FORMAT_VARIABLE} must be console or json, not {asked!r}")
     return "json" if asked == "json" else "console"
 
 

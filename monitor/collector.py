@@ -191,7 +191,6 @@ class LagCollector:
             is_copying,
             frozenset(left_out),
             blocked,
-            {name: settings.events_per_s for name, settings in self._settings.items()},
             {
                 name: settings.visible_after_s
                 for name, settings in self._settings.items()

@@ -161,9 +161,9 @@ def _of_postgres_server(host: str, port: str) -> Validity | None:
 
 def _of_kafka(pipeline: Pipeline) -> Iterator[tuple[str, Expiry]]:
     kafka = pipeline.kafka
-    for path in (kafka.certificate_file, kafka.ca_file):
-        yield from _file(path)
-    if kafka.security_protocol.endswith("ssl"):
+    if kafka.tls is not None:
+        for path in kafka.tls.certificate_files():
+            yield from _file(path)
         for server in kafka.bootstrap_servers.split(","):
             parts = urlsplit(f"//{server.strip()}")
             if parts.hostname and parts.port:

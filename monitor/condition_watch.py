@@ -7,10 +7,9 @@ from typing import Protocol, Self
 
 from cdc.model.errors import LockstepError
 from monitor.condition_settings import ConditionSettings
-from monitor.conditions import RETAINED_WAL_BYTES, Condition, Facts, Findings, Key, find_conditions
+from monitor.conditions import Condition, Facts, Findings, Key, find_conditions
 from monitor.lag import LagReport
 from monitor.turn import Turn
-from monitor.verification import VerifySettings
 
 logger = logging.getLogger("lockstep.alerts")
 
@@ -40,17 +39,11 @@ class ConditionWatch:
         *,
         reporters: Sequence[Reporter] = (),
         facts: Callable[[], Facts] = Facts,
-        verify: VerifySettings | None = None,
-        retained_max_bytes: int | None = None,
     ) -> None:
-        """``facts`` says what no lag report does, ``verify`` when sinks are compared, ``retained_max_bytes`` how much
-        WAL the slot may hold back, where somebody has said that. The reporters are closed with this.
-        """
+        """``facts`` says what no lag report does. The reporters are closed with this."""
         self._settings = settings
         self._reporters = reporters
         self._facts = facts
-        self._verify = verify or VerifySettings()
-        self._retained_max_bytes = retained_max_bytes or RETAINED_WAL_BYTES
         self._turn = Turn(directory)
         self._trouble: str | None = None
         self._held: Mapping[Key, int] = {}
@@ -69,8 +62,6 @@ class ConditionWatch:
             self._facts(),
             self._settings,
             now_ms=now_ms,
-            verify=self._verify,
-            retained_max_bytes=self._retained_max_bytes,
         )
         self._held = {each.key: self._held.get(each.key, now_ms) for each in findings.open if each.hold_s}
         trouble = None

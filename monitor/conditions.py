@@ -17,7 +17,7 @@ from monitor.condition_settings import ConditionSettings
 from monitor.lag import READ, RECEIVED, LagReport, StageState
 from monitor.steps import differing_step, rebuild_step
 from monitor.stream_queries import RECEIVER_STEP, StreamQueryStatus
-from monitor.verification import VerifyOutcome, VerifySettings
+from monitor.verification import VerifyOutcome
 
 _SLOT_MINUTES: Final = 60.0
 _CRITICAL_SLOT_MINUTES: Final = 15.0
@@ -35,8 +35,8 @@ _FREE_PERCENT: Final = 5.0
 _CRITICAL_FREE_PERCENT: Final = 2.0
 """Of a disk that Lockstep writes to: file systems keep some of the last 5 % for root."""
 
-RETAINED_WAL_BYTES: Final = 10 * 1024**3
-"""WAL that the slot may hold back where ``source.slot_guard`` doesn't say from when it is too much."""
+_RETAINED_WAL_BYTES: Final = 10 * 1024**3
+"""WAL that the slot may hold back."""
 
 _VIEW_BUILDING_S: Final = 3600.0
 """The state of a view that takes longer is worth a look; `views list` shows how far it is."""
@@ -138,7 +138,6 @@ _KINDS: Final = {
     "sink-unreachable": _Kind(_CRITICAL, _LOOK_AT_SERVERS, passes=True, known=_NO_KAFKA),
     "verify-differs": _Kind(_CRITICAL, ""),
     "verify-failed": _Kind(_WARNING, ""),
-    "verify-overdue": _Kind(_WARNING, ""),
     # A generation of a sink. After a restart the reason of a job's last end stays until it is at work again.
     "job-stopped": _Kind(_CRITICAL, "", passes=True, known=_NO_KAFKA),
     "table-failed": _Kind(_CRITICAL, "`lockstep lag` shows it", known=_NO_KAFKA),
@@ -227,21 +226,14 @@ class Findings:
         )
 
 
-_NEVER_VERIFIED: Final = VerifySettings()
-
-
 def find_conditions(
     report: LagReport | LockstepError,
     facts: Facts,
     settings: ConditionSettings,
     *,
     now_ms: int,
-    verify: VerifySettings = _NEVER_VERIFIED,
-    retained_max_bytes: int = RETAINED_WAL_BYTES,
 ) -> Findings:
     """What is wrong. ``report`` is the error where the source or Kafka has refused.
-
-    ``retained_max_bytes`` is the WAL that the slot may hold back.
 
     Of a report in which the source is silent only that counts: the rest is as old as the last whole one. Where Kafka
     is, what the source and the sinks say counts as well: the slot fills just then.
@@ -260,16 +252,16 @@ def find_conditions(
         if not isinstance(report, LockstepError) and "source" not in report.silent_servers:
             known, subjects = _names_known(_NO_KAFKA), frozenset(_unanswered(report))
             told = (*_capture(report, facts, settings), *_sinks(report), *_views(report, now_ms))
-            found += [*_slot(report, retained_max_bytes), *(each for each in told if each.name in known)]
+            found += [*_slot(report), *(each for each in told if each.name in known)]
         return Findings(tuple(found), subjects, known | facts.added_names, frozenset(_unasked(facts, settings)))
     found = [
-        *_slot(report, retained_max_bytes),
+        *_slot(report),
         *_capture(report, facts, settings),
         *_lag(report, settings),
         *_sinks(report),
         *_views(report, now_ms),
         *_stalled(report),
-        *_verified(report, facts, verify, now_ms),
+        *_verified(report),
         *of_facts,
     ]
     unknown = _unanswered(report)
@@ -324,7 +316,7 @@ def _names_known(known: _Known) -> frozenset[str]:
     return frozenset(name for name, kind in _KINDS.items() if kind.known >= known)
 
 
-def _slot(report: LagReport, retained_max_bytes: int) -> Iterator[Condition]:
+def _slot(report: LagReport) -> Iterator[Condition]:
     is_lost = report.wal_status in (None, "lost")
     for sentence in report.broken:
         yield _open("slot-lost" if is_lost else "capture-broken", CAPTURE, sentence)
@@ -345,7 +337,7 @@ def _slot(report: LagReport, retained_max_bytes: int) -> Iterator[Condition]:
             is_critical=is_critical,
             stays=is_unreserved,
         )
-    if report.retained_bytes is not None and report.retained_bytes > retained_max_bytes:
+    if report.retained_bytes is not None and report.retained_bytes > _RETAINED_WAL_BYTES:
         yield _open(
             "slot-growing", CAPTURE, f"the slot holds back {report.retained_bytes:,} bytes of WAL on the source's disk"
         )
@@ -459,7 +451,7 @@ def _views(report: LagReport, now_ms: int) -> Iterator[Condition]:
                 )
 
 
-def _verified(report: LagReport, facts: Facts, verify: VerifySettings, now_ms: int) -> Iterator[Condition]:
+def _verified(report: LagReport) -> Iterator[Condition]:
     views = {stage.sink.label for stage in report.stages if stage.sink is not None and stage.sink.is_view}
     for label, verification in report.verified.items():
         if verification.outcome is VerifyOutcome.DIFFERENT:
@@ -477,22 +469,6 @@ def _verified(report: LagReport, facts: Facts, verify: VerifySettings, now_ms: i
                 f"{label} couldn't be compared with the source: {verification.error}",
                 f"`lockstep verify {label}` tries again",
                 verification.ended_ms,
-            )
-    if verify.every_ms is None or facts.since_ms is None:
-        return
-    for stage in report.stages:
-        sink = stage.sink
-        if sink is None or not sink.is_live:
-            continue
-        last = report.verified.get(sink.label)
-        began_ms = max(facts.since_ms, 0 if last is None else last.began_ms)
-        due_ms = verify.overdue_since(began_ms, now_ms)
-        if due_ms is not None:
-            yield _open(
-                "verify-overdue",
-                sink.label,
-                f"{sink.label} was to be compared with the source at {time_text(due_ms)}, and no comparison has begun",
-                f"`lockstep verify {sink.label}` does it now; the log says why none was begun",
             )
 
 

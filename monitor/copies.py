@@ -19,7 +19,7 @@ from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.slot import find_slot
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.protocol.copy_ledger import CopiedRange
-from cdc.stream.slot_guard import HeldWal, SlotLook, look_at_slot, wal_rate
+from cdc.stream.slot_watch import HeldWal, SlotLook, look_at_slot, wal_rate
 
 APPLICATION = "lockstep snapshot status"
 

@@ -4,7 +4,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from cdc.stream.slot_guard import wal_size
+from cdc.stream.slot_watch import wal_size
 from monitor.copies import CopyReport, CopyStage
 
 _STAGES = {

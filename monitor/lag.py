@@ -34,7 +34,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.times import time_text
 from cdc.protocol.control_records import CaptureState, Gap
-from cdc.stream.slot_guard import minutes_until_full
+from cdc.stream.slot_watch import minutes_until_full
 from jobs.consistency import KnownConsistency
 from jobs.generations.status import JobState, JobStatus
 from jobs.generations.view_state import ToldView

@@ -22,7 +22,7 @@ from cdc.postgres.slot import (
     system_identifier,
 )
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SnapshotPhase
-from cdc.stream.slot_guard import wal_rate
+from cdc.stream.slot_watch import wal_rate
 from monitor.lag import SourceFacts, elsewhere
 
 APPLICATION = "lockstep lag"
@@ -140,7 +140,7 @@ class SourceLook:
         blocked_by, slot_waits_for = (blocker and f"pid {blocker}" for blocker in blockers)
         capture = self._capture()
         (first_s, first_end), (last_s, last_end) = self._looks[0], self._look(parse_lsn(wal_end))
-        gaps = () if state is None else state.gaps_now(is_slot_lost=wal_status in (None, "lost"))
+        gaps = () if state is None else state.gaps
         return SourceFacts(
             last_end,
             parse_lsn(received) if received else None,

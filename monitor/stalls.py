@@ -83,9 +83,9 @@ class Look:
 
     ``signs`` has by a stage's name what changes whenever it moves. ``slot`` is the slot's name. ``copying``: a table of
     the pipeline waits for its copy. ``left_out`` has the labels of generations that leave out a part of the log on
-    purpose. ``blocked`` says by label who holds the lock that the job waits for. ``limits`` has by a sink's name how
-    many events its settings let through in a second, ``refresh_s`` after how many seconds its store is to show what was
-    applied. ``slowdown``: so many times as long as on an idle machine everything takes here now.
+    purpose. ``blocked`` says by label who holds the lock that the job waits for. ``refresh_s`` has by a sink's
+    name after how many seconds its store is to show what was applied. ``slowdown``: so many times as long as on an idle
+    machine everything takes here now.
     """
 
     at_s: float
@@ -96,7 +96,6 @@ class Look:
     copying: bool = False
     left_out: Set[str] = frozenset()
     blocked: Mapping[str, str] = field(default_factory=dict)
-    limits: Mapping[str, int] = field(default_factory=dict)
     refresh_s: Mapping[str, float] = field(default_factory=dict)
     silent_kafka: str | None = None
     slowdown: float = 1.0
@@ -488,10 +487,7 @@ def _delivering(stage: Stage, look: Look, report: LagReport, *, has_rows_left: b
     )
     if explained is not None:
         return explained
-    moving, limit = _moving(stage), look.limits.get(sink.name, 0)
-    if moving.state is StageState.BEHIND and 0 < limit < (stage.events_behind or 0):
-        return replace(moving, reason=f"events_per_s of this sink lets {limit:,} through in a second")
-    return moving
+    return _moving(stage)
 
 
 def _moving(stage: Stage) -> Stage:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cdc.model.lsn import format_lsn
-from cdc.stream.slot_guard import WARN_MINUTES
+from cdc.stream.slot_watch import WARN_MINUTES
 from jobs.generations.view_state import ToldView
 from monitor.lag import LagReport, Stage, StageState
 from monitor.steps import rebuild_step

@@ -1,83 +1,20 @@
-"""What comparisons of a sink with the source have found, and when the next one is due.
+"""What comparisons of a sink with the source have found.
 
 ``g<n>.verified`` is a coordination record of the destination: the last comparison of all of a generation's tables, and
 up to where the generation was last found equal. It goes with the generation.
 """
 
-import re
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
 import orjson
-from pydantic import Field, field_validator
 
 from cdc.model.lsn import format_lsn
 from cdc.model.times import time_text
-from cdc.settings import Settings
 from sinks.contract import CoordinationRecords
 
 _FORMAT: Final = 2
-
-_UNITS_MS: Final = {"m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DAY_MS: Final = _UNITS_MS["d"]
-_WINDOW: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
-
-
-class VerifySettings(Settings):
-    """When sinks are compared with the source."""
-
-    every: str | None = Field(
-        default=None, pattern=r"^[1-9]\d{0,4}[mhd]$", description='time between two comparisons of a sink: "6h"'
-    )
-    between: str | None = Field(
-        default=None, description='when one may begin, in UTC: "22:00-06:00"; without it at any time'
-    )
-
-    @field_validator("between")
-    @classmethod
-    def _window(cls, between: str | None) -> str | None:
-        if between is not None and _WINDOW.fullmatch(between) is None:
-            raise ValueError("looks like 22:00-06:00, in UTC")
-        return between
-
-    @property
-    def every_ms(self) -> int | None:
-        return None if self.every is None else int(self.every[:-1]) * _UNITS_MS[self.every[-1]]
-
-    def may_begin(self, now_ms: int) -> bool:
-        """Whether a comparison may begin at this time of the day."""
-        first_ms, length_ms = self._daily()
-        return (now_ms - first_ms) % _DAY_MS < length_ms
-
-    def overdue_since(self, began_ms: int, now_ms: int) -> int | None:
-        """When the next comparison could have begun at the earliest, where that is long ago; else None.
-
-        That is ``every`` ago, and so much of it, or all of a day's ``between``, was time in which one may begin.
-        """
-        if self.every_ms is None:
-            return None
-        first_ms, length_ms = self._daily()
-        due_ms = began_ms + self.every_ms
-        if not self.may_begin(due_ms):
-            due_ms += (first_ms - due_ms) % _DAY_MS
-        in_window_ms = self._in_window_ms(now_ms) - self._in_window_ms(due_ms)
-        is_overdue = now_ms - due_ms > self.every_ms and in_window_ms >= min(self.every_ms, length_ms)
-        return due_ms if is_overdue else None
-
-    def _daily(self) -> tuple[int, int]:
-        """When the time in which one may begin begins each day, and how long it is."""
-        match = None if self.between is None else _WINDOW.fullmatch(self.between)
-        if match is None:
-            return 0, _DAY_MS
-        first, last = (int(match[at]) * _UNITS_MS["h"] + int(match[at + 1]) * _UNITS_MS["m"] for at in (1, 3))
-        return first, (last - first) % _DAY_MS or _DAY_MS
-
-    def _in_window_ms(self, until_ms: int) -> int:
-        """How much of the time from some day long ago on was in the window."""
-        first_ms, length_ms = self._daily()
-        days, rest_ms = divmod(until_ms - first_ms, _DAY_MS)
-        return days * length_ms + min(rest_ms, length_ms)
 
 
 class VerifyOutcome(StrEnum):

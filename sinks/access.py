@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import Field, SecretStr, StrictBool, model_validator
+from pydantic import SecretStr, model_validator
 
 from cdc.model.errors import LockstepError, StoreRefuses, Unavailable
-from cdc.printed_secret import SecretCommand, password_command
 from cdc.secret import read_secret_file
 from cdc.settings import Settings
 
@@ -97,56 +96,23 @@ def same_server(parts: SplitResult, *, default_port: int) -> str:
     return f"{same_host(parts.hostname or '')}:{parts.port or default_port}"
 
 
-class Tls(Settings):
-    """TLS towards a server. The server's certificate is checked unless ``verify`` is switched off.
-
-    ``ca_file`` holds the authorities to trust instead of the system's; ``certificate_file`` and ``key_file`` are what
-    this client shows of itself.
-    """
-
-    ca_file: Path | None = None
-    certificate_file: Path | None = None
-    key_file: Path | None = None
-    verify: StrictBool = True
-
-    def certificate_files(self) -> list[Path]:
-        """Those that expire: ours and the authority's."""
-        return [path for path in (self.certificate_file, self.ca_file) if path is not None]
-
-    def is_used(self, *, encrypted: bool) -> bool:
-        """Whether what is set here has an effect. On a connection without TLS it would have none, without a word."""
-        return encrypted or self == Tls()
-
-
 class Login(Settings):
-    """User and password: the password itself, a file that holds it, or a command that prints it."""
+    """User and password: the password itself, or a file that holds it."""
 
     user: str | None = None
     password: SecretStr | None = None
     password_file: Path | None = None
-    password_command: tuple[str, ...] | None = Field(None, min_length=1)
 
     @model_validator(mode="after")
     def _one_password(self) -> Self:
         if self.password is not None and self.password_file is not None:
             raise ValueError("password and password_file exclude each other")
-        if self.password_command is not None and (self.password is not None or self.password_file is not None):
-            raise ValueError("password_command excludes password and password_file")
         return self
 
-    @property
-    def command(self) -> SecretCommand[SecretStr] | None:
-        """What prints the password."""
-        if self.password_command is None:
-            return None
-        return password_command(self.password_command, setting="login.password_command of this sink")
-
     def read_password(self) -> str | None:
-        """The password as it is now. Raises StoreRefuses, and as ``SecretCommand.read``."""
+        """The password as it is now. Raises StoreRefuses when its file can't be read."""
         if self.password is not None:
             return self.password.get_secret_value()
-        if (command := self.command) is not None:
-            return command.read().value.get_secret_value()
         if self.password_file is None:
             return None
         try:

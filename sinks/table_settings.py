@@ -82,10 +82,8 @@ PROJECTING: Final = frozenset({"tables", "exclude", "rename", "mask", "computed"
 
 NOT_OF_A_VIEW: Final = "a view has no such setting; its query says which rows and columns it has"
 
-CHANGES_MAX: Final = 5_000_000
-
 _NOT_OF_VIEWS: Final = (
-    "exclude", "rename", "mask", "mask_salt", "mask_salt_file", "computed", "where", "schema_changes", "events_per_s",
+    "exclude", "rename", "mask", "mask_salt", "mask_salt_file", "computed", "where", "schema_changes",
     "consistent",
 )  # fmt: skip
 
@@ -99,19 +97,16 @@ class TableSettings(Settings):
     anything is masked or left out. All but ``tables`` and ``where`` have columns as ``schema.table.column``.
 
     ``schema_changes``: a column that the source renames ends the job (``stop``) or goes on here under the name that it
-    had (``keep``). What the source drops stays here, and is null in rows written since.
-
-    ``events_per_s`` is how many records of the log a job takes a second at most, each generation for itself; 0: no
-    limit.
+    had (``keep``). What the source drops stays here, and is null in rows written since. Some kinds have ``follow``,
+    too: such a column is renamed or dropped here.
 
     With ``consistent`` whoever reads several tables in one transaction of the store sees them as of one commit of the
     source.
 
     ``max_open_rejections`` is how many rows that this sink refused may be kept; before there are more, the job stops.
 
-    With ``view`` it holds the result of a query over ``tables``, and not their rows. ``changes_max`` is how many rows
-    of all its operators one step may change, ``lender`` the section whose store it takes. With ``topic`` the result is
-    on a topic as well.
+    With ``view`` it holds the result of a query over ``tables``, and not their rows. ``lender`` is the section
+    whose store it takes. With ``topic`` the result is on a topic as well.
     """
 
     SHAPING: ClassVar[frozenset[str]] = PROJECTING
@@ -131,6 +126,9 @@ class TableSettings(Settings):
     TAKES_APPEND_ONLY: ClassVar[bool] = False
     """Whether ``tables`` may name tables without a key (``cdc.model.append_only``)."""
 
+    FOLLOWS_COLUMNS: ClassVar[bool] = False
+    """Whether ``schema_changes`` may be ``follow``."""
+
     TLS_ADDRESS: ClassVar[str] = ""
     """What makes the connections of such a sink encrypted, for who is told that they aren't."""
 
@@ -145,12 +143,10 @@ class TableSettings(Settings):
     mask_salt_file: Path | None = None
     computed: Annotated[Mapping[str, Computed], AfterValidator(_are_columns)] = {}
     where: Annotated[Mapping[str, str], AfterValidator(_are_tables)] = {}
-    schema_changes: Literal["stop", "keep"] = "stop"
+    schema_changes: Literal["stop", "keep", "follow"] = "stop"
     max_open_rejections: int = Field(10_000, ge=0)
-    events_per_s: int = Field(0, ge=0)
     consistent: StrictBool = False
     view: ViewSettings | None = None
-    changes_max: int = Field(CHANGES_MAX, ge=1)
     topic: StrictBool = False
     lender: str = ""
 
@@ -252,6 +248,8 @@ class TableSettings(Settings):
             for text in columns
             if parse_column(text) in left_out and not (setting == "mask" and self.mask[text] == "drop")
         ]
+        if self.schema_changes == "follow" and not self.FOLLOWS_COLUMNS:
+            problems.append('schema_changes: this kind of sink has no "follow"; it has "stop" and "keep"')
         if "hash" in self.mask.values() and self.mask_salt is None and self.mask_salt_file is None:
             problems.append(
                 "mask: a hash needs a salt, else values can be found by trying: set mask_salt_file, or"
@@ -261,8 +259,6 @@ class TableSettings(Settings):
             problems.append("mask_salt and mask_salt_file exclude each other")
         if self.consistent and self.view is None:
             problems += [f"consistent: {reason}" for reason in self.why_not_consistent()]
-        if self.view is None and self.changes_max != CHANGES_MAX:
-            problems.append("changes_max: it is a view's")
         if self.view is None and self.topic:
             problems.append("topic: it is a view's, and every table has a topic")
         if self.view is None and self.lender:
@@ -286,10 +282,7 @@ class TableSettings(Settings):
 
     def why_not_consistent(self) -> list[str]:
         """Why its tables can't be shown as of one commit."""
-        reasons = [self.NO_WHOLE_STEPS] if self.NO_WHOLE_STEPS else []
-        if self.events_per_s:
-            reasons.append("not with events_per_s: a step ends where a transaction ends")
-        return reasons
+        return [self.NO_WHOLE_STEPS] if self.NO_WHOLE_STEPS else []
 
     def _given(self) -> set[str]:
         """The settings that aren't as they are by default."""

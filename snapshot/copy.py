@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from cdc.capture.messages_and_outbox import Headers
 from cdc.capture.published_table import PublishedTable
-from cdc.capture.settings import CaptureSettings
+from cdc.capture.settings import BatchSize
 from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import CaptureState, SchemaRecord
 from snapshot.row_events import EncodedRow, Line, RowEvents
@@ -106,7 +106,7 @@ class StreamCopy:
     state: CaptureState
     """The committed state. It has the table in its ledger after ``copy``."""
     consistent_point: int
-    settings: CaptureSettings
+    size: BatchSize
     stopping: Callable[[], bool]
     report: Callable[[CopyProgress], None]
 
@@ -161,7 +161,7 @@ class StreamCopy:
             events = self._events.of_lines(lines)
             sent = 0
             while sent < len(events):
-                some = events[sent : sent + self.settings.batch_rows - self._pending]
+                some = events[sent : sent + self.size.rows - self._pending]
                 self._send_rows(some, rows=len(some))
                 sent += len(some)
             for key, _ in events:
@@ -198,8 +198,8 @@ class StreamCopy:
         before = self._sent_so_far
         self._sent_so_far = Copied(before.rows + rows, before.bytes + size, before.records + records)
         if (
-            self._pending >= self.settings.batch_rows
-            or self._pending_bytes >= self.settings.batch_bytes
+            self._pending >= self.size.rows
+            or self._pending_bytes >= self.size.bytes
             or time.monotonic() - self._opened_s > TRANSACTION_AGE_MAX_S
         ):
             self._commit()

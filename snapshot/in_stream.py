@@ -66,8 +66,6 @@ class StreamCopies:
     copied: Callable[[CopyProgress], None]
     stopping: Callable[[], bool]
     while_waiting: Callable[[], None]
-    copies_allowed: Callable[[], bool] = lambda: True
-    """Whether the stream may be held up now; a copy that runs ends when it may not."""
 
     def __post_init__(self) -> None:
         self._tables = self.pipeline.source.table_names  # asked for after each commit, and they are parsed each time
@@ -97,7 +95,7 @@ class StreamCopies:
 
         Raises as ``connect``, and LockstepError as ``TableWatch.missing``.
         """
-        if not self.copies_allowed() or not self._lacking(state):
+        if not self._lacking(state):
             # Somebody has paused or cancelled what it was for, or it isn't published now: a slot holds back WAL.
             self._close_slot()
         elif self._coming is None and self._are_published(self._lacking(state)):
@@ -116,7 +114,7 @@ class StreamCopies:
         return self._slot_is_ready() or self._chunk_is_next()
 
     def _chunk_is_next(self) -> bool:
-        return self._chunks.wants(self.stream.loop.state) and self.copies_allowed()
+        return self._chunks.wants(self.stream.loop.state)
 
     def _slot_is_ready(self) -> bool:
         return self._coming is not None and self._coming.is_ready()
@@ -249,7 +247,7 @@ class StreamCopies:
             self.publisher,
             loop.state,
             point.slot.consistent_point,
-            self.pipeline.capture,
+            self.pipeline.batch,
             self._stopping_after_status,
             self.copied,
         )
@@ -266,12 +264,9 @@ class StreamCopies:
             self.repairs.done(name)
 
     def _stopping_after_status(self) -> bool:
-        """Whether to stop, after a status to PostgreSQL. Asked between batches, while nobody reads the stream.
-
-        Where copies aren't allowed any more, the next session goes on with the stream, and begins them again later.
-        """
+        """Whether to stop, after a status to PostgreSQL. Asked between batches, while nobody reads the stream."""
         self.while_waiting()
-        return self.stopping() or not self.copies_allowed()
+        return self.stopping()
 
 
 def _record(shape: Table, point: _Point, state: CaptureState, before: PublishedTable | None) -> SchemaRecord:

@@ -31,7 +31,7 @@ from snapshot.copy import CopyProgress
 from snapshot.ledger import CopyLedger, CopyRun, FirstSnapshot, shape_text, why_not_resumable
 from snapshot.one_by_one import OneByOne
 from snapshot.preparation import create_missing_publication, require_keys, require_ready, waiting_for_slot
-from snapshot.ranges import Part, Relation, parts
+from snapshot.ranges import RANGE_BYTES_MIN, Part, Relation, parts, range_bytes
 from snapshot.table_reader import SnapshotReader
 from snapshot.worker import Job
 from snapshot.workers import CopyWorkers, copy_side_by_side
@@ -88,7 +88,7 @@ class InitialSnapshot:
             raise PositionMismatch(
                 f"slot {pipeline.slot} exists, but Kafka holds no state for it: it isn't known what was published",
                 hint=f"if nobody else needs the slot: select pg_drop_replication_slot('{pipeline.slot}');"
-                " else set source.slot to another name",
+                " else give the pipeline another name",
             )
         require_empty_topics(pipeline, None)
         return CaptureState(
@@ -218,12 +218,13 @@ class InitialSnapshot:
         intervals = ledger.intervals()
         # An update of a row that moved to a copied range may leave out a large value that was never copied.
         newer = [name for name, of in published.items() if first is not None and first.text and of.toast is not None]
-        at_once_max = min(pipeline.capture.batch_bytes, settings.batch_bytes)
-        missing = [
-            *parts(by_keys[True], settings.range_bytes, intervals, newer=newer),
-            *parts(by_keys[False], min(settings.range_bytes, at_once_max), intervals),
-        ]
         relations = [*by_keys[True], *by_keys[False]]
+        most = range_bytes(sum(relation.size for relation in relations), workers=settings.workers)
+        at_once_max = min(pipeline.batch.bytes, pipeline.copy_batch.bytes)
+        missing = [
+            *parts(by_keys[True], most, intervals, newer=newer),
+            *parts(by_keys[False], min(most, at_once_max), intervals),
+        ]
         ledger.begin(relations, missing)
         return _Plan(
             ledger=ledger,
@@ -246,7 +247,7 @@ class InitialSnapshot:
     ) -> CaptureState:
         """The committed state after the parts were copied: by workers, where there is enough of it to begin them."""
         pipeline, settings = self.pipeline, self.pipeline.snapshot
-        if not settings.workers or sum(part.size for part in plan.parts) <= settings.range_bytes:
+        if not settings.workers or len(plan.parts) == 1 or sum(part.size for part in plan.parts) <= RANGE_BYTES_MIN:
             return OneByOne(
                 ledger=plan.ledger,
                 first=plan.first,
@@ -256,7 +257,7 @@ class InitialSnapshot:
                 tables=plan.tables,
                 estimated=plan.estimated,
                 state=state,
-                settings=settings,
+                size=pipeline.copy_batch,
                 rate=RowRate(settings.rows_per_s, time.monotonic),
                 stopping=self._is_to_end,
                 report=self.copied,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cdc.capture.published_table import PublishedTable
-from cdc.capture.settings import SnapshotSettings
+from cdc.capture.settings import BatchSize
 from cdc.model.table import TableName
 from cdc.protocol.control_records import CaptureState
 from cdc.protocol.copy_ledger import CopiedRange
@@ -31,13 +31,13 @@ class OneByOne:
     estimated: Mapping[TableName, int]
     state: CaptureState
     """The committed state, with the tables that are complete."""
-    settings: SnapshotSettings
+    size: BatchSize
     rate: RowRate
     stopping: Callable[[], bool]
     report: Callable[[CopyProgress], None]
 
     def __post_init__(self) -> None:
-        self._copies = PartCopies(self.ledger.run, self.reader, self.publisher, self.settings, self.rate, self._heed)
+        self._copies = PartCopies(self.ledger.run, self.reader, self.publisher, self.size, self.rate, self._heed)
 
     def copy(self, parts: Sequence[Part]) -> CaptureState:
         """Copy them, table after table; returns the committed state, with the tables that are complete.

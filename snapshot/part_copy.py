@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from cdc.capture.settings import SnapshotSettings
+from cdc.capture.settings import BatchSize
 from cdc.model.table import Table
 from cdc.protocol.copy_ledger import CopiedRange
 from cdc.row_rate import RowRate
@@ -50,7 +50,7 @@ class PartCopies:
     run: CopyRun
     reader: PartReader
     publisher: RowPublisher
-    settings: SnapshotSettings
+    size: BatchSize
     rate: RowRate
     heed: Callable[[], None]
     """Called now and then while nothing is committed, and not after a part's last commit: from then on somebody may ask
@@ -58,14 +58,14 @@ class PartCopies:
 
     def copy(self, part: Part, table: Table, where: str, topic: str, events: RowEvents, commit: PartCommit) -> None:
         """Publish a part's rows. ``where`` is one more condition. What ``commit`` raises ends the copy."""
-        settings, rate = self.settings, self.rate
+        full, rate = self.size, self.rate
         at_once = not table.key and part.in_blocks
         rows = size = rows_before = size_before = 0
         begun_s = opened_s = time.monotonic()
 
         def commit_if_due() -> None:
             nonlocal rows, size, rows_before, size_before
-            is_full = rows >= settings.batch_rows or size >= settings.batch_bytes
+            is_full = rows >= full.rows or size >= full.bytes
             if not at_once and rows and (is_full or time.monotonic() - opened_s > TRANSACTION_AGE_MAX_S):
                 commit(rows, size, None)
                 rows_before, size_before = rows_before + rows, size_before + size
@@ -86,7 +86,7 @@ class PartCopies:
             while sent < len(encoded):
                 if not rows:
                     opened_s = time.monotonic()
-                room = len(encoded) if at_once else settings.batch_rows - rows
+                room = len(encoded) if at_once else full.rows - rows
                 taken = encoded[sent : sent + room]
                 self.publisher.send_rows(topic, taken)
                 sent += len(taken)

@@ -60,28 +60,39 @@ class Part:
         return self.sql.startswith(ONLY)
 
 
+RANGE_BYTES_MIN: Final = 64 * 1024
+_RANGE_BYTES_MAX: Final = 256 * 1024 * 1024
+_RANGES_OF_EACH: Final = 8
+"""An interruption costs the ranges that are under way, and each range a Kafka transaction."""
+
+
+def range_bytes(size: int, *, workers: int) -> int:
+    """How much of so many bytes each part has at most: every worker gets some parts, and none copies long alone."""
+    return max(RANGE_BYTES_MIN, min(_RANGE_BYTES_MAX, size // (_RANGES_OF_EACH * max(workers, 1))))
+
+
 def parts(
     relations: Iterable[Relation],
-    range_bytes: int,
+    size_max: int,
     copied: Mapping[tuple[TableName, str], Sequence[Interval]] | None = None,
     *,
     newer: Collection[TableName] = (),
 ) -> list[Part]:
     """All rows of all relations, each in one part; the largest come first. ``copied`` ranges of a storage are left out.
 
-    A part has about ``range_bytes`` at most. The first part of a relation has no lower bound and the last no upper one,
-    so blocks that it got since are in it. Of the tables in ``newer``, the copied ranges are parts too: for the rows in
-    them that are newer.
+    A part has about ``size_max`` bytes at most. The first part of a relation has no lower bound and the last no
+    upper one, so blocks that it got since are in it. Of the tables in ``newer``, the copied ranges are parts too:
+    for the rows in them that are newer.
     """
     done = copied or {}
     made: list[Part] = []
     for relation in relations:
         its_own = done.get((relation.table, relation.storage), ())
         for interval in missing(its_own):
-            made += _divided(relation, interval, range_bytes)
+            made += _divided(relation, interval, size_max)
         if relation.table in newer:
             for interval in missing(missing(its_own)):
-                made += _divided(relation, interval, range_bytes, only_newer=True)
+                made += _divided(relation, interval, size_max, only_newer=True)
     return sorted(made, key=lambda part: part.size, reverse=True)
 
 
@@ -98,12 +109,12 @@ def missing(intervals: Iterable[Interval]) -> list[Interval]:
     return [*left, (start, None)]
 
 
-def _divided(relation: Relation, interval: Interval, range_bytes: int, *, only_newer: bool = False) -> Iterable[Part]:
+def _divided(relation: Relation, interval: Interval, size_max: int, *, only_newer: bool = False) -> Iterable[Part]:
     first, end = interval
     low = first or 0
     high = max(low, relation.blocks or 0) if end is None else end
     size = relation.size * (high - low) // relation.blocks if relation.blocks else relation.size
-    count = max(1, min(-(-size // range_bytes), high - low))
+    count = max(1, min(-(-size // size_max), high - low))
     starts = [low + number * (high - low) // count for number in range(count)]
     for number, start in enumerate(starts):
         yield Part(

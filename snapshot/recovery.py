@@ -48,7 +48,6 @@ def what_is_missing(
         return ()
     return (
         f"{what}: changes from {published} to {format_lsn(identity.wal_end)} can't be read any more",
-        *([str(state.open_gap)] if state.open_gap is not None and is_lost(slot) else []),
         "copies of the tables bring the rows up to date; what a row was in between is missing",
         "rows of append-only tables, of the outbox, and messages from in between are missing",
     )

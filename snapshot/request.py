@@ -21,7 +21,7 @@ from cdc.postgres.repair_messages import KEYS_MAX, request_repair
 from cdc.postgres.slot import find_slot, is_captured, require_own_slot
 from cdc.processor import patient
 from cdc.protocol.envelope import TableEncoder
-from cdc.stream.slot_guard import HeldWal, look_at_slot
+from cdc.stream.slot_watch import HeldWal, look_at_slot
 from cdc.stream.topics import order_secret
 from snapshot.table_reader import RowReader
 

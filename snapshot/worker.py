@@ -238,7 +238,7 @@ class _Worker:
             publisher.commit_events()
             self.report(Committed(part, rows, size, is_last=done is not None))
 
-        copies = PartCopies(job.run, reader, publisher, job.pipeline.snapshot, self._rate, self._heed_end)
+        copies = PartCopies(job.run, reader, publisher, job.pipeline.copy_batch, self._rate, self._heed_end)
         topic = table_topic(job.pipeline.name, part.table)
         copies.copy(part, table, condition(part, table, job.first), topic, self._events_of(part.table), commit)
 

@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from cdc.capture.batch import Committed
+from cdc.capture.settings import COPY_BATCH, STREAM_BATCH, BatchSize
 from cdc.kafka.control_topics import read_schema_records, read_state
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.table import Table, TableName
@@ -48,8 +49,12 @@ class Captured:
         source: str = "",
         partitions: int = 3,
         sections: str = "",
+        batch: BatchSize = STREAM_BATCH,
+        copy_batch: BatchSize = COPY_BATCH,
     ) -> None:
-        """``source`` and ``sections`` are more lines of lockstep.toml."""
+        """``source`` and ``sections`` are more lines of lockstep.toml. ``batch`` is its own for the next start."""
+        self.batch = batch
+        self._copy_batch = copy_batch
         self.database = database
         self.name = f"t{os.getpid()}_{next(_numbers)}"
         self.said: list[str] = []
@@ -62,7 +67,7 @@ class Captured:
         path.write_text(
             f"[pipeline]\nname = '{self.name}'\n"
             f"[kafka]\nbootstrap_servers = '{kafka}'\n"
-            f"topics = {{ partitions = {partitions}, replication_factor = 1, min_insync_replicas = 1 }}\n"
+            f"topics = {{ partitions = {partitions}, replication_factor = 1 }}\n"
             f"{sections}\n"
             f"[source]\ndsn = '{database.dsn}'\ntables = [{names}]\nheartbeat_interval_s = 0.15\n{source}\n"
         )
@@ -96,7 +101,7 @@ class Captured:
     def _run(self, **wrappers: Any) -> None:
         try:
             capture(
-                self.config.as_pipeline(),
+                replace(self.config.as_pipeline(), batch=self.batch, copy_batch=self._copy_batch),
                 stopping=self._stop.is_set,
                 observer=Observer(say=self.said.append, committed=self._committed),
                 **wrappers,

@@ -11,7 +11,7 @@ from cdc.capture.confirmation import Clock, Confirmation
 from cdc.capture.loop import CaptureLoop, Pause
 from cdc.capture.messages_and_outbox import Headers
 from cdc.capture.questions import Event
-from cdc.capture.settings import CaptureSettings
+from cdc.capture.settings import STREAM_BATCH, BatchSize, CaptureSettings
 from cdc.model.errors import Unavailable
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table
@@ -213,7 +213,8 @@ class Capture:
         is_resumed: bool = True,
         answers: Mapping[str, Any] = MappingProxyType({}),
         parts: Mapping[str, Any] = MappingProxyType({}),
-        **settings: int,
+        batch_rows: int = STREAM_BATCH.rows,
+        batch_bytes: int = STREAM_BATCH.bytes,
     ) -> None:
         """It begins at a state and is told to stop once the last burst was read."""
         self.time = time or Time()
@@ -233,10 +234,10 @@ class Capture:
             publisher=self.publisher,
             confirmation=self.confirmation,
             state=self.state,
-            settings=CaptureSettings(**settings),
+            size=BatchSize(batch_rows, batch_bytes),
             clock=clock,
             report=self.reports.append,
-            pace=pace,
+            pace=pace or commit_pace(CaptureSettings()),
         )
         self.assembler = history.assembler(*shapes, at=self.state, **parts)
         self.surroundings = Surroundings(

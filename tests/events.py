@@ -23,7 +23,7 @@ _FIRST_LSN = 0x100_0000
 
 def one_broker_topics(**changes: int) -> TopicSettings:
     """Settings for one broker."""
-    return TopicSettings(**{"partitions": 4, "replication_factor": 1, "min_insync_replicas": 1, **changes})
+    return TopicSettings(**{"partitions": 4, "replication_factor": 1, **changes})
 
 
 def kafka_settings(bootstrap: str, **topics: int) -> KafkaSettings:
@@ -212,9 +212,9 @@ class Log:
 
     def _state(self, commit_lsn: int, seq: int, commit_time_ms: int) -> CaptureState:
         return CaptureState(
-            slot="test",
+            slot=f"lockstep_{self.pipeline}",
             owner="test",
-            publication="test",
+            publication=f"lockstep_{self.pipeline}",
             database="app",
             system_id="1",
             timeline=1,

@@ -20,9 +20,9 @@ from cdc.kafka.settings import KafkaSettings
 from cdc.model.table import TableName
 from jobs.settings import SparkSettings
 from jobs.streams.plan import StreamQueryPlan
+from lockstep.apply import use_java
 from sinks.registry import SinkSettings
 from stack.jars import jar_set
-from stack.java import java_home_for_spark
 from tests.job_reports import Reports, seen
 
 CONTINUOUS_S = 3.0
@@ -30,14 +30,14 @@ CONTINUOUS_S = 3.0
 
 
 def spark_settings(directory: Path, **changes: Any) -> SparkSettings:
-    """Spark on this machine, with its checkpoints and its log below ``directory``."""
+    """Spark on this machine, with its checkpoints below ``directory``."""
+    use_java()
+    conf = {"spark.jars": ",".join(map(str, jar_set("spark")))} | changes.pop("conf", {})
     return SparkSettings(
         **{
             "checkpoint_directory": str(directory / "checkpoints"),
-            "log_file": directory / "spark.log",
-            "jars": tuple(jar_set("spark")),
-            "java_home": java_home_for_spark(),
             "continuous_s": CONTINUOUS_S,
+            "conf": conf,
             **changes,
         }
     )

@@ -69,6 +69,9 @@ class Process(subprocess.Popen[bytes]):
         return self.log.read_text()
 
 
+_HEAP = 'conf = { "spark.driver.memory" = "512m" }'
+
+
 class Running(Protocol):
     """A process, or what runs in a thread of this one."""
 
@@ -123,7 +126,6 @@ class Pipeline:
             connection.execute(f"alter table {name}.entry replica identity full")
 
     def _toml(self, *, sinks: bool, dsn_options: str, replicas: int, more: Mapping[str, str]) -> str:
-        in_sync = max(1, replicas - 1)
         text = f"""
 [pipeline]
 name = "{self.name}"
@@ -133,13 +135,13 @@ tables = ["{self.name}.account", "{self.name}.entry"]
 heartbeat_interval_s = 0.5
 [kafka]
 bootstrap_servers = "{self.endpoints.kafka_bootstrap}"
-topics = {{ partitions = 3, replication_factor = {replicas}, min_insync_replicas = {in_sync} }}
+topics = {{ partitions = 3, replication_factor = {replicas} }}
 {more.get("kafka", "")}
 [capture]
 {more.get("capture", "")}
 [spark]
 checkpoint_directory = "checkpoints-{self.name}"
-driver_memory = "512m"
+{_HEAP if "conf" not in more.get("spark", "") else ""}
 {more.get("spark", "")}
 [snapshot]
 {more.get("snapshot", "")}

@@ -25,6 +25,7 @@ from typing import Any
 import orjson
 import psycopg
 
+from cdc.capture.settings import BatchSize
 from cdc.kafka.control_topics import read_state
 from cdc.kafka.topic_names import MESSAGES, control_topic
 from cdc.kafka.topic_reader import TopicReader
@@ -269,13 +270,7 @@ class Round:
 
 def _sections(chance: random.Random) -> str:
     """Settings of capture: what is on by default, and what isn't."""
-    batch_rows = chance.choice([20_000, 7])
-    return (
-        f"[capture]\nbatch_rows = {batch_rows}\n"
-        f"[snapshot]\nrange_bytes = {chance.choice([8192, 65_536, 268_435_456])}\n"
-        f"workers = {chance.choice([0, 0, 2])}\nchunk_ms = {chance.choice([1, 50])}\n"
-        f"batch_rows = {batch_rows}"
-    )
+    return f"[snapshot]\nworkers = {chance.choice([0, 0, 2])}"
 
 
 @contextlib.contextmanager
@@ -289,6 +284,7 @@ def prepared(
         publication = Publication("p", chance.choice(["listed", "listed", "all", "schemas"]))
         database.execute(*SETUP, *([ddl_messages_sql()] if chance.random() < 0.5 else []), publication.create)
         sections = _sections(chance)
+        batch = BatchSize(chance.choice([20_000, 7]), 1 << 24)
         captured = Captured(
             database,
             kafka,
@@ -297,10 +293,12 @@ def prepared(
             partitions=2,
             source=f"publication = 'p'\nmessages = ['audit']\n[source.options.'public.{LOG}']\nappend_only = true",
             sections=sections,
+            batch=batch,
+            copy_batch=batch,
         )
         try:
             made = Round(seed, database, captured, publication, servers=servers)
-            made.log += [f"-- {line}" for line in (publication.create, *sections.splitlines())]
+            made.log += [f"-- {line}" for line in (publication.create, *sections.splitlines(), str(batch))]
             try:
                 yield made
             finally:

@@ -56,7 +56,7 @@ class Streams:
         number = next(_numbers)
         self.pipeline = f"s{os.getpid()}_{number}"
         self.name = f"result_{os.getpid()}_{number}"
-        topics = {"partitions": 1, "replication_factor": 1, "min_insync_replicas": 1}
+        topics = {"partitions": 1, "replication_factor": 1}
         if max_message_bytes is not None:
             topics["max_message_bytes"] = max_message_bytes
         self.kafka = KafkaSettings.model_validate({"bootstrap_servers": bootstrap, "topics": topics})

@@ -90,7 +90,6 @@ def imports_of(path: Path, known: Set[str]) -> set[str]:
 
 
 KNOW_A_KIND: Mapping[str, str] = {
-    "lockstep.bundle": "leaves out the login of a kind",
     "extensions.demo": "its pages read Redis and OpenSearch, as an application does",
     "extensions.searches": "standing searches are OpenSearch's",
     "jobs.streams.sql_plans": "results of stream queries are in a warehouse",

@@ -31,12 +31,12 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 97_216,
-    "lines of extensions": 7_219,
-    "lines of stack and bench": 10_000,
-    "lines of tests": 98_892,
-    "words of docs": 43_944,
-    "settings": 218,
+    "lines of the core": 95_702,
+    "lines of extensions": 7_214,
+    "lines of stack and bench": 9_996,
+    "lines of tests": 97_212,
+    "words of docs": 43_119,
+    "settings": 180,
 }
 
 A_MODEL: Final = "a section of the configuration: most methods are the check of one setting, which pydantic calls"

@@ -10,7 +10,7 @@ from cdc.capture.confirmation import Clock, Confirmation
 from cdc.capture.messages_and_outbox import Headers
 from cdc.capture.questions import Event
 from cdc.capture.row_changes import OrdinaryRows
-from cdc.capture.settings import SLOWEST_COMMIT_MS, CaptureSettings
+from cdc.capture.settings import SLOWEST_COMMIT_MS, BatchSize, CaptureSettings
 from cdc.model.lsn import Lsn
 from cdc.pace import Pace
 from cdc.protocol.control_records import CaptureState, SchemaRecord
@@ -100,19 +100,19 @@ class Batch:
         publisher: Publisher,
         confirmation: Confirmation,
         state: CaptureState,
-        settings: CaptureSettings,
+        size: BatchSize,
+        pace: Pace,
         clock: Clock,
         report: Callable[[Committed], None] = lambda _: None,
         memory: DurableMemory | None = None,
-        pace: Pace | None = None,
     ) -> None:
-        self._pace = pace or commit_pace(settings)
+        self._pace = pace
         self._publisher = publisher
         self._confirmation = confirmation
         self._clock = clock
         self._report = report
         self._memory = memory
-        self._settings = settings
+        self._size = size
         self._bytes = 0
         self._records: dict[str, int] = {}
         self._opened_s = clock.monotonic_s()
@@ -155,11 +155,11 @@ class Batch:
 
     def room(self) -> tuple[int, int]:
         """The events, and the bytes, after which it is full."""
-        return self._settings.batch_rows - self.events, self._settings.batch_bytes - self._bytes
+        return self._size.rows - self.events, self._size.bytes - self._bytes
 
     def is_full(self) -> bool:
         """Whether it has as many events or bytes as one Kafka transaction takes."""
-        return self.events >= self._settings.batch_rows or self._bytes >= self._settings.batch_bytes
+        return self.events >= self._size.rows or self._bytes >= self._size.bytes
 
     def is_overdue(self) -> bool:
         """Whether its first event has waited as long as an event may."""

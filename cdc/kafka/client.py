@@ -7,7 +7,6 @@ from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from cdc.kafka.printed_login import PrintedLogin, referable
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 
 _Client = TypeVar("_Client")
@@ -64,17 +63,14 @@ class Refusals:
             return LockstepError(
                 f"the certificate of Kafka at {address} isn't trusted: it is from an authority that isn't known here,"
                 " of another name, or has expired",
-                hint="set kafka.ca_file to the authority's certificate, or have the broker's renewed with the name in"
+                hint="set kafka.tls.ca_file to the authority's certificate, or renew the broker's with the name in"
                 " kafka.bootstrap_servers; then run `lockstep doctor`",
             )
         if self._last.code() == KafkaError._AUTHENTICATION:
-            hint = (
-                "check kafka.sasl_mechanism, kafka.username and the password, or what its command prints; then run"
-                " `lockstep doctor`"
-            )
+            hint = "check kafka.sasl_mechanism, kafka.username and the password; then run `lockstep doctor`"
         else:
             hint = (
-                "check kafka.security_protocol, and set kafka.certificate_file and kafka.key_file where brokers ask for"
+                "set kafka.tls if the listener has TLS, with its certificate_file and key_file where brokers ask for"
                 " a certificate; then run `lockstep doctor`"
             )
         return Refused(f"Kafka lets nobody in: {words}", hint=hint, retry_after_s=1.0)
@@ -93,23 +89,16 @@ def new_client(kind: Callable[[dict[str, Any]], _Client], settings: Mapping[str,
     """A client of librdkafka's with these settings. It hasn't connected yet.
 
     Raises ConfigurationError when they can't be used, as where a file of a certificate is missing. Raises Unavailable
-    when the machine has no room for the client. A command of theirs is run: raises as ``SecretCommand.read``, too.
+    when the machine has no room for the client.
     """
-    login = PrintedLogin.of(settings)
-    given = settings
-    if login is not None:
-        given, kind = login.settings(settings), referable(kind)
     try:
-        client = kind({**given, "logger": _UNHEARD})
+        return kind({**settings, "logger": _UNHEARD})
     except KafkaException as error:
         details: KafkaError = error.args[0]
         if details.code() in _BAD_SETTINGS:
             raise ConfigurationError(
                 f"the settings of Kafka can't be used: {details.str()}",
-                hint="mend [kafka] in lockstep.toml: the files that ca_file, certificate_file and key_file name must be"
+                hint="mend [kafka] in lockstep.toml: the files of kafka.tls (ca_file and others) must be"
                 " there and readable, and SASL needs sasl_mechanism, username and a password",
             ) from error
         raise Unavailable(f"no client of Kafka can be made now: {details.str()}") from error
-    if login is not None:
-        login.log_in_with(client)
-    return client

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -44,21 +44,10 @@ _RINGS_AT_ONCE = 1000
 _FORGED_MAX = 100
 """So many records of others are passed over in place of a state: each may be large."""
 
-_ASK_AGAIN_S = 1.0
-"""When nothing comes for so long, a topic may have been deleted. The client takes half a minute to tell of that."""
 
-
-def _records(
-    consumer: Consumer,
-    limits: Mapping[str, tuple[int, int]],
-    *,
-    gone: Callable[[Collection[str]], set[str]] | None = None,
-    refused: dict[str, str] | None = None,
-) -> Iterator[Message]:
+def _records(consumer: Consumer, limits: Mapping[str, tuple[int, int]]) -> Iterator[Message]:
     """Every committed record of one-partition topics, each from its start to its end. Those of a topic are in order.
 
-    ``gone`` says which of these topics don't exist any more: nobody waits for those. ``refused`` gets the topics that
-    can't be read, each with the reason, where that is no error of all.
     Raises Unavailable when nothing comes for long, and KafkaException for a topic that can't be read.
     """
     # The ends are given: while somebody writes all the time, the consumer never reports one.
@@ -66,24 +55,17 @@ def _records(
     if not unread:
         return
     consumer.assign([TopicPartition(topic, 0, limits[topic][0]) for topic in sorted(unread)])
-    heard = asked = time.monotonic()
+    heard = time.monotonic()
     while unread:
         message = consumer.poll(0.2)
         now = time.monotonic()
         if now - heard > KAFKA_SILENT_S:
-            nothing = f"nothing came for {KAFKA_SILENT_S:.0f} s"
-            if refused is None:
-                raise Unavailable(f"the end of topic {min(unread)} wasn't reached: {nothing}")
-            refused.update(dict.fromkeys(unread, nothing))
-            return
+            raise Unavailable(f"the end of topic {min(unread)} wasn't reached: nothing came for {KAFKA_SILENT_S:.0f} s")
         if message is None:
-            if gone is not None and now - asked > _ASK_AGAIN_S:
-                unread -= gone(unread)
-                asked = now
             continue
         topic, error = message.topic() or "", message.error()
         if topic in unread:  # others that were read go on to tell of what is written
-            heard = asked = now
+            heard = now
         if error is None:
             if topic in unread:
                 yield message
@@ -93,9 +75,6 @@ def _records(
             # A broker that has just come back may tell of an earlier end: what follows comes when it knows of it.
             if (message.offset() or 0) >= limits[topic][1]:
                 unread.discard(topic)
-        elif refused is not None and topic in unread:
-            refused[topic] = error.str()
-            unread.discard(topic)
         else:
             raise KafkaException(error)
 
@@ -157,48 +136,6 @@ def _newest(topics: Collection[str], messages: Iterable[Message]) -> dict[str, d
         if isinstance(value, bytes):
             records[key] = StoredRecord(value, _what(message))
     return newest
-
-
-def read_compacted_of_others(
-    client: ClientSettings, topics: Sequence[str]
-) -> tuple[dict[str, dict[bytes, StoredRecord]], dict[str, str]]:
-    """The same of topics that other pipelines have, whose owners may delete them at any moment: those are left out.
-
-    Second, the topics that can't be read, each with the reason. Raises Unavailable when no broker answers.
-    """
-    cluster = TopicAdmin(client)
-    refused: dict[str, str] = {}
-
-    def gone(those: Collection[str]) -> set[str]:
-        return set(those) - cluster.partition_counts(those).keys()
-
-    wanted = [topic for topic in topics if topic not in gone(topics)]
-    lacking = cluster.lacking_rights(wanted, ["Read"])
-    refused.update((topic, f"the right {' and '.join(rights)} lacks") for topic, rights in lacking.items())
-    readable = [topic for topic in wanted if topic not in refused]
-    ends: Mapping[tuple[str, int], int] = {}
-    while readable:
-        try:
-            ends = cluster.committed_ends([(topic, 0) for topic in readable])
-            break
-        except Unavailable:
-            lost = gone(readable)
-            if not lost:
-                raise
-            readable = [topic for topic in readable if topic not in lost]
-    if not any(ends.values()):
-        return {topic: {} for topic in readable}, refused
-    consumer = open_consumer(client, readable)
-    try:
-        limits = {topic: (0, end) for (topic, _), end in ends.items()}
-        newest = _newest(readable, _records(consumer, limits, gone=gone, refused=refused))
-    except KafkaException as error:
-        raise Unavailable(f"topics of other pipelines can't be read: {reason(error)}") from error
-    finally:
-        close_consumer(consumer)
-    lost = gone([*readable, *refused])
-    kept = {topic: records for topic, records in newest.items() if topic not in lost and topic not in refused}
-    return kept, {topic: why for topic, why in refused.items() if topic not in lost}
 
 
 def read_state(client: ClientSettings, prefix: str, slot: str) -> CaptureState | None:

@@ -6,10 +6,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from cdc.kafka.printed_login import command_settings
-from cdc.printed_secret import SecretCommand, password_command
 from cdc.secret import read_secret
-from cdc.settings import Settings
+from cdc.settings import Settings, Tls
 
 SEVEN_DAYS_MS: Final = 7 * 24 * 3600 * 1000
 """How long tombstones stay, and when compaction gets to a record at the latest: it removes by then what was erased."""
@@ -84,32 +82,28 @@ class TopicSettings(Settings):
         default=4, description="per table; fixed for the life of a topic, since another number moves keys"
     )
     replication_factor: Annotated[int, Field(ge=1)] = 3
-    min_insync_replicas: Annotated[int, Field(ge=1)] = 2
     delete_retention_ms: Annotated[int, Field(ge=0)] = Field(
         default=SEVEN_DAYS_MS, description="how long a sink may be away before a tombstone it missed may be gone"
     )
     min_compaction_lag_ms: Annotated[int, Field(ge=0)] = 0
     max_message_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024 * 1024
 
+    @property
+    def min_insync_replicas(self) -> int:
+        """The majority: a commit survives the loss of the others, and one of three may be away."""
+        return self.replication_factor // 2 + 1
+
 
 class KafkaSettings(Settings):
     """The brokers and how to reach them."""
 
     bootstrap_servers: str
-    security_protocol: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None
     username: str | None = None
     password_file: Path | None = Field(
         default=None, description=f"file that holds the SASL password; else ${KAFKA_PASSWORD_VARIABLE}"
     )
-    password_command: tuple[str, ...] | None = Field(
-        default=None,
-        min_length=1,
-        description="instead of password_file: program and arguments that print the password, or OAUTHBEARER's token",
-    )
-    ca_file: Path | None = None
-    certificate_file: Path | None = None
-    key_file: Path | None = None
+    tls: Tls | None = Field(default=None, description="set, and be it empty, the brokers are reached by TLS")
     librdkafka: dict[str, str | int] = Field(
         default={},
         description="more settings of the client that belong to the connection: client.id, socket.keepalive.enable",
@@ -126,29 +120,29 @@ class KafkaSettings(Settings):
             raise ValueError(f"can't be set here: {', '.join(refused)}; what can: {', '.join(sorted(known))}")
         return given
 
+    @property
+    def security_protocol(self) -> str:
+        """Kafka's name of how the brokers are reached."""
+        return ("sasl_" if self.sasl_mechanism else "") + ("plaintext" if self.tls is None else "ssl")
+
     @model_validator(mode="after")
-    def _security_is_used(self) -> Self:
-        """What the protocol doesn't use would have no effect, without a word: nobody may take a line for encrypted."""
-        of_sasl = ["sasl_mechanism", "username", "password_file", "password_command"]
-        unused = [] if self.security_protocol.startswith("sasl") else of_sasl
-        unused += [] if self.security_protocol.endswith("ssl") else ["ca_file", "certificate_file", "key_file"]
-        given = [name for name in unused if getattr(self, name) is not None]
-        if given:
-            raise ValueError(f"security_protocol {self.security_protocol!r} doesn't use {', '.join(given)}")
+    def _login_is_used(self) -> Self:
+        """Without a mechanism it would have no effect, without a word."""
+        given = [name for name in ("username", "password_file") if getattr(self, name) is not None]
+        if given and self.sasl_mechanism is None:
+            raise ValueError(f"{', '.join(given)} without sasl_mechanism: set it, or remove the login")
         return self
 
     @model_validator(mode="after")
     def _one_way_in(self) -> Self:
         problems = []
-        if self.password_file is not None and self.password_command is not None:
-            problems.append("password_file and password_command exclude each other")
         oidc = sorted(_OIDC & self.librdkafka.keys())
         if self.sasl_mechanism != OAUTHBEARER and oidc:
             problems.append(f"librdkafka has {', '.join(oidc)}, which only sasl_mechanism {OAUTHBEARER!r} uses")
-        if self.sasl_mechanism == OAUTHBEARER and (self.password_command is None) == (not self._is_oidc):
+        if self.sasl_mechanism == OAUTHBEARER and not self._is_oidc:
             problems.append(
-                f"sasl_mechanism {OAUTHBEARER!r} needs one of both: password_command, which prints the token, or"
-                ' librdkafka = { "sasl.oauthbearer.method" = "oidc" } and where the token is had'
+                f'sasl_mechanism {OAUTHBEARER!r} needs librdkafka = {{ "sasl.oauthbearer.method" = "oidc" }}, and the'
+                " address of the server that gives tokens"
             )
         endpoint = str(self.librdkafka.get("sasl.oauthbearer.token.endpoint.url", ""))
         if endpoint and not _is_private(endpoint):
@@ -165,26 +159,13 @@ class KafkaSettings(Settings):
         """Those of ``librdkafka`` that Java's client has as well, under the same names and with the same values."""
         return {name: value for name, value in self.librdkafka.items() if name in _JAVAS_TOO}
 
-    @property
-    def command(self) -> SecretCommand[SecretStr] | None:
-        """What prints the password, or the token."""
-        if self.password_command is None:
-            return None
-        return password_command(self.password_command, setting="kafka.password_command")
-
     def password(self) -> SecretStr | None:
-        """The password as it is now, if there is one.
-
-        Raises ConfigurationError when its file can't be read, and as ``SecretCommand.read``.
-        """
-        if (command := self.command) is not None:
-            return command.read().value
+        """The password as it is now, if there is one. Raises ConfigurationError when its file can't be read."""
         return read_secret(variable=KAFKA_PASSWORD_VARIABLE, file=self.password_file)
 
     def client(self) -> dict[str, str | int]:
-        """The configuration of a client that ``cdc.kafka.client.new_client`` makes. Holds the password: never print it.
+        """The configuration of a client of librdkafka's. Holds the password: never print it.
 
-        It is librdkafka's, but for a command, which is run whenever such a client needs it.
         Raises ConfigurationError when the password's file can't be read.
         """
         settings: dict[str, str | int] = {
@@ -195,8 +176,7 @@ class KafkaSettings(Settings):
             # A restarted broker must be found again in time; the default backs off up to 10 s.
             "reconnect.backoff.max.ms": 1000,
         }
-        command = self.command
-        password = None if command is not None else self.password()
+        password, tls = self.password(), self.tls or Tls()
         user, secret = ("sasl.username", "sasl.password")
         if self._is_oidc:
             user, secret = ("sasl.oauthbearer.client.id", "sasl.oauthbearer.client.secret")
@@ -204,12 +184,14 @@ class KafkaSettings(Settings):
             "sasl.mechanism": self.sasl_mechanism,
             user: self.username,
             secret: password.get_secret_value() if password else None,
-            "ssl.ca.location": str(self.ca_file) if self.ca_file else None,
-            "ssl.certificate.location": str(self.certificate_file) if self.certificate_file else None,
-            "ssl.key.location": str(self.key_file) if self.key_file else None,
         }
-        settings |= self.librdkafka | {name: value for name, value in optional.items() if value is not None}
-        return settings if command is None else settings | command_settings(command)
+        for name, file in (
+            ("ssl.ca.location", tls.ca_file),
+            ("ssl.certificate.location", tls.certificate_file),
+            ("ssl.key.location", tls.key_file),
+        ):
+            optional[name] = None if file is None else str(file)
+        return settings | self.librdkafka | {name: value for name, value in optional.items() if value is not None}
 
 
 def _is_private(endpoint: str) -> bool:

@@ -9,7 +9,6 @@ from psycopg.conninfo import make_conninfo
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.postgres.dsn import parse_dsn
 from cdc.postgres.settings import SourceSettings
-from cdc.printed_secret import while_passwords_change
 from cdc.protocol.pgvalues import SESSION_SETTINGS
 
 _CONNECT_TIMEOUT_S = 10
@@ -123,7 +122,7 @@ def connect(source: SourceSettings, *, application: str, replication: bool = Fal
     except psycopg.ProgrammingError as error:  # psycopg has read a value itself
         raise _wrong_parameter(str(error).strip()) from error
     except psycopg.OperationalError as error:
-        raise while_passwords_change(connection_error(error), source.command) from error
+        raise connection_error(error) from error
     since, statement = _NO_TRANSACTION_TIMEOUT
     if connection.info.server_version >= since:
         try:

@@ -1,24 +1,19 @@
 """Settings of the captured database."""
 
-import re
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr, StrictBool, field_validator, model_validator
+from pydantic import Field, PrivateAttr, SecretStr, StrictBool, field_validator, model_validator
 
 from cdc.model.table import TableName
 from cdc.model.table_pattern import TablePattern, is_pattern
 from cdc.postgres.dsn import holds_secret, parse_dsn
-from cdc.printed_secret import SecretCommand, password_command
 from cdc.secret import read_secret
 from cdc.settings import Settings
 
 SOURCE_PASSWORD_VARIABLE = "LOCKSTEP_SOURCE_PASSWORD"  # noqa: S105  the name of a variable, not a password
-
-_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
-_SIZE: Final = re.compile(rf"(\d+) ?({'|'.join(_UNITS)})")
 
 
 class TableOptions(Settings):
@@ -67,62 +62,12 @@ def _patterns(texts: tuple[str, ...]) -> tuple[TablePattern, ...]:
     return _matching(tuple(filter(is_pattern, texts)))
 
 
-def _wal_bytes(size: object) -> object:
-    """PostgreSQL's way to write a size: ``max_slot_wal_keep_size`` is compared with it."""
-    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
-    if match is None:
-        raise ValueError("isn't a text with a size in PostgreSQL's units: '10GB', '500MB'")
-    count = int(match[1]) * 1024 ** _UNITS.index(match[2])
-    if count < _SEGMENT_BYTES:
-        raise ValueError("is less than a segment of the WAL (16MB), which every slot makes the server keep")
-    return count
-
-
-_SEGMENT_BYTES: Final = 16 * 1024 * 1024
-"""PostgreSQL's default. From a smaller size on, capture would do at once, and always, what is meant for a full disk."""
-
-WalBytes = Annotated[int, BeforeValidator(_wal_bytes)]
-
-
-class SlotGuardSettings(Settings):
-    """What capture does when the slot makes the server keep so much WAL, in the order of the settings.
-
-    Each is a size as ``max_slot_wal_keep_size`` has it. A step that isn't given is never taken.
-    """
-
-    warn: WalBytes | None = Field(
-        default=None, description="say so in the log; the alert slot-growing opens, too, without this from 10 GB on"
-    )
-    stop_copies: WalBytes | None = Field(
-        default=None,
-        description="stop copies of tables in the stream, which hold it up; they begin anew below `warn` (half of this"
-        " one without it)",
-    )
-    drop: WalBytes | None = Field(
-        default=None,
-        description="drop the slot, so that the server's disk doesn't fill up; what is committed from then on is lost"
-        " to the pipeline",
-    )
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Self:
-        given = [size for size in (self.warn, self.stop_copies, self.drop) if size is not None]
-        if given != sorted(given):
-            raise ValueError("must grow: warn, then stop_copies, then drop")
-        return self
-
-
 class SourceSettings(Settings):
     """The captured database."""
 
     dsn: str = Field(description="libpq connection string without a password: host=... port=... user=... dbname=...")
     password_file: Path | None = Field(
         default=None, description=f"file that holds the password; else ${SOURCE_PASSWORD_VARIABLE} or libpq's own ways"
-    )
-    password_command: tuple[str, ...] | None = Field(
-        default=None,
-        min_length=1,
-        description="instead of password_file: program and arguments that print the password, run at each connection",
     )
     tables: tuple[str, ...] = Field(
         min_length=1, description="schema.table of every captured table; patterns take in all that match: 'public.*'"
@@ -141,9 +86,6 @@ class SourceSettings(Settings):
         description="schema.table of an outbox (id, aggregatetype, aggregateid, type, payload), whose new rows go to a"
         " topic per aggregate type",
     )
-    slot: str | None = Field(
-        default=None, pattern="^[a-z0-9_]{1,63}$", description="replication slot; default lockstep_<pipeline name>"
-    )
     publication: str | None = Field(
         default=None, min_length=1, description="publication; default lockstep_<pipeline name>"
     )
@@ -153,10 +95,6 @@ class SourceSettings(Settings):
     )
     heartbeat_interval_s: Annotated[float, Field(gt=0)] = Field(
         default=10.0, description="how often an idle database gets a heartbeat message, so that its slot moves on"
-    )
-
-    slot_guard: SlotGuardSettings = Field(
-        default=SlotGuardSettings(), description="what to do when the slot holds back much WAL; never drops it unasked"
     )
 
     @field_validator("dsn")
@@ -196,12 +134,6 @@ class SourceSettings(Settings):
         both = [str(name) for name in self.named if name in excluded]
         if both:
             raise ValueError(f"exclude_tables leaves out what tables names: {', '.join(both)}")
-        return self
-
-    @model_validator(mode="after")
-    def _one_password(self) -> Self:
-        if self.password_file is not None and self.password_command is not None:
-            raise ValueError("password_file and password_command exclude each other")
         return self
 
     @model_validator(mode="after")
@@ -302,18 +234,6 @@ class SourceSettings(Settings):
         named = tuple(name for name in self.named if name not in left) if left else self.named
         return (*named, *(self._taken_in or ()))
 
-    @property
-    def command(self) -> SecretCommand[SecretStr] | None:
-        """What prints the password."""
-        if self.password_command is None:
-            return None
-        return password_command(self.password_command, setting="source.password_command")
-
     def password(self) -> SecretStr | None:
-        """The password as it is now, if there is one.
-
-        Raises ConfigurationError when its file can't be read, and as ``SecretCommand.read``.
-        """
-        if (command := self.command) is not None:
-            return command.read().value
+        """The password as it is now, if there is one. Raises ConfigurationError when its file can't be read."""
         return read_secret(variable=SOURCE_PASSWORD_VARIABLE, file=self.password_file)

@@ -326,16 +326,8 @@ class CaptureState:
 
     @property
     def open_gap(self) -> Gap | None:
-        """The gap behind which capture hasn't gone on yet, be it announced."""
+        """The gap behind which capture hasn't gone on yet."""
         return self.gaps[-1] if self.gaps and self.gaps[-1].is_open else None
-
-    def gaps_now(self, *, is_slot_lost: bool) -> tuple[Gap, ...]:
-        """The gaps that there are. An open one is announced before the slot is dropped, and while that is there, none.
-
-        ``is_slot_lost`` says that there is no slot any more from which the stream can go on.
-        """
-        is_announced = self.open_gap is not None and self.phase is SnapshotPhase.DONE and not is_slot_lost
-        return self.gaps[:-1] if is_announced else self.gaps
 
     def with_gap(self, reason: str, *, now_ms: int) -> Self:
         """The state that knows of a gap after what was published. One that is open already stays as it was noticed."""

@@ -19,8 +19,7 @@ class ViewStep:
     """What was written last. The rows are those as of ``lsn``, with all below offset ``end`` of the rows' topic.
 
     ``run`` has written it: a state of another run may lack what is there. ``offsets`` is what the result was made from,
-    by topic and partition. ``topic_id`` is Kafka's own id of the rows' topic, "" where an
-    earlier version has noted none.
+    by topic and partition. ``topic_id`` is Kafka's own id of the rows' topic.
     """
 
     view: str
@@ -67,7 +66,7 @@ class ViewStep:
             fields.text("run"),
             fields.flag("complete"),
             {(topic, partition): offset for topic, partition, offset in offsets},
-            fields.text("topic_id", ""),
+            fields.text("topic_id"),
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import psycopg
 
 from cdc.capture.assembler import Assembler
-from cdc.capture.batch import Batch, Committed, Publisher
+from cdc.capture.batch import Batch, Committed, Publisher, commit_pace
 from cdc.capture.confirmation import Clock, Confirmation, KeepAlive
 from cdc.capture.loop import CaptureLoop, Stream
 from cdc.capture.messages_and_outbox import MessageChannel, OutboxChannel, OutboxTopics
@@ -241,15 +241,14 @@ class StreamOpener:
         recorded = {record.table.name: record.table for record in records}
         self.was_published.update(recorded)  # a table has its shape recorded with its copy, which only begins then
         watch = TableWatch(pipeline, sql, self.say, shapes=recorded, was_published=self.was_published)
-        topics = TopicWatch(pipeline, self.keep_alive)
         # A table without a copy on its topic is followed once it has one: before, an update may lack what isn't there.
         followed = {*state.memberships, *(name for name, copy in state.copying.items() if copy.has_begun)}
         state = watch.inspect(state)
         relations = self._relations(tables, records, followed, state)
         stream, confirmed = self._stream(state)
         clock = Clock(time.monotonic, lambda: time.time_ns() // 1000)
-        interval_s = min(_STATUS_INTERVAL_S, sender_timeout_s(sql) / 4)
-        confirmation = Confirmation(stream, clock, interval_s=interval_s, confirmed=confirmed)
+        status_s = min(_STATUS_INTERVAL_S, sender_timeout_s(sql) / 4)
+        confirmation = Confirmation(stream, clock, interval_s=status_s, confirmed=confirmed)
         self.keep_alive.add(confirmation.send_status_if_due)
         log = TopicReader(pipeline.kafka.client(), self.keep_alive, directory=pipeline.values_directory / pipeline.slot)
         toast = ToastCache(pipeline, log, state, relations.tables.values(), self.say)
@@ -258,7 +257,8 @@ class StreamOpener:
             publisher=self.publisher,
             confirmation=confirmation,
             state=state,
-            settings=pipeline.capture,
+            size=pipeline.batch,
+            pace=commit_pace(pipeline.capture),
             clock=clock,
             report=self.committed,
             memory=toast.store,
@@ -278,7 +278,7 @@ class StreamOpener:
             log,
             toast,
             watch,
-            topics,
+            TopicWatch(pipeline, self.keep_alive),
             visible,
             unfinished,
             self.keep_alive,

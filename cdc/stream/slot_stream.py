@@ -62,7 +62,7 @@ def start_stream(
         stream.close()
         raise
     last = state.last_transaction
-    # A slot that was moved beyond it, as earlier versions did, doesn't send it; nor does a stream that leaves it out.
+    # A slot that somebody has moved beyond it doesn't send it; nor does a stream that leaves it out.
     comes_again = last is not None and confirmed <= last.commit_lsn and last.only_local == only_local
     begun = state.begun if state.begun is not None and state.begun.only_local == only_local else None
     return OpenedStream(stream, confirmed, last if comes_again else None, begun)

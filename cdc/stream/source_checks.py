@@ -74,9 +74,8 @@ def require_slot(sql: psycopg.Connection[Any], state: CaptureState) -> None:
     slot = find_slot(sql, state.slot)
     if slot is None or slot.wal_status == "lost" or slot.plugin != "pgoutput" or slot.database != state.database:
         what = "is gone" if slot is None else "is lost" if slot.wal_status == "lost" else "isn't the one we made"
-        why = "" if state.open_gap is None else f"\n  {state.open_gap}"
         raise PositionMismatch(
-            f"slot {state.slot} {what}: changes after {format_lsn(state.end_lsn)} can't be read any more{why}",
+            f"slot {state.slot} {what}: changes after {format_lsn(state.end_lsn)} can't be read any more",
             hint=RECOVER,
         )
 

@@ -95,9 +95,8 @@ def require_empty_topics(pipeline: Pipeline, state: CaptureState | None) -> None
         raise PositionMismatch(
             f"Kafka holds no state of slot {pipeline.slot}, but these topics hold events already: {', '.join(topics)}."
             " Rows that are gone by now would stay on them",
-            hint="was the slot renamed? Then give it its name again. Was the topic of the state lost? Then delete the"
-            " topics and start again, and rebuild the sinks (lockstep rebuild SINK --switch); or start a pipeline of"
-            " another name",
+            hint="the topic of the state was lost: delete the topics and start again, and rebuild the sinks"
+            " (lockstep rebuild SINK --switch); or start a pipeline of another name",
         )
     if topics:
         raise PositionMismatch(

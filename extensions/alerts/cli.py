@@ -82,7 +82,7 @@ def send_test(config: ConfigOption = DEFAULT_CONFIG) -> None:
 
 
 def watch(config: ConfigOption = DEFAULT_CONFIG) -> None:
-    """Look at the pipeline every five seconds, tell what is wrong, and compare sinks when that is due.
+    """Look at the pipeline every five seconds, and tell what is wrong.
 
     For who runs capture and apply without `lockstep dashboard`, which does the same. Of several processes on one
     machine one tells.
@@ -94,11 +94,11 @@ def watch(config: ConfigOption = DEFAULT_CONFIG) -> None:
     from monitor.collector import LagCollector
     from monitor.lag import LagReport
 
-    log_to_stderr(config)
+    log_to_stderr()
     loaded, stopping = read(config), StopOnSignals()
     with (
         LagCollector(loaded.as_pipeline(), loaded.sinks, resolve=followed) as collector,
-        open_attendant(loaded, config) as attendant,
+        open_attendant(loaded) as attendant,
     ):
         while not stopping():
             report: LagReport | LockstepError

@@ -12,7 +12,6 @@ _EXAMPLE: Final = """\
 # url = "https://hooks.example.com/x"      # gets JSON by POST
 # url_file = "/run/secrets/hook"           # ... an address that is a secret; or $LOCKSTEP_ALERTS_WEBHOOK_URL
 # headers = { Authorization = "HOOK_TOKEN" }    # header = the environment variable that holds its value
-# ca_file = "/etc/ssl/ca.pem"              # else the system's authorities
 """
 
 

@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description="the demo's web page")
     parser.add_argument("--config", type=Path, required=True)
     path = parser.parse_args(arguments).config.absolute()
-    log_to_stderr(path)
+    log_to_stderr()
     config = read(path)
     serve(config, path, say=say, extra=ExtraPage(ADDRESS, lambda app: add_timeline(app, config.source), _MODULE))
     return 0

@@ -29,7 +29,6 @@ bootstrap_servers = "{kafka_bootstrap}"
 
 [kafka.topics]
 replication_factor = 1        # there is one broker here
-min_insync_replicas = 1
 
 [spark]
 master = "local[2]"

@@ -82,10 +82,7 @@ class ResultErasing:
             figures = load_figures(opened.records.load, number)
             shape = opened.records.load(result_name(number))
             if shape is None:
-                if number not in opened.generations.numbers():
-                    return Place(name)  # its job hasn't begun
-                why = "an earlier version of Lockstep has begun it: start `lockstep apply`, then run the command again"
-                return Place(name, unasked=why)
+                return Place(name)  # its job hasn't begun
             table = Shape.from_json(shape).table
             if unknown := [column for column in columns if column not in table.key]:
                 rebuild = f"delete its rows by hand, or have it built again: `lockstep streams rebuild {query}`"

@@ -85,5 +85,5 @@ def watch(
     from lockstep.config import read
     from lockstep.console import StopOnSignals, log_to_stderr
 
-    log_to_stderr(config)
+    log_to_stderr()
     watch_searches(read(config), sink or (), stopping=StopOnSignals())

@@ -166,7 +166,6 @@ def _follow(task: Task, progress: "_SinkProgress", result: Result, line: DriverL
                 task.view.plan,
                 task.shapes,
                 state,
-                changes_max=task.settings.changes_max,
                 scratch=Path(task.view.directory),
                 shard=task.view.shard,
             )

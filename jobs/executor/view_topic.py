@@ -129,7 +129,7 @@ class ViewTopic:
         if stored is None:
             return None
         last = ViewStep.from_bytes(stored.value, stored.what)
-        if last.topic_id not in ("", self._topic_id):
+        if last.topic_id != self._topic_id:
             return None
         at = (self._where.topic, 0)
         return last if self._cluster.end_offsets([at])[at] >= last.end else None

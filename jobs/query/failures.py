@@ -74,7 +74,7 @@ def spark_error(sink: str, text: str) -> LockstepError:
         return LockstepError(f"the query of sink {sink!r} failed: {cause}", hint=_OF_VALUE)
     if any(word in text for word in _LOST_WORKER):
         return Unavailable(
-            f"a Python worker of sink {sink!r} died: killed, or out of memory (spark.window_mb says how much it holds)"
+            f"a Python worker of sink {sink!r} died: killed, or out of memory (docs/sizing.md says how much it holds)"
         )
     if any(word in text for word in _TAKEN):
         return Overtaken(

@@ -955,7 +955,7 @@ class SinkJob:
             fence=fence,
             tables=log.table_of,
             shapes=log.tables,
-            window_bytes=plan.spark.window_bytes(bulk=plan.bulk),
+            window_bytes=plan.window_bytes,
             histories=log.histories,
             known_ends=log.known_ends,
             computed=computed,

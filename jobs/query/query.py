@@ -19,7 +19,6 @@ from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavailable
 from cdc.model.timeouts import BATCH_ENDS_S
 from cdc.protocol.control_records import ProgressRecord
-from cdc.row_rate import RowRate
 from jobs.clock import now_ms
 from jobs.dead_letters.limit import TooManyOpen
 from jobs.dead_letters.store import DeadLetters
@@ -172,7 +171,6 @@ class SinkQuery:
         self._batch_minute_ms = 0
         self._rests = not (self._plan.once or self._plan.bulk or plan.deletes)
         self._bell = listener_to(client, self._plan.pipeline)
-        self._rate = RowRate(self._plan.settings.events_per_s, time.monotonic)
         self._owes_commit = False  # whether Spark may not have committed the last batch
         # What tasks run, by whether a batch is long, and the topics that it was made for. Made anew where it has to be.
         self._writers: dict[bool, tuple[frozenset[str], ArrowMap]] = {}
@@ -407,8 +405,6 @@ class SinkQuery:
     def _batch(self, frame: DataFrame, batch_id: int) -> None:
         """foreachBatch. Spark commits the batch when this returns, so by then everything is durable."""
         self._owes_commit = False  # Spark has planned this one
-        while (seconds := self._rate.wait_s()) > 0 and not (self._is_over() or self._state.ended.is_set()):
-            self._state.ended.wait(min(seconds, POLL_S))
         if not self._gate.enter():
             raise _Stopping
         self._state.planned_rows = 0
@@ -463,7 +459,6 @@ class SinkQuery:
             records = range_frame(frame.sparkSession, tasks)
             result = self._deliver(lambda: records, {part.topic for part in wanted_ranges}, is_long=False)
             written = result.next_offsets
-        self._rate.taken(result.rows)
         self._keep_rejections(result)
         # Spark's next batch begins where it has planned the end of this one; ours begins where a long one has got to.
         reached = {at: max(end, starts.get(at, 0), result.next_offsets.get(at, 0)) for at, end in ends.items()}

@@ -8,7 +8,7 @@ from cdc.kafka.settings import KafkaSettings
 from cdc.model.table import TableName
 from jobs.executor.task_input import OpenSink
 from jobs.query.captured_tables import Captured
-from jobs.settings import SparkSettings
+from jobs.settings import OFFSETS_MAX, WINDOW_BYTES, SparkSettings
 from sinks.contract import OpenedSink
 from sinks.registry import SinkSettings, history_tables, open_sink
 
@@ -62,9 +62,13 @@ class SinkPlan:
 
     @property
     def offsets_per_trigger(self) -> int:
-        """How many records a batch takes at most. Where there is a limit, those of a second: others go on meanwhile."""
-        most = self.spark.offsets_per_trigger(bulk=self.bulk)
-        return min(most, self.settings.events_per_s or most)
+        """How many records a batch takes at most; more in a bulk load, since what it holds of a key is written once."""
+        return OFFSETS_MAX * (20 if self.bulk else 1)
+
+    @property
+    def window_bytes(self) -> int:
+        """How many bytes of the log a task holds at once."""
+        return WINDOW_BYTES * (6 if self.bulk else 1)
 
     def opened(self) -> OpenedSink:
         """Open the sink for this generation: one object per thread that uses it. Raises what opening it raises."""
@@ -76,8 +80,6 @@ def why_no_long_batches(settings: SinkSettings, tables: Sequence[TableName]) -> 
 
     None where it can.
     """
-    if settings.events_per_s:
-        return "events_per_s is kept from batch to batch"
     if settings.likes_large_batches:
         return "it writes a large batch much quicker than many small ones"
     if history_tables(settings, tables):

@@ -15,26 +15,25 @@ from cdc.model.timeouts import JVM_WORKS_S
 from cdc.processor import patient
 from jobs.settings import SparkSettings
 from jobs.spark.arrow_map import ArrowMap
-from jobs.spark.class_archive import QUIET, archive_file
+from jobs.spark.class_archive import QUIET, archive_file, java_home
 from jobs.spark.session import open_session
 
 
-def make_archive(settings: SparkSettings) -> Path:
+def make_archive() -> Path:
     """Start Spark, run a batch as the jobs do, and keep what the JVM has loaded.
 
     Returns the file, which may have been there before.
 
     Raises LockstepError where that isn't possible; all works without.
     """
-    file = archive_file(settings.java_home)
+    file = archive_file(java_home())
     if file is None:
-        raise LockstepError("it isn't known which Java runs Spark", hint="set spark.java_home, or JAVA_HOME")
+        raise LockstepError("it isn't known which Java runs Spark", hint="set JAVA_HOME")
     if file.exists():
         return file
     unfinished = file.with_suffix(f".{os.getpid()}")
     # In a process of its own: the JVM writes the archive when it ends, and it ends with the process that it serves.
-    arguments = f"{str(settings.java_home)!r}, {str(unfinished)!r}"
-    program = f"from jobs.spark.archive_maker import run_a_batch; run_a_batch({arguments})"
+    program = f"from jobs.spark.archive_maker import run_a_batch; run_a_batch({str(unfinished)!r})"
     try:
         done = subprocess.run(
             [sys.executable, "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
@@ -52,12 +51,12 @@ def make_archive(settings: SparkSettings) -> Path:
     return file
 
 
-def run_a_batch(java_home: str, archive: str) -> None:
+def run_a_batch(archive: str) -> None:
     """The program of a process whose JVM writes an archive. It returns when the JVM has ended.
 
     Raises as ``open_session``.
     """
-    settings = SparkSettings(master="local[1]", java_home=Path(java_home))
+    settings = SparkSettings(master="local[1]")
     spark = open_session(settings, name="class archive", more_options=(f"-XX:ArchiveClassesAtExit={archive}", *QUIET))
     gateway = spark.sparkContext._gateway
     assert gateway is not None

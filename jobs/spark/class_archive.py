@@ -7,6 +7,7 @@ own folder. Nothing needs it to be there.
 """
 
 import hashlib
+import os
 import sys
 from pathlib import Path
 from typing import Final
@@ -17,21 +18,27 @@ QUIET: Final = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off"
 """The JVM's options that keep it from telling of an archive that doesn't fit."""
 
 
-def archive_file(java_home: Path | None) -> Path | None:
+def java_home() -> Path | None:
+    """The Java that will run Spark, None where nobody has said which."""
+    home = os.environ.get("JAVA_HOME")
+    return Path(home) if home else None
+
+
+def archive_file(home: Path | None) -> Path | None:
     """Where the archive for this Java is, or would be; None where it isn't known which Java it will be."""
-    if java_home is None:
+    if home is None:
         return None
     try:
-        release = (java_home / "release").read_bytes()
+        release = (home / "release").read_bytes()
     except OSError:
         return None
-    identity = hashlib.sha256(release + str((java_home, pyspark.__version__, pyspark.__file__)).encode())
+    identity = hashlib.sha256(release + str((home, pyspark.__version__, pyspark.__file__)).encode())
     return Path(sys.prefix) / f"lockstep-spark-{identity.hexdigest()[:16]}.jsa"
 
 
-def archive_options(java_home: Path | None) -> list[str]:
+def archive_options(home: Path | None) -> list[str]:
     """The JVM's options for using the archive; none while there isn't one."""
-    file = archive_file(java_home)
+    file = archive_file(home)
     if file is None or not file.exists() or " " in str(file):  # Spark takes a blank for the end of an option
         return []
     return [f"-XX:SharedArchiveFile={file}", *QUIET]

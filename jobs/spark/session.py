@@ -11,8 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from cdc.model.errors import LockstepError
 from jobs.settings import LIBRARIES_VARIABLE, SparkSettings
-from jobs.spark.class_archive import archive_options
+from jobs.spark.class_archive import archive_options, java_home
 from jobs.spark.shipped_code import ROOT, check_archive
 
 STOP_TIMEOUT_MS = 10_000
@@ -99,7 +98,7 @@ that is the directory for everybody's temporary files, and anybody may read it. 
 matter."""
 
 # Lists, in which an own setting must not push out what the jobs can't run without: setting -> separator.
-_LISTS: Mapping[str, str] = {"spark.jars": ",", "spark.archives": ",", "spark.executorEnv.PYTHONPATH": ":"}
+_LISTS: Mapping[str, str] = {"spark.archives": ",", "spark.executorEnv.PYTHONPATH": ":"}
 
 _LOCAL = re.compile(r"local(\[(?P<tasks>\d+|\*)(?P<failures>\s*,\s*\d+)?\])?")
 
@@ -168,8 +167,6 @@ def open_session(
         check_archive(settings.package)
     os.environ["PYSPARK_PYTHON"] = worker_python(settings)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    if settings.java_home is not None:
-        os.environ["JAVA_HOME"] = str(settings.java_home)
     # The bridge to the JVM logs failed calls with their trace before it raises them.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     # And PySpark what it can't analyse, with the trace, before it raises that.
@@ -191,8 +188,7 @@ def open_session(
             if key not in conf:
                 builder = builder.config(key, own)
         try:
-            with _output_to(settings.log_file):
-                session = builder.getOrCreate()
+            session = builder.getOrCreate()
         except Exception as error:  # PySpark has no common class for a JVM that doesn't start
             raise LockstepError(
                 f"Spark didn't start: {type(error).__name__}",
@@ -300,24 +296,6 @@ def own_directory() -> Path:
     return Path(directory)
 
 
-@contextmanager
-def _output_to(file: Path | None) -> Iterator[None]:
-    """Give the processes started meanwhile this file as their standard error; PySpark has no parameter for it."""
-    if file is None:
-        yield
-        return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    sys.stderr.flush()
-    own = os.dup(2)
-    try:
-        with file.open("ab") as log:
-            os.dup2(log.fileno(), 2)
-        yield
-    finally:
-        os.dup2(own, 2)
-        os.close(own)
-
-
 def spark_conf(
     settings: SparkSettings,
     *,
@@ -328,14 +306,11 @@ def spark_conf(
 ) -> dict[str, str]:
     """All of Spark's settings. They are on the JVM's command line, so no secret may be among them."""
     conf = dict(_SETTINGS)
-    conf["spark.driver.memory"] = settings.driver_memory
     compiler = _DRIVER_JVM_BULK if bulk else _DRIVER_JVM
-    options = (*compiler, *(more_options or archive_options(settings.java_home)))
+    options = (*compiler, *(more_options or archive_options(java_home())))
     conf["spark.driver.extraJavaOptions"] = " ".join((*options, f"-Dlog4j2.configurationFile={log_settings}"))
     # Loaded by each worker it would take up to half a second of each, and memory that they could share.
     conf[f"spark.executorEnv.{LIBRARIES_VARIABLE}"] = ",".join(sorted(libraries))
-    if settings.jars:
-        conf["spark.jars"] = ",".join(str(jar) for jar in settings.jars)
     if settings.is_local:
         # Workers start in another directory; a checkout that isn't installed is found through this.
         conf["spark.executorEnv.PYTHONPATH"] = str(ROOT)

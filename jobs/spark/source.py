@@ -11,6 +11,7 @@ from pyspark.sql import functions as f
 from cdc.kafka.settings import OAUTHBEARER, KafkaSettings
 from cdc.model.errors import ConfigurationError
 from cdc.model.timeouts import OFFSETS_S
+from cdc.settings import Tls
 from jobs.executor.log_reader import Client, Range, dump_ranges
 from jobs.offsets import Offsets
 from jobs.spark.java_tokens import quoted, token_options
@@ -115,10 +116,10 @@ def kafka_options(kafka: KafkaSettings) -> dict[str, str]:
         "kafka.max.poll.records": "5000",
     }
     options |= {f"kafka.{name}": str(value) for name, value in kafka.java_client().items()}
-    if kafka.security_protocol.startswith("sasl"):
+    if kafka.sasl_mechanism is not None:
         options |= _sasl_options(kafka)
-    if kafka.security_protocol.endswith("ssl"):
-        options |= _tls_options(kafka)
+    if kafka.tls is not None:
+        options |= _tls_options(kafka.tls)
     return options
 
 
@@ -126,10 +127,11 @@ def _sasl_options(kafka: KafkaSettings) -> dict[str, str]:
     if kafka.sasl_mechanism == OAUTHBEARER:
         return token_options(kafka)
     password = kafka.password()
-    if kafka.sasl_mechanism is None or kafka.username is None or password is None:
+    assert kafka.sasl_mechanism is not None, "else there is no login"
+    if kafka.username is None or password is None:
         raise ConfigurationError(
-            f"kafka.security_protocol {kafka.security_protocol!r} needs a mechanism, a user name and a password",
-            hint="set kafka.sasl_mechanism, kafka.username and kafka.password_file in lockstep.toml",
+            f"kafka.sasl_mechanism {kafka.sasl_mechanism!r} needs a user name and a password",
+            hint="set kafka.username and kafka.password_file in lockstep.toml",
         )
     return {
         "kafka.sasl.mechanism": kafka.sasl_mechanism,
@@ -142,20 +144,20 @@ def jaas_config(mechanism: str, username: str, password: str) -> str:
     return f"{_LOGIN_MODULES[mechanism]} required username={quoted(username)} password={quoted(password)};"
 
 
-def _tls_options(kafka: KafkaSettings) -> dict[str, str]:
+def _tls_options(tls: Tls) -> dict[str, str]:
     options: dict[str, str] = {}
-    if kafka.ca_file is not None:
+    if tls.ca_file is not None:
         options["kafka.ssl.truststore.type"] = "PEM"
-        options["kafka.ssl.truststore.certificates"] = _read_pem(kafka.ca_file)
-    if kafka.certificate_file is not None and kafka.key_file is not None:
-        key = _read_pem(kafka.key_file)
+        options["kafka.ssl.truststore.certificates"] = _read_pem(tls.ca_file)
+    if tls.certificate_file is not None and tls.key_file is not None:
+        key = _read_pem(tls.key_file)
         if "-----BEGIN PRIVATE KEY-----" not in key:
             raise ConfigurationError(
-                f"the key file {kafka.key_file} is not an unencrypted PKCS #8 key, the only form that Java reads",
-                hint=f"convert it: openssl pkcs8 -topk8 -nocrypt -in {kafka.key_file} -out kafka-key.pem",
+                f"the key file {tls.key_file} is not an unencrypted PKCS #8 key, the only form that Java reads",
+                hint=f"convert it: openssl pkcs8 -topk8 -nocrypt -in {tls.key_file} -out kafka-key.pem",
             )
         options["kafka.ssl.keystore.type"] = "PEM"
-        options["kafka.ssl.keystore.certificate.chain"] = _read_pem(kafka.certificate_file)
+        options["kafka.ssl.keystore.certificate.chain"] = _read_pem(tls.certificate_file)
         options["kafka.ssl.keystore.key"] = key
     return options
 

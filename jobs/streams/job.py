@@ -53,6 +53,7 @@ from jobs.query.failures import BACKOFF_MAX_S, Backoff, spark_error
 from jobs.query.identity_watch import IdentityWatch
 from jobs.query.threads import beat
 from jobs.report import Reporter, SinkStarted, SinkWaiting, StreamReport
+from jobs.settings import OFFSETS_MAX
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.batch_call import BatchCall
 from jobs.spark.jvm import jvm_calls, stop_query, text_of
@@ -357,7 +358,7 @@ class _Run:
             **kafka_options(self._plan.kafka),
             "subscribe": stream.topic,
             "startingOffsets": starting_offsets(of_topic) if of_topic else "earliest",
-            "maxOffsetsPerTrigger": str(self._plan.spark.max_offsets_per_trigger),
+            "maxOffsetsPerTrigger": str(OFFSETS_MAX),
             # A gap in the topic means lost events, and that must stop the job.
             "failOnDataLoss": "true",
         }

@@ -12,7 +12,7 @@ from cdc.capture.batch import Committed
 from cdc.model.log_message import LogMessage
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
-from cdc.stream.slot_guard import HeldWal
+from cdc.stream.slot_watch import HeldWal
 from lockstep.capture.run import Observer
 from snapshot.copy import CopyProgress
 

@@ -4,7 +4,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -127,7 +127,6 @@ def _recover(
         # It may have been lost while somebody thought about the question.
         slot = find_slot(sql, pipeline.slot)
         reason = reason_of_gap(state, identity, slot, pipeline.publication)
-        state = replace(state, gaps=state.gaps_now(is_slot_lost=is_lost(slot)))
         state = state.with_gap(reason, now_ms=time.time_ns() // 1_000_000).recovering(
             tables,
             owner=uuid.uuid4().hex,

@@ -35,7 +35,7 @@ from cdc.stream.first_copy_pause import FirstCopyPause
 from cdc.stream.live_stream import StreamOpener, StreamWrapper
 from cdc.stream.repair_requests import RepairRequests
 from cdc.stream.row_encoding import chosen_row_encoding
-from cdc.stream.slot_guard import HeldWal, SlotGuard, SlotHoldsTooMuch, look_at_slot
+from cdc.stream.slot_watch import HeldWal, SlotWatch, look_at_slot
 from cdc.stream.source_checks import check_system, require_primary, require_slot
 from cdc.stream.table_publication import PublishedTables
 from cdc.stream.table_selection import Selection, SelectionChanged, is_first_start, select_tables, why_left
@@ -49,7 +49,6 @@ from cdc.stream.topics import (
     topic_identities,
 )
 from lockstep.capture.publisher import capture_publisher
-from lockstep.capture.slot_drop import drop_announced
 from lockstep.captured_tables import recorded_shapes, recorded_state
 from migrations.source import publication_sql
 from snapshot.copy import CopyProgress
@@ -98,22 +97,19 @@ def capture(
     lasting = _Lasting(
         Ownership(uuid.uuid4().hex),
         RepairRequests(pipeline.slot, observer.say),
-        SlotGuard(pipeline.slot, pipeline.source.slot_guard, observer.say, observer.held),
+        SlotWatch(pipeline.slot, observer.say, observer.held),
         FirstCopyPause(pipeline.slot, observer.say),
     )
     while not stopping():
         started = time.monotonic()
         try:
-            try:
-                with contextlib.closing(
-                    _Session(pipeline, stopping, observer, wrap_publisher, wrap_stream, lasting)
-                ) as session:
-                    try:
-                        session.run()
-                    finally:
-                        pipeline = session.pipeline
-            except SlotHoldsTooMuch as full:
-                drop_announced(pipeline, lasting.ownership, full, observer.say)
+            with contextlib.closing(
+                _Session(pipeline, stopping, observer, wrap_publisher, wrap_stream, lasting)
+            ) as session:
+                try:
+                    session.run()
+                finally:
+                    pipeline = session.pipeline
         except Stopped:
             return
         except SelectionChanged as changed:  # no server was away, so it is no restart
@@ -140,7 +136,7 @@ class _Lasting:
 
     ownership: Ownership
     repairs: RepairRequests
-    guard: SlotGuard
+    slot: SlotWatch
     pause: FirstCopyPause
     was_published: set[TableName] = field(default_factory=set)
 
@@ -183,7 +179,7 @@ class _Session:
         self._await_promotion(sql)
         self._lasting.pause.listen(sql)  # whoever sees that capture is at work may give it orders
         announce_capture(sql, pipeline.slot)
-        self._keep_alive.add(lambda: self._lasting.guard.look_if_due(sql))
+        self._keep_alive.add(lambda: self._lasting.slot.look_if_due(sql))
         self._keep_alive()  # also where Kafka is down, and no session comes further than that
         identity = self._identify()
         if pipeline.source.has_patterns:
@@ -351,13 +347,12 @@ class _Session:
 
     def _take_smaller_batches(self) -> None:
         """Have the next session copy with smaller transactions. Where they are small already, it tries the same."""
-        before = self._pipeline.snapshot
-        after = before.with_smaller_batches()
-        self.pipeline = replace(self._pipeline, snapshot=after)
+        before = self._pipeline.copy_batch
+        after = before.halved()
+        self.pipeline = replace(self._pipeline, copy_batch=after)
         how = "has smaller transactions" if after != before else "can't have smaller transactions by itself"
         self._observer.say(
-            f"the first copy {how}, until capture is started again: snapshot.batch_rows = {after.batch_rows},"
-            f" snapshot.batch_bytes = {after.batch_bytes}"
+            f"the first copy {how}, until capture is started again: of {after.rows} rows or {after.bytes} bytes"
         )
 
     def _wait_while_paused(self, sql: psycopg.Connection[Any], publisher: Any, state: CaptureState) -> CaptureState:
@@ -398,8 +393,6 @@ class _Session:
     def _stream(self, sql: psycopg.Connection[Any], publisher: Any, state: CaptureState) -> None:
         """Follow the stream, and copy in the middle of it what lacks its copy."""
         require_slot(sql, state)
-        # Whoever was killed after it had announced to drop the slot didn't come to it.
-        state = replace(state, gaps=state.gaps_now(is_slot_lost=False))
         stream = StreamOpener(
             pipeline=self._pipeline,
             sql=sql,
@@ -414,7 +407,6 @@ class _Session:
             order_secret=self._order_secret,
             was_published=self._lasting.was_published,
         ).open(state)
-        self._lasting.guard.slot_is_ours()
         copies = StreamCopies(
             self._pipeline,
             sql,
@@ -425,7 +417,6 @@ class _Session:
             copied=self._observer.copied,
             stopping=self._stopping,
             while_waiting=self._keep_alive,
-            copies_allowed=self._lasting.guard.copies_allowed,
         )
         self._closing.callback(copies.close)
         self._observer.say(f"streaming from {format_lsn(state.end_lsn)}")

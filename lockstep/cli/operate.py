@@ -295,7 +295,7 @@ def verify(
         against=against,
         generation=generation,
     )
-    log_to_stderr(config)
+    log_to_stderr()
     raise typer.Exit(run_verify(load(config), options, as_json=as_json))
 
 
@@ -320,7 +320,7 @@ def rebuild(
     from lockstep.console import log_to_stderr
     from lockstep.rebuild.display import run_rebuild
 
-    log_to_stderr(config)
+    log_to_stderr()
     raise typer.Exit(run_rebuild(load(config), sink, switch_over=switch_over, trimmed=trimmed, as_json=as_json))
 
 

@@ -30,9 +30,8 @@ def run(
 ) -> None:
     """Run capture, all sinks and the web page, supervised.
 
-    Refused where another run of the pipeline is at work on this machine. Where dashboard.enabled is false or its
-    address is taken, `lockstep alerts watch` runs in its place. Extensions add processes, such as `lockstep searches
-    watch`.
+    Refused where another run of the pipeline is at work on this machine. Where the page's address is taken,
+    `lockstep alerts watch` runs in its place. Extensions add processes, such as `lockstep searches watch`.
     """
     from lockstep.config import read
     from lockstep.console import StopOnSignals, log_to_stderr, say
@@ -41,10 +40,9 @@ def run(
     from lockstep.run_lock import only_run
     from lockstep.supervisor import run_group
 
-    log_to_stderr(config)
+    log_to_stderr()
     loaded = read(config)  # A wrong one is reported here, once, instead of by every process of the group.
-    if loaded.dashboard.enabled:
-        loaded.dashboard.refuse_without_token(os.environ.get(TOKEN_VARIABLE))
+    loaded.dashboard.refuse_without_token(os.environ.get(TOKEN_VARIABLE))
     stopping = StopOnSignals(interrupts=False)
     lock = loaded.pipeline.data_directory / f"{loaded.pipeline.name}.run"
     with only_run(lock, take_over=take_over, say=say, wait=stopping.wait) as is_ours:
@@ -53,7 +51,7 @@ def run(
             code = run_group(
                 config,
                 stopping,
-                with_dashboard=loaded.dashboard.enabled,
+                with_dashboard=True,
                 without_page=[each.without_page for each in installed() if each.without_page],
                 beside=[words for each in installed() for words in each.processes(loaded)],
             )
@@ -80,7 +78,7 @@ def capture(
     from monitor.metrics.definitions import Part
     from monitor.metrics.endpoint import open_meters
 
-    log_to_stderr(config)
+    log_to_stderr()
     loaded, stopping, watching = read(config), StopOnSignals(), observer(err)
 
     def capture_measured() -> None:
@@ -115,7 +113,7 @@ def dashboard(
     if once:
         print_json(look_once(loaded).model_dump())
         return
-    log_to_stderr(config)
+    log_to_stderr()
     os.nice(_BEHIND_ROWS)
     serve(loaded, config.absolute(), say=say)
 
@@ -199,7 +197,7 @@ def apply(
     from monitor.metrics.settings import MetricsSettings
     from monitor.metrics.sinks import measured
 
-    log_to_stderr(config)
+    log_to_stderr()
     loaded = load(config)
     if is_moved:
         may_leave_out = partial(agreed, yes=yes)

@@ -194,7 +194,7 @@ def dashboard_app(
     """
     log = Log()
     closing = contextlib.ExitStack()
-    attendant = closing.enter_context(open_attendant(config, path))
+    attendant = closing.enter_context(open_attendant(config))
     sampler = Sampler(
         config,
         subject_of(config),

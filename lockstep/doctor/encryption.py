@@ -45,15 +45,14 @@ def encryption_findings(config: Config, environment: Mapping[str, str] = os.envi
 
 def _kafka(kafka: KafkaSettings) -> list[Finding]:
     hosts = [address.strip().rpartition(":")[0] for address in kafka.bootstrap_servers.split(",")]
-    if kafka.security_protocol.endswith("ssl") or all(map(_is_local, hosts)):
+    if kafka.tls is not None or all(map(_is_local, hosts)):
         return []
     what = "the connection isn't encrypted"
-    if kafka.security_protocol == "sasl_plaintext":
+    if kafka.sasl_mechanism is not None:
         what += ", although it has a password" + (
             ", which is sent as it is" if kafka.sasl_mechanism in _AS_IT_IS else ""
         )
-    better = "sasl_ssl" if kafka.security_protocol.startswith("sasl") else "ssl"
-    return [warning("Kafka", what, WHY, f'set kafka.security_protocol = "{better}", and a listener for it')]
+    return [warning("Kafka", what, WHY, "set kafka.tls = {}, and a listener for it")]
 
 
 def _sink(name: str, settings: SinkSettings, environment: Mapping[str, str]) -> list[Finding]:

@@ -126,7 +126,7 @@ def _of_this_machine(config: Config) -> list[Finding]:
     """Java, directories, and what goes in and out."""
     findings: list[Finding] = []
     if config.sinks or config.stream_queries:
-        findings += java_findings(config.spark.java_home, os.environ)
+        findings += java_findings(os.environ)
     findings += directory_findings(config)
     findings += token_findings(config)
     return [*findings, *encryption_findings(config)]

@@ -22,19 +22,21 @@ from cdc.model.tag import Tag
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord
 from cdc.protocol.copy_ledger import CopiedRange, is_range_key
 from cdc.protocol.envelope import LEFT_OUT_START, TAG_END, TAG_HEADER, TAG_START, parse_value
+from jobs.spark.java_tokens import ALLOWED_URLS
 from lockstep.config import Config
 
 
 def token_findings(config: Config) -> list[Finding]:
-    """What executors on other machines would read by Java's client of Kafka, which gets no tokens there. Pure."""
+    """What executors on other machines read by Java's client of Kafka, which needs leave to get tokens there. Pure."""
     if config.kafka.sasl_mechanism != OAUTHBEARER or config.spark.is_local:
         return []
     return [
-        error(
+        warning(
             f"stream query {name}",
-            "its executors read by Java's client of Kafka, which gets no token of OAUTHBEARER on other machines",
-            "its job would wait for Kafka for ever",
-            "give Lockstep a login of SCRAM-SHA-512 or a certificate, or do without it",
+            "its executors read by Java's client of Kafka, which gets tokens only from addresses that its JVM allows",
+            "else its job would wait for Kafka for ever",
+            f"set spark.executor.extraJavaOptions in spark-defaults.conf to -D{ALLOWED_URLS}= and the address of"
+            " sasl.oauthbearer.token.endpoint.url",
         )
         for name in config.stream_queries
     ]
@@ -132,16 +134,13 @@ def replication_findings(topics: TopicSettings, brokers: int) -> list[Finding]:
     """Whether there are brokers enough for topics that capture is to create."""
     if topics.replication_factor <= brokers:
         return []
-    settings = f"replication_factor = {brokers}"
-    if topics.min_insync_replicas > brokers:
-        settings += f" and min_insync_replicas = {brokers}"
     return [
         error(
             "topics",
             f"kafka.topics.replication_factor is {topics.replication_factor}, and there"
             f" {'is 1 broker' if brokers == 1 else f'are {brokers} brokers'}",
             "Kafka puts no two copies of a topic on one broker, so that capture couldn't create its topics",
-            f"start more brokers, or set {settings} in [kafka.topics]",
+            f"start more brokers, or set replication_factor = {brokers} in [kafka.topics]",
         )
     ]
 

@@ -35,17 +35,17 @@ class SparkSql:
             from pyspark.sql import SparkSession
 
             from jobs.spark.session import open_session
-            from lockstep.apply import with_java
+            from lockstep.apply import use_java
             from stack.errors import StackError
 
             running = SparkSession.getActiveSession() or SparkSession._instantiatedSession
             if running is not None:
                 return running
             try:
-                settings = with_java(self._settings)
+                use_java()
             except StackError as error:
                 raise LockstepError(error.message, hint=error.hint) from error
-            here = settings.model_copy(update={"master": "local[2]", "package": None, "conf": {}})
+            here = self._settings.model_copy(update={"master": "local[2]", "package": None, "conf": {}})
             self._session = open_session(here, name="lockstep doctor", bulk=False)
             self._closing.callback(self._session.stop)
         return self._session

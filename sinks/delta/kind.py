@@ -16,7 +16,6 @@ _EXAMPLE: Final = """\
 # partition_by = { "public.orders" = ["region"] }    # (rebuild)
 # synced_at = false                        # true: a column _synced_at, when a row was written last, for dbt (rebuild)
 # purge_deleted_after_days = 0             # after which a deleted row is removed for good; 0: never; needs synced_at
-# optimize_every_commits = 100             # small files of a table are put together so often
 # retention_hours = 24                     # replaced files are kept so long, for queries that began before
 """
 

@@ -59,7 +59,6 @@ class DeltaSettings(PurgingSettings):
     ``prefix`` begins the name of each directory; without it the sink's name does. ``login`` is the store's key and
     secret. ``storage_options`` are deltalake's other settings of the store. ``partition_by`` names columns by table.
 
-    After every ``optimize_every_commits`` commits to a table its small files are compacted.
     Files that were replaced more than ``retention_hours`` ago are deleted then.
     """
 
@@ -78,7 +77,6 @@ class DeltaSettings(PurgingSettings):
     partition_by: Annotated[Mapping[str, tuple[str, ...]], AfterValidator(_table_names)] = {}
     login: Login = Login()
     storage_options: Annotated[Mapping[str, str], AfterValidator(_plain_options)] = {}
-    optimize_every_commits: int = Field(100, gt=0)
     retention_hours: int = Field(24, gt=0)
 
     @model_validator(mode="before")

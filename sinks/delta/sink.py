@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 _OFFSET: Final = "lockstep.offset:"
 
+OPTIMIZE_EVERY_COMMITS = 100
+"""After so many commits to a table its small files are put together."""
+
 
 def open_delta(name: str, settings: DeltaSettings, generation: int) -> OpenedSink:
     """The destination opened for one generation. It connects when it is first used.
@@ -224,8 +227,7 @@ class DeltaSink:
             ),
             offsets,
         )
-        every = self._settings.optimize_every_commits
-        if before // every != opened.table.version() // every:
+        if before // OPTIMIZE_EVERY_COMMITS != opened.table.version() // OPTIMIZE_EVERY_COMMITS:
             self._tidy(opened)
         # Among those that are updated are then others, which the batch doesn't have.
         updated = 0 if empties else metrics["num_target_rows_updated"]

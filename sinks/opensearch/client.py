@@ -10,7 +10,7 @@ from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import TableName
 from sinks.access import certificate_refused, untrusted
 from sinks.opensearch.answers import RETRY_AFTER_S, TOO_LONG, failure
-from sinks.opensearch.request_login import RequestLogin, request_login
+from sinks.opensearch.aws import Signing
 from sinks.opensearch.settings import OpenSearchSettings
 
 Answers = list[tuple[int, Mapping[str, Any] | None]]
@@ -36,7 +36,6 @@ class OpenSearchClient:
         self._settings = settings
         self._where = ", ".join(settings.urls)
         self._client: Any = None
-        self._login = request_login(settings.login, settings.sigv4)
 
     def bulk(self, body: bytes, count: int) -> Answers | None:
         """Status and error of each item; None when all of them were applied."""
@@ -89,7 +88,7 @@ class OpenSearchClient:
     def transport(self) -> Any:
         """The client library's own."""
         if self._client is None:
-            self._client = _connect(self._settings, self._login)
+            self._client = _connect(self._settings)
         return self._client.transport
 
     def close(self) -> None:
@@ -99,13 +98,10 @@ class OpenSearchClient:
 
     def _request(self, method: str, path: str, parameters: Mapping[str, str], body: Any, content_type: str) -> Any:
         from opensearchpy.exceptions import ConnectionError as NoConnection
-        from opensearchpy.exceptions import TransportError
 
-        others, login, was_refused = len(self._settings.urls) - 1, self._login, False
+        others = len(self._settings.urls) - 1
         while True:
             try:
-                if login is not None:
-                    login.read()
                 headers = {"content-type": content_type}
                 return self.transport().perform_request(method, path, params=parameters, body=body, headers=headers)
             except NoConnection as error:
@@ -113,21 +109,6 @@ class OpenSearchClient:
                 if not others or not _was_never_sent(error):
                     raise
                 others -= 1
-            except TransportError as error:
-                # Nothing was done of a request that wasn't let in.
-                status, was_let_in = int(error.status_code), _is_its_own(error.info)
-                if login is None or not login.is_refused(status, was_let_in=was_let_in):
-                    raise
-                if was_refused:
-                    words = f"{error.error} {error.info}"
-                    raise login.refusal(failure(status, _kind_of(error.error)), words) from error
-                was_refused = True
-
-
-def _is_its_own(info: Any) -> bool:
-    """Whether OpenSearch itself has answered: its errors have a type."""
-    error = info.get("error") if isinstance(info, dict) else None
-    return isinstance(error, dict) and isinstance(error.get("type"), str)
 
 
 def _was_never_sent(error: Any) -> bool:
@@ -220,20 +201,18 @@ def _innermost(info: Any) -> tuple[str, str | None]:
     return kind, why
 
 
-def _connect(settings: OpenSearchSettings, login: RequestLogin | None) -> Any:
+def _connect(settings: OpenSearchSettings) -> Any:
     from opensearchpy import OpenSearch
     from urllib3 import Timeout
 
     options: dict[str, Any] = {}
-    if login is not None:
-        options["http_auth"] = login
+    if settings.aws_region is not None:
+        options["http_auth"] = Signing(settings.aws_region)
     elif settings.login.user is not None:
         options["http_auth"] = (settings.login.user, settings.login.read_password() or "")
     if any(url.startswith("https:") for url in settings.urls):
         tls = settings.tls
-        options |= {"verify_certs": tls.verify, "ssl_show_warn": False}
-        if not tls.verify:
-            options["ssl_assert_hostname"] = False
+        options["verify_certs"] = True
         for option, file in (
             ("ca_certs", tls.ca_file),
             ("client_cert", tls.certificate_file),

@@ -21,9 +21,9 @@ _EXAMPLE: Final = """\
 # refresh_interval_ms = 500                # how soon a write is found
 # deletes = "versioned"                    # or "marker": a hidden document remembers the delete for ever (rebuild)
 # gc_deletes_s = 3600                      # how long a versioned delete is remembered
-# With Amazon's OpenSearch no login: sigv4 = { region = "eu-central-1", credentials_command = ["print-keys"] }
+# With Amazon OpenSearch Service no login: aws_region = "eu-central-1"
 # timeout_s = 60.0                         # of a request
-# tls = { ca_file = "/tls/ca.pem", certificate_file = "/tls/me.pem", key_file = "/tls/me.key", verify = true }
+# tls = { ca_file = "/tls/ca.pem", certificate_file = "/tls/me.pem", key_file = "/tls/me.key" }
 """
 
 KIND: Final = SinkKind(

@@ -9,11 +9,11 @@ from pydantic import Field, field_validator, model_validator
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
-from sinks.access import Login, Tls, same_server, split_address
+from cdc.settings import Tls
+from sinks.access import Login, same_server, split_address
 from sinks.opensearch.ids import IdTemplate
 from sinks.opensearch.mapping import copy_targets, field_name
 from sinks.opensearch.names import alias_name, name_problems
-from sinks.opensearch.sigv4 import SigV4
 from sinks.table_settings import PROJECTING, TableSettings
 from sinks.wrappers.projection import parse_column, parse_columns
 
@@ -52,7 +52,7 @@ class OpenSearchSettings(TableSettings):
     with besides what is set here; both are OpenSearch's own words. Columns are named as they are called here
     (``rename``).
 
-    With ``sigv4`` requests are signed, as Amazon's OpenSearch asks for, instead of a ``login``.
+    With ``aws_region`` requests are signed for Amazon OpenSearch Service there, instead of a ``login``.
 
     """
 
@@ -78,7 +78,7 @@ class OpenSearchSettings(TableSettings):
     fields: dict[str, dict[str, Any]] = Field(default_factory=dict)
     index_settings: dict[str, Any] = Field(default_factory=dict)
     login: Login = Login()
-    sigv4: SigV4 | None = None
+    aws_region: str | None = Field(None, pattern=r"^[a-z0-9-]+$")
     tls: Tls = Tls()
     shards: int = Field(1, gt=0)
     replicas: int = Field(1, ge=0)
@@ -191,8 +191,8 @@ class OpenSearchSettings(TableSettings):
         problems = []
         if not self.tls.is_used(encrypted=all(url.startswith("https:") for url in self.urls)):
             problems.append("tls is set, and an address begins with http: let each begin with https, or remove tls")
-        if self.sigv4 is not None and self.login != Login():
-            problems.append("sigv4 and login exclude each other: a request has one of them")
+        if self.aws_region is not None and self.login != Login():
+            problems.append("aws_region and login exclude each other: a request has one of them")
         for text in self.fields:
             table, column = parse_column(text)
             if column in excluded.get(table, ()):

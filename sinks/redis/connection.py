@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cdc.model.errors import ConfigurationError, DataLost, LockstepError, StoreRefuses, Unavailable
-from cdc.printed_secret import not_taken
 from sinks.access import Login
 from sinks.redis.errors import is_cluster, translated
 from sinks.redis.keys import RedisKeys
@@ -71,7 +70,7 @@ class RedisConnection:
 
         Raises LockstepError when what is stored here is of another format.
         """
-        from redis.exceptions import AuthenticationError, RedisError
+        from redis.exceptions import RedisError
 
         try:
             if self._client is None:
@@ -84,11 +83,7 @@ class RedisConnection:
                 self._format_is_checked = True
             yield self._client
         except RedisError as error:
-            ours = translated(error, f"redis at {self._settings.server}")
-            command = self._settings.login.command
-            if isinstance(error, AuthenticationError) and command is not None:
-                ours = not_taken(command, ours)
-            raise ours from error
+            raise translated(error, f"redis at {self._settings.server}") from error
 
     def close(self) -> None:
         if self._client is not None:
@@ -105,13 +100,13 @@ class RedisConnection:
         options: dict[str, Any] = {}
         if settings.login.user is not None:
             options["username"] = settings.login.user
-        password = None if settings.login.command is not None else settings.login.read_password()
+        password = settings.login.password
         if password is not None:
-            options["password"] = password
+            options["password"] = password.get_secret_value()
         if url.startswith("rediss:"):
             tls = settings.tls
-            options["ssl_cert_reqs"] = "required" if tls.verify else "none"
-            options["ssl_check_hostname"] = tls.verify
+            options["ssl_cert_reqs"] = "required"
+            options["ssl_check_hostname"] = True
             for option, file in (
                 ("ssl_ca_certs", tls.ca_file),
                 ("ssl_certfile", tls.certificate_file),
@@ -127,9 +122,9 @@ class RedisConnection:
         }
         try:
             client = _through_sentinels(settings, options) if settings.sentinels else Redis.from_url(url, **options)
-            if settings.login.command is not None:
+            if settings.login.password_file is not None:
                 each = client.connection_pool.connection_kwargs
-                each["credential_provider"] = _PrintedPassword(settings.login, each.pop("username", None))
+                each["credential_provider"] = _PasswordFile(settings.login, each.pop("username", None))
             client.connection_pool.make_connection()  # does no I/O, and takes what the address asks for or doesn't
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
@@ -202,8 +197,8 @@ _OF_ONE_SERVER: Final = frozenset({"host", "port", "connection_class"})
 """What a client's library reads from an address that the Sentinels say instead."""
 
 
-class _PrintedPassword:
-    """The password of each connection, as redis-py asks for it: a command prints it."""
+class _PasswordFile:
+    """The password of each connection, as redis-py asks for it: what the file has then."""
 
     def __init__(self, login: Login, user: str | None) -> None:
         self._login = login

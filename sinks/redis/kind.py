@@ -21,7 +21,7 @@ _EXAMPLE: Final = """\
 # tombstone_ttl_s = 86400                  # how long a delete is remembered
 # max_value_bytes = 67108864               # a larger row is rejected
 # timeout_s = 30.0                         # of an answer
-# tls = { ca_file = "/tls/ca.pem", certificate_file = "/tls/me.pem", key_file = "/tls/me.key", verify = true }
+# tls = { ca_file = "/tls/ca.pem", certificate_file = "/tls/me.pem", key_file = "/tls/me.key" }
 """
 
 KIND: Final = SinkKind(

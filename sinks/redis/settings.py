@@ -10,7 +10,8 @@ import orjson
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from cdc.model.table import Table, TableName
-from sinks.access import Login, Tls, same_host, same_server, split_address
+from cdc.settings import Tls
+from sinks.access import Login, same_host, same_server, split_address
 from sinks.redis.layout import Layout, Template
 from sinks.table_settings import PROJECTING, TableSettings
 

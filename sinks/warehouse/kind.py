@@ -19,7 +19,7 @@ _EXAMPLE: Final = """\
 # synced_at = false                        # true: a column _synced_at, when a row was written last, for dbt (rebuild)
 # schema_changes = "stop"                  # "follow": columns are renamed and dropped as at the source
 # lock_timeout_s = 5.0                     # then the batch is tried again later
-# tls = { ca_file = "/tls/ca.pem", certificate_file = "/tls/me.pem", key_file = "/tls/me.key", verify = true }
+# tls = { ca_file = "/tls/ca.pem", certificate_file = "/tls/me.pem", key_file = "/tls/me.key" }
 """
 
 KIND: Final = SinkKind(

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Collection
 from typing import Annotated, Final, Self
 
-from pydantic import Field, StrictBool, model_validator
+from pydantic import Field, model_validator
 
 from cdc.model.table import Table, quote_identifier
 from cdc.settings import Settings
@@ -13,27 +13,20 @@ from sinks.warehouse.names import NAME_BYTES_MAX, listed
 NAME_PREFIX: Final = "lockstep_index_"
 """How their names begin, by which they are told from those that somebody made by hand."""
 
-_UNIQUE: Final = (
-    "unique: it would refuse rows that the source has: rows arrive by key and not in the order of their changes, so two"
-    " may have one value for a while; leave it out, the source keeps it unique"
-)
-
 
 class OwnIndex(Settings):
     """An index on ``columns``, by their names in the warehouse, or on an ``expression`` as ``create index`` has it
-    between its parentheses. ``method`` and ``where`` are PostgreSQL's. It is never unique.
+    between its parentheses. ``method`` and ``where`` are PostgreSQL's. It is never unique: rows arrive by
+    key and not in the order of their changes, so two may have one value for a while.
     """
 
     columns: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     expression: str = ""
     method: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*$")] = "btree"
     where: str = ""
-    unique: StrictBool = False
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
-        if self.unique:
-            raise ValueError(_UNIQUE)
         if bool(self.columns) == bool(self.expression.strip()):
             raise ValueError("an index has columns or an expression, one of both")
         return self

@@ -10,7 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretS
 
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import Table, TableName
-from sinks.access import Login, Tls, same_host
+from cdc.settings import Tls
+from sinks.access import Login, same_host
 from sinks.table_settings import PurgingSettings
 from sinks.warehouse.names import NAME_BYTES_MAX, WarehouseNames
 from sinks.warehouse.own_indexes import OwnIndex
@@ -84,8 +85,7 @@ class WarehouseSettings(PurgingSettings):
     DuckDB's, ``duckdb:////directory/file.duckdb``, with settings of DuckDB's after it, as ``?memory_limit=4GB``.
 
     ``schema_name`` is where the views are, ``schema`` in the file; without it the sink's name. ``login`` and ``tls``
-    win over what the address says. ``schema_changes`` may be ``follow``, too: a column that the source renames or drops
-    is renamed or dropped here.
+    win over what the address says.
 
     ``names`` maps source tables to their names here; others have the name that they have by default.
     ``history`` names the tables of which all versions are kept, or is true for all of them.
@@ -111,6 +111,7 @@ class WarehouseSettings(PurgingSettings):
         " and one that two shards write would be seen in half"
     )
     TAKES_APPEND_ONLY: ClassVar[bool] = True
+    FOLLOWS_COLUMNS: ClassVar[bool] = True
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -121,7 +122,6 @@ class WarehouseSettings(PurgingSettings):
     history: Annotated[StrictBool | tuple[str, ...], BeforeValidator(_is_choice), AfterValidator(_are_tables)] = False
     keep_history_days: float = Field(0.0, ge=0)
     indexes: Annotated[dict[str, tuple[OwnIndex, ...]], AfterValidator(_are_of_tables)] = Field(default_factory=dict)
-    schema_changes: Literal["stop", "keep", "follow"] = "stop"  # type: ignore[assignment]  # others have no follow
     login: Login = Login()
     tls: Tls | None = None
     lock_timeout_s: float = Field(5.0, gt=0)

@@ -287,7 +287,7 @@ class WarehouseSink:
         if lacking:
             raise LockstepError(
                 f"events came without the versions that the history of {', '.join(lacking)} is made of",
-                hint="an earlier version of Lockstep applies to this generation, too: stop it, and nothing is lost",
+                hint="it is a bug: report it; nothing is lost",
             )
 
     def _require_prepared(self, name: TableName) -> None:

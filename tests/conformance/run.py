@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.pq import TransactionStatus
 
 from cdc.capture.batch import Committed
+from cdc.capture.settings import BatchSize
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from cdc.postgres.connection import connect
@@ -41,7 +43,7 @@ from tests.topics import read_committed
 _PATIENCE_S = 300.0
 _PATIENCE_WITH_STOPS_S = 15.0
 _HEARTBEAT_S = 0.3
-_BATCH_ROWS_WITH_RESTARTS = 10
+_BATCH_WITH_RESTARTS = BatchSize(10, 1 << 20)
 
 Complaints = dict[str, list[str]]
 """Case id -> what is wrong; an empty list is a case that passed."""
@@ -188,16 +190,13 @@ class _Pipeline:
             for case, way in self._runs
             for table, toml in case.options.items()
         ]
-        restarts = any(case.restarts for case in self._cases)
         self._path.write_text(
             "\n".join(
                 (
                     f'pipeline = {{ name = "{self._name}" }}',
                     "[kafka]",
                     f'bootstrap_servers = "{self._kafka_bootstrap}"',
-                    "topics = { partitions = 1, replication_factor = 1, min_insync_replicas = 1 }",
-                    "[capture]",
-                    f"batch_rows = {_BATCH_ROWS_WITH_RESTARTS}" if restarts else "",
+                    "topics = { partitions = 1, replication_factor = 1 }",
                     "[source]",
                     f'dsn = "{self._dsn}"',
                     f"heartbeat_interval_s = {_HEARTBEAT_S}",
@@ -344,10 +343,13 @@ class _Running(threading.Thread):
 
     def run(self) -> None:
         observer = Observer(say=self._say, committed=self._committed)
+        pipeline = self._config.as_pipeline()
+        if self._restarts:
+            pipeline = replace(pipeline, batch=_BATCH_WITH_RESTARTS)
         try:
             while not self._stop_now.is_set():
                 self._stop_for_restart.clear()
-                capture(self._config.as_pipeline(), stopping=self._is_stopping, observer=observer)
+                capture(pipeline, stopping=self._is_stopping, observer=observer)
         except BaseException as error:
             self.error = error
 

@@ -443,7 +443,7 @@ def _duckdb(_endpoints: Any, **shaping: Any) -> Destination:
 
 def _delta(_endpoints: Any) -> Destination:
     root = Path(tempfile.mkdtemp(prefix="lockstep-lake-"))
-    chosen = DeltaSettings(root=str(root), optimize_every_commits=20)
+    chosen = DeltaSettings(root=str(root))
 
     @contextmanager
     def reader(name: str) -> Iterator[Reader]:

@@ -256,10 +256,12 @@ _WRITER = """
 import sys
 from cdc.model.table import TableName
 from sinks.delta.settings import DeltaSettings
+from sinks.delta import sink as delta
 from sinks.delta.sink import open_delta
 from tests.builders import batch, column, table, upsert
+delta.OPTIMIZE_EVERY_COMMITS = 7
 items = table(column("id", "int8"), column("note"), name=TableName("public", "items"))
-sink = open_delta("shop", DeltaSettings(root=sys.argv[1], optimize_every_commits=7), 1).sink
+sink = open_delta("shop", DeltaSettings(root=sys.argv[1]), 1).sink
 sink.prepare([items])
 fence = sink.claim()
 for at in range(int(sys.argv[2]), 1000000):
@@ -395,8 +397,11 @@ def test_rows_that_come_while_a_column_is_added_get_its_default_too(lake: Lake) 
 # Small files, and old ones
 
 
-def test_small_files_are_put_together_and_old_ones_deleted_on_schedule(lake: Lake) -> None:
-    sink = lake.sink(1, ITEMS, optimize_every_commits=10, retention_hours=1)
+def test_small_files_are_put_together_and_old_ones_deleted_on_schedule(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sinks.delta.sink.OPTIMIZE_EVERY_COMMITS", 10)
+    sink = lake.sink(1, ITEMS, retention_hours=1)
     for number in range(8):
         sink.apply(batch(item(number, "a", 1)))
     assert len(DeltaTable(lake.root / "shop_g1/items").file_uris()) == 8

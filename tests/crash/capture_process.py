@@ -59,7 +59,7 @@ def main() -> int:
     parser.add_argument("--kill", choices=KILL_POINTS)
     parser.add_argument("--nth", type=int, default=3)
     arguments = parser.parse_args()
-    log_to_stderr(arguments.config)
+    log_to_stderr()
     faulthandler.register(signal.SIGUSR1)  # for whoever waits for its end in vain
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

@@ -216,7 +216,7 @@ def _reader(pipeline: Pipeline) -> int | None:
         return None if slot is None else slot.active_pid
 
 
-_SIDE_BY_SIDE = "workers = 2\nrange_bytes = 65536"
+_SIDE_BY_SIDE = "workers = 2"
 
 
 def _fill(pipeline: Pipeline) -> None:

@@ -24,7 +24,7 @@ _numbers = itertools.count(1)
 def pipeline(stack: Any, tmp_path: Path) -> Iterator[Pipeline]:
     """With a table that takes some seconds to copy again."""
     name = f"chunkcrash{os.getpid()}_{next(_numbers)}"
-    made = Pipeline(stack.endpoints(), tmp_path, name, more={"snapshot": "chunk_ms = 1\nrows_per_s = 1500"})
+    made = Pipeline(stack.endpoints(), tmp_path, name, more={"snapshot": "rows_per_s = 1500"})
     with made.sql() as connection:
         connection.execute(
             f"insert into {name}.account (id, owner) select {10**9} + i, repeat('x', 100)"

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.soak]
 
 ROWS = 6000
 _numbers = itertools.count(1)
-_SLOWLY = "range_bytes = 65536\nrows_per_s = 1500\nworkers = {}"
+_SLOWLY = "rows_per_s = 1500\nworkers = {}"
 
 
 @pytest.fixture(params=[0, 2], ids="workers={}".format)

@@ -18,20 +18,20 @@ from pydantic import BaseModel, SecretStr
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.settings import KafkaSettings, TopicSettings
 from cdc.model.later import named
+from cdc.settings import Tls
 from cdc.webhook import WebhookSettings
 from extensions.alerts.settings import AlertSettings
 from jobs.settings import SparkSettings
 from jobs.streams.settings import PatternSettings, StepSettings, StreamSettings
 from lockstep.cli.main import app
-from lockstep.config import Config, LogSettings
+from lockstep.config import Config
 from lockstep.dashboard_settings import DashboardSettings
 from lockstep.extension import installed
 from lockstep.stream_sections import StreamQuerySection
 from monitor.condition_settings import ConditionSettings
 from monitor.conditions import NAMES
 from monitor.metrics.settings import MetricsSettings
-from monitor.verification import VerifySettings
-from sinks.access import Login, Tls
+from sinks.access import Login
 from sinks.delta.settings import DeltaSettings
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.redis.settings import RedisSettings
@@ -61,7 +61,6 @@ GENERATED = {"bench/results"}
 
 SETTINGS: dict[str, Sequence[type[BaseModel]]] = {
     "docs/alerts.md": (ConditionSettings, AlertSettings, WebhookSettings),
-    "docs/verify.md": (VerifySettings,),
     "docs/dashboard.md": (DashboardSettings,),
     "docs/events.md": (TopicSettings,),
     "docs/spark-cluster.md": (SparkSettings,),
@@ -81,7 +80,6 @@ SETTINGS: dict[str, Sequence[type[BaseModel]]] = {
 
 COMPLETE = {
     "docs/alerts.md": ConditionSettings,
-    "docs/verify.md": VerifySettings,
     "docs/dashboard.md": DashboardSettings,
     "docs/events.md": TopicSettings,
     "docs/spark-cluster.md": SparkSettings,
@@ -93,7 +91,7 @@ COMPLETE = {
 }
 """Pages that have every setting."""
 
-NOT_OURS = {"spark.archives", "spark.authenticate", "source.schema_id"}
+NOT_OURS = {"spark.archives", "spark.jars", "spark.authenticate", "source.schema_id"}
 """Spark's own settings, and a field of an event, which look like our settings."""
 
 SECTIONS: dict[str, type[BaseModel]] = {
@@ -103,10 +101,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "kafka": KafkaSettings,
     "capture": CaptureSettings,
     "spark": SparkSettings,
-    "log": LogSettings,
     "metrics": MetricsSettings,
     "conditions": ConditionSettings,
-    "verify": VerifySettings,
     "dashboard": DashboardSettings,
     "login": Login,
     "tls": Tls,
@@ -233,7 +229,7 @@ def test_a_page_has_every_setting(name: str) -> None:
 
 def test_the_page_about_projections_has_what_every_sink_has() -> None:
     named = {setting for setting, _ in setting_rows(DOCS / "projections.md")}
-    others = ["changes_max", "lender", "mask_salt", "topic", "type", "view"]
+    others = ["lender", "mask_salt", "topic", "type", "view"]
     assert sorted(set(TableSettings.model_fields) - named) == others
 
 

@@ -42,7 +42,6 @@ class Copying:
     def __init__(self, captured: Captured, database: Database) -> None:
         self.captured = captured
         self.database = database
-        captured.config = captured.config.model_copy(update={"snapshot": SnapshotSettings(chunk_ms=1)})
 
     def ask(self, name: TableName = _BIG) -> None:
         request_repair(self.database.connection, name, None, slot=self.captured.config.slot)
@@ -345,7 +344,7 @@ def test_a_table_that_leaves_in_the_middle_of_its_copy_is_copied_when_it_is_back
 def test_a_copy_takes_no_more_rows_a_second_than_it_may(copying: Copying) -> None:
     """Not how fast it is, but what a chunk takes, and that no other begins before its time has come."""
     captured = copying.captured
-    captured.config = captured.config.model_copy(update={"snapshot": SnapshotSettings(chunk_ms=50, rows_per_s=5000)})
+    captured.config = captured.config.model_copy(update={"snapshot": SnapshotSettings(rows_per_s=5000)})
     captured.start()
     captured.settle()
     before = len(captured.events("public.big"))

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from cdc.capture.settings import SnapshotSettings
+from cdc.capture.settings import BatchSize, SnapshotSettings
 from cdc.kafka.control_topics import read_copied_ranges, read_state
 from cdc.kafka.topic_names import STATE, control_topic
 from cdc.model.errors import Unavailable
@@ -27,7 +27,7 @@ from tests.databases import Database, until
 
 pytestmark = pytest.mark.live
 
-WORKERS = "[snapshot]\nworkers = 2\nrange_bytes = 65536\nbatch_rows = 100"
+WORKERS = "[snapshot]\nworkers = 2"
 T = "create table t (id int primary key, a text)"
 ROWS = 5000
 FILL = f"insert into t select n, repeat('x', 100) || n from generate_series(1, {ROWS}) n"
@@ -36,7 +36,7 @@ FILL = f"insert into t select n, repeat('x', 100) || n from generate_series(1, {
 @pytest.fixture
 def make(capture: StartCapture) -> Any:
     """Makes a capture of these tables, whose first copy takes two workers."""
-    return partial(capture, start=False, sections=WORKERS)
+    return partial(capture, start=False, sections=WORKERS, copy_batch=BatchSize(100, 1 << 20))
 
 
 def _snapshot_rows(captured: Captured, table: str) -> list[int]:
@@ -265,10 +265,10 @@ def test_a_copy_that_kafka_does_not_take_in_time_is_tried_with_smaller_transacti
     monkeypatch.setattr("cdc.kafka.publisher.TRANSACTION_TIMEOUT_MS", 1000)
     monkeypatch.setattr("cdc.capture.settings._BATCH_ROWS_MIN", 1)
     database.execute(T, "insert into t select n, 'x' from generate_series(1, 20) n")
-    captured = make("public.t", sections="[snapshot]\nbatch_rows = 8", partitions=1)
+    captured = make("public.t", sections="", copy_batch=BatchSize(8, 1 << 20), partitions=1)
     topic, kafka = captured.topic("public.t"), endpoints.kafka_bootstrap
     captured.start(wrap_publisher=lambda inner: _Slow(inner, topic, kafka, rows_max=4))
     assert any("more than the 1 s that it may be" in line for line in captured.said)
     told = [line for line in captured.said if line.startswith("the first copy has smaller transactions")]
-    assert ["snapshot.batch_rows = 4," in line for line in told] == [True]
+    assert ["of 4 rows" in line for line in told] == [True]
     captured.assert_equal()

@@ -54,10 +54,9 @@ name = "{self.name}"
 [source]
 dsn = "{database.dsn}"
 tables = ["public.t"]
-slot = "{database.slot_name()}"
 [kafka]
 bootstrap_servers = "{endpoints.kafka_bootstrap}"
-topics = {{ partitions = 3, replication_factor = 1, min_insync_replicas = 1 }}
+topics = {{ partitions = 3, replication_factor = 1 }}
 """)
         self.config: Config = load(self.path)
         self.client = self.config.kafka.client()
@@ -293,14 +292,6 @@ def test_a_slot_that_is_gone_is_found(case: Case) -> None:
     drop_slot(case.database.connection, case.config.slot)
     ((severity, _, what),) = case.wrong()
     assert (severity, what.split(";")[0]) == (Severity.ERROR, "is gone")
-
-
-@pytest.mark.soak
-def test_two_pipelines_with_one_slot_are_found(case: Case) -> None:
-    other = f"other{case.name}"
-    TopicAdmin(case.client).create(control_topic_plans(other, case.config.kafka.topics))
-    case.produce(control_topic(other, STATE), case.config.slot.encode(), case.state().to_bytes())
-    assert case.wrong() == [(Severity.ERROR, f"slot {case.config.slot}", f"belongs to the pipeline {other}")]
 
 
 @pytest.mark.soak

@@ -159,7 +159,7 @@ def test_a_standby_is_refused_before_anything_is_created(
     config = tmp_path / "lockstep.toml"
     config.write_text(
         f"[pipeline]\nname = '{tmp_path.name}'\n[kafka]\nbootstrap_servers = '{endpoints.kafka_bootstrap}'\n"
-        f"topics = {{ replication_factor = 1, min_insync_replicas = 1 }}\n"
+        f"topics = {{ replication_factor = 1 }}\n"
         f"[source]\ndsn = '{standby.dsn}'\ntables = ['public.t']\n"
     )
     for command in (["capture"], ["capture", "--standby"], ["recover", "--yes"]):

@@ -23,7 +23,7 @@ from tests.topics import assign
 
 pytestmark = pytest.mark.live
 
-SETTINGS = TopicSettings(replication_factor=1, min_insync_replicas=1)
+SETTINGS = TopicSettings(replication_factor=1)
 TIMEOUT_S = 90.0
 OWN = {"segment.ms": "86400000", "min.cleanable.dirty.ratio": None}
 
@@ -144,7 +144,7 @@ import sys
 from cdc.kafka.forced_compaction import ForcedCompaction
 from cdc.kafka.settings import KafkaSettings, TopicSettings
 client = KafkaSettings(bootstrap_servers=sys.argv[1]).client()
-topics = TopicSettings(replication_factor=1, min_insync_replicas=1)
+topics = TopicSettings(replication_factor=1)
 ForcedCompaction(client, sys.argv[2], topics).compact(sys.argv[3], [1], timeout_s=300)
 """
 

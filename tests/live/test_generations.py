@@ -31,7 +31,7 @@ def test_up_to_where_a_sink_was_verified_is_told_of_the_epoch_of_capture_alone(
     opened = open_sink(sink, RedisSettings.model_validate({"url": endpoints.redis_url}), 1)
     path = tmp_path / "lockstep.toml"
     path.write_text(
-        f'[pipeline]\nname = "{name}"\n[source]\ndsn = "{endpoints.source_dsn}"\nslot = "test"\n'
+        f'[pipeline]\nname = "{name}"\n[source]\ndsn = "{endpoints.source_dsn}"\n'
         f'tables = ["public.orders"]\n[kafka]\nbootstrap_servers = "{endpoints.kafka_bootstrap}"\n'
         f'[sinks.{sink}]\ntype = "redis"\nurl = "{endpoints.redis_url}"\n'
     )

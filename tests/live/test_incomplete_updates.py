@@ -2,6 +2,7 @@
 
 import pytest
 
+from cdc.capture.settings import BatchSize
 from tests.captured import Captured, StartCapture
 from tests.databases import Database
 from tests.dying_publisher import Commit, Killed, dying
@@ -97,8 +98,7 @@ _IN_ONE_TRANSACTION = (
 )
 @pytest.mark.soak
 def test_a_crash_in_a_transaction_that_ends_the_following_of_a_table(captured: Captured, at: int, before: bool) -> None:
-    batches = captured.config.capture.model_copy(update={"batch_rows": 5})
-    captured.config = captured.config.model_copy(update={"capture": batches})
+    captured.batch = BatchSize(5, 1 << 20)
     captured.start()
     captured.settle()
     captured.stop()

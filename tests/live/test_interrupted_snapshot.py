@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cdc.capture.settings import BatchSize
 from cdc.kafka.control_topics import read_state
 from cdc.model.table import TableName
 from cdc.protocol.control_records import SnapshotPhase
@@ -32,7 +33,7 @@ def interrupted(database: Database, capture: StartCapture) -> Captured:
             f"insert into {table} select n, 'x' from generate_series(1, 49) n",
             f"insert into {table} values (50, 'x', repeat('b', 9000))",
         )
-    captured = capture(str(COPIED), str(LACKING), sections="[snapshot]\nbatch_rows = 20", start=False)
+    captured = capture(str(COPIED), str(LACKING), copy_batch=BatchSize(20, 1 << 20), start=False)
     # Before the commit that would put the second table into the ledger; rows of it are committed by then.
     captured.begin(wrap_publisher=dying(lambda commit: LACKING in commit.state.copied, before=True))
     with pytest.raises(Killed):
@@ -86,7 +87,7 @@ def test_a_large_value_of_a_row_that_is_gone_before_it_was_copied(database: Data
 def test_a_first_copy_whose_capture_was_killed_is_absent_and_needs_somebody(
     endpoints: Endpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slow = {"snapshot": "rows_per_s = 100\nbatch_rows = 20"}
+    slow = {"snapshot": "rows_per_s = 100"}
     with closing(Pipeline(endpoints, tmp_path, f"left_{uuid.uuid4().hex[:8]}", more=slow)) as pipeline:
         with pipeline.sql() as connection:
             connection.execute(f"insert into {pipeline.name}.account (id) select * from generate_series(1, 20000)")

@@ -221,12 +221,13 @@ def test_an_idle_job_rests_and_goes_on_when_something_comes(
 
 @pytest.mark.soak
 def test_a_batch_of_several_windows_is_committed_before_the_query_rests(
-    pipeline: Pipeline, spark: SparkSession
+    pipeline: Pipeline, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Read again after a long rest, an earlier window would bring back for a while what a later one deletes."""
     committed = Checkpoint(spark, pipeline.checkpoint()).committed
     lsn = pipeline.write(*(put(number, "n" * 100_000) for number in range(60)))
-    with pipeline.job(spark, trigger="micro-batch", window_mb=1) as job:
+    monkeypatch.setattr("jobs.query.sink_plan.WINDOW_BYTES", 1 << 20)
+    with pipeline.job(spark, trigger="micro-batch") as job:
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         until(lambda: committed() == pipeline.progress().next_offsets)
         assert job.stop() == 0

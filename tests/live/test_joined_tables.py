@@ -74,7 +74,7 @@ tables = ["public.t"]
 [spark]
 trigger = "{trigger}"
 checkpoint_directory = "{directory / "checkpoints"}"
-driver_memory = "512m"
+conf = {{ "spark.driver.memory" = "512m" }}
 continuous_s = {CONTINUOUS_S}
 """
         self.view = f"view{number}"

@@ -16,7 +16,7 @@ from tests.tls_servers import PASSWORD
 pytestmark = pytest.mark.live
 
 _PAGES = Path(__file__).parents[2] / "docs"
-_LOGIN = 'security_protocol = "sasl_plaintext"\nsasl_mechanism = "SCRAM-SHA-512"\npassword_file = "password"\n'
+_LOGIN = 'sasl_mechanism = "SCRAM-SHA-512"\npassword_file = "password"\n'
 
 
 def rights(page: str, heading: str, columns: int) -> list[list[str]]:

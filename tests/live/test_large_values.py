@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from cdc.capture.settings import BatchSize
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.table import ReplicaIdentity
 from tests.captured import Captured, StartCapture
@@ -209,8 +210,7 @@ def test_a_crash_between_any_two_steps(captured: Captured, at: int, before: bool
             "update t set n = n + 1",
             f"update t set id = id + 1000 where id = {number}",
         )
-    batches = captured.config.capture.model_copy(update={"batch_rows": 11})
-    captured.config = captured.config.model_copy(update={"capture": batches})
+    captured.batch = BatchSize(11, 1 << 20)
     captured.start(wrap_publisher=dying(lambda commit: commit.number == at, before=before))
     assert isinstance(captured.wait_error(), Killed)
     captured.start()

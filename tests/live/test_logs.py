@@ -17,6 +17,7 @@ import pytest
 from psycopg import sql
 
 from lockstep.config import load
+from lockstep.log import LOG_FORMAT_VARIABLE
 from monitor.collector import LagCollector
 from monitor.metrics.endpoint import exposition
 from monitor.metrics.pipeline import gauges_of
@@ -77,7 +78,7 @@ mask_salt_file = "{salt}\"""",
     }.items():
         assert text.count(where) == 1
         text = text.replace(where, where + more)
-    text += f'[log]\nformat = "json"\n[metrics]\ncapture = "{addresses[0]}"\napply = "{addresses[1]}"\n'
+    text += f'[metrics]\ncapture = "{addresses[0]}"\napply = "{addresses[1]}"\n'
     pipeline.path.write_text(text, encoding="utf-8")
     pipeline.config = load(pipeline.path)
     return addresses
@@ -118,8 +119,9 @@ def _rejected(text: str, sink: str) -> float:
 
 
 def test_no_value_of_a_row_is_in_logs_or_metrics_whatever_is_refused_and_a_killed_member_is_started_again(
-    pipeline: Pipeline,
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(LOG_FORMAT_VARIABLE, "json")
     addresses = _write_config(pipeline)
     _insert(pipeline, f"{_MARK}-copied", "1", f"{_MARK}-copied")
     group = pipeline.start("lockstep", "run", "--config", str(pipeline.path))

@@ -6,6 +6,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
+from cdc.capture.settings import BatchSize
 from cdc.kafka import topic_reader
 from cdc.kafka.control_topics import read_state
 from cdc.kafka.topic_admin import TopicAdmin, table_topic_plan
@@ -248,8 +249,7 @@ def test_a_table_that_is_taken_out_in_the_middle_of_a_transaction_takes_nothing_
     captured.start()
     captured.settle()
     captured.stop()
-    batches = captured.config.capture.model_copy(update={"batch_rows": 10})
-    captured.config = captured.config.model_copy(update={"capture": batches})
+    captured.batch = BatchSize(10, 1 << 20)
     database.execute(
         "begin; insert into t select n, 'new' from generate_series(100, 104) n;"
         " insert into u select n from generate_series(100, 130) n; commit"

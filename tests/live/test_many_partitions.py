@@ -148,7 +148,7 @@ def _check_everything(captured: Captured, database: Database, partitions: int, *
 
 @pytest.mark.parametrize(
     "sections",
-    ["", "[snapshot]\nworkers = 2\nrange_bytes = 65536"],
+    ["", "[snapshot]\nworkers = 2"],
     ids=["capture alone", "workers"],
 )
 def test_more_partitions_than_the_server_has_locks_are_followed(

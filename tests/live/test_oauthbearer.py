@@ -1,24 +1,25 @@
-"""Kafka that lets in tokens alone, which end while they are used: capture, tables' first copies, jobs and commands."""
+"""Kafka that lets in tokens of OpenID Connect alone, which end while they are used: capture, jobs and commands."""
 
 import base64
 import json
-import sys
+import threading
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
+import urllib3
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from pyspark.sql import SparkSession
 
 from cdc.kafka.settings import KAFKA_PASSWORD_VARIABLE, KafkaSettings
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import Unavailable
-from cdc.printed_secret import password_command
-from jobs.spark.java_tokens import TokenServer
 from stack import ports as tcp
 from stack.kafka import Kafka
 from stack.process import Launch
@@ -33,22 +34,51 @@ pytestmark = pytest.mark.live
 LIFE_S = 8
 """Brokers end a connection whose token has ended."""
 
-_ISSUES = """
-import base64, json, pathlib, sys, time
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import padding
-key_file, runs, life_s = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
-with runs.open("a") as file:
-    file.write("x")
-def part(content):
-    return base64.urlsafe_b64encode(content).rstrip(b"=")
-now = int(time.time())
-claims = {"iss": "issuer", "aud": "kafka", "sub": "lockstep", "iat": now, "exp": now + life_s}
-text = b".".join(part(json.dumps(each).encode()) for each in ({"alg": "RS256", "kid": "k"}, claims))
-key = serialization.load_pem_private_key(key_file.read_bytes(), None)
-print((text + b"." + part(key.sign(text, padding.PKCS1v15(), hashes.SHA256()))).decode())
-"""
-"""A signed token, which says when it ends by itself."""
+USER, SECRET = "lockstep", "s3cret"
+
+
+class Issuer:
+    """A server of OpenID Connect: it gives whoever has the secret a signed token of ``LIFE_S``."""
+
+    def __init__(self, key: RSAPrivateKey) -> None:
+        self.issued = 0
+        issuer, expected = self, urllib3.make_headers(basic_auth=f"{USER}:{SECRET}")["authorization"]
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers.get("content-length") or 0))
+                is_known = self.headers.get("authorization") == expected
+                issuer.issued += is_known
+                answer = {"access_token": _token(key), "token_type": "Bearer"} if is_known else {"error": "unknown"}
+                body = json.dumps(answer).encode()
+                self.send_response(200 if is_known else 401)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Says nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/token"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def settings(self) -> dict[str, str | int]:
+        """Those of librdkafka's."""
+        return {"sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.token.endpoint.url": self.url}
+
+
+def _token(key: RSAPrivateKey) -> str:
+    """A signed token, which says when it ends by itself."""
+
+    def part(content: bytes) -> bytes:
+        return base64.urlsafe_b64encode(content).rstrip(b"=")
+
+    now = int(time.time())
+    claims = {"iss": "issuer", "aud": "kafka", "sub": "lockstep", "iat": now, "exp": now + LIFE_S}
+    text = b".".join(part(json.dumps(each).encode()) for each in ({"alg": "RS256", "kid": "k"}, claims))
+    return (text + b"." + part(key.sign(text, padding.PKCS1v15(), hashes.SHA256()))).decode()
 
 
 class _Validating(Kafka):
@@ -63,28 +93,17 @@ class _Validating(Kafka):
 
 @dataclass(frozen=True, slots=True)
 class Brokers:
-    """Brokers, and the key of whoever issues the tokens that they take."""
+    """Brokers, and who issues the tokens that they take."""
 
     address: str
-    key: Path
-
-    def issuing(self, runs: Path, life_s: int, *, key: Path | None = None) -> list[str]:
-        """A command that prints a token, and notes that it has run."""
-        return [sys.executable, "-c", _ISSUES, str(key or self.key), str(runs), str(life_s)]
-
-
-def make_key(file: Path) -> RSAPrivateKey:
-    key = rsa.generate_private_key(65537, 2048)
-    file.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return key
+    issuer: Issuer
 
 
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     directory = tmp_path_factory.mktemp("kafka")
-    numbers = make_key(directory / "issuer.key").public_key().public_numbers()
+    key = rsa.generate_private_key(65537, 2048)
+    numbers = key.public_key().public_numbers()
     parts = {
         name: base64.urlsafe_b64encode(number.to_bytes((number.bit_length() + 7) // 8)).decode().rstrip("=")
         for name, number in (("n", numbers.n), ("e", numbers.e))
@@ -113,19 +132,23 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
         "sasl.oauthbearer.expected.issuer": "issuer",
     }
     with running_kafka(_Validating(overrides, light=True), taken, directory):
-        yield Brokers(f"{tcp.HOST}:{taken['oauth']}", directory / "issuer.key")
+        issuer = Issuer(key)
+        yield Brokers(f"{tcp.HOST}:{taken['oauth']}", issuer)
+        issuer.server.shutdown()
+        issuer.server.server_close()
 
 
 @pytest.mark.busy
 @pytest.mark.soak
 def test_a_pipeline_goes_on_while_tokens_end(
-    brokers: Brokers, endpoints: Endpoints, tmp_path: Path, spark: SparkSession
+    brokers: Brokers, endpoints: Endpoints, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = tmp_path / "runs"
+    monkeypatch.setenv(KAFKA_PASSWORD_VARIABLE, SECRET)
+    given = ", ".join(f'"{name}" = "{value}"' for name, value in brokers.issuer.settings().items())
     kafka = f"""
-security_protocol = "sasl_plaintext"
 sasl_mechanism = "OAUTHBEARER"
-password_command = {json.dumps(brokers.issuing(runs, LIFE_S))}
+username = "{USER}"
+librdkafka = {{ {given} }}
 """
     name = f"t{uuid.uuid4().hex[:10]}"
     theirs = replace(endpoints, kafka_bootstrap=brokers.address)
@@ -137,10 +160,10 @@ password_command = {json.dumps(brokers.issuing(runs, LIFE_S))}
         capture = pipeline.start_capture()
         pipeline.wait_streaming(capture)
         applier = pipeline.apply(spark)
-        before = runs.stat().st_size
+        before = brokers.issuer.issued
         pipeline.change_accounts("first")
         # Capture and the job ask for one per life each.
-        wait_until(lambda: runs.stat().st_size >= before + 4, what="further tokens")
+        wait_until(lambda: brokers.issuer.issued >= before + 4, what="further tokens")
         pipeline.change_accounts("second")
         pipeline.wait_published(capture)
         pipeline.wait_applied(applier)
@@ -152,18 +175,14 @@ password_command = {json.dumps(brokers.issuing(runs, LIFE_S))}
 
 
 @pytest.mark.soak
-def test_the_client_gets_its_token_from_a_server_of_openid_connect(
-    brokers: Brokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    issuer = TokenServer(password_command(brokers.issuing(tmp_path / "runs", 600), setting="issuer"))
-    monkeypatch.setenv(KAFKA_PASSWORD_VARIABLE, issuer.secret)
+def test_who_gets_no_token_is_told_so(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
     kafka = KafkaSettings(
         bootstrap_servers=brokers.address,
-        security_protocol="sasl_plaintext",
         sasl_mechanism="OAUTHBEARER",
-        username="lockstep",
-        librdkafka={"sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.token.endpoint.url": issuer.url},
+        username=USER,
+        librdkafka=brokers.issuer.settings(),
     )
+    monkeypatch.setenv(KAFKA_PASSWORD_VARIABLE, SECRET)
     assert TopicAdmin(kafka.client()).partition_counts(["t"]) == {}
     monkeypatch.setenv(KAFKA_PASSWORD_VARIABLE, "another")
     with pytest.raises(Unavailable, match="Kafka lets nobody in: Failed to acquire SASL OAUTHBEARER token"):

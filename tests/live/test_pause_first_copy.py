@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cdc.capture.settings import BatchSize
 from cdc.kafka.control_topics import read_copied_ranges, read_state
 from cdc.model.errors import PositionMismatch
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
@@ -22,12 +23,8 @@ ROWS = 2000
 FILL = f"insert into t select n, repeat('x', 100) || n from generate_series(1, {ROWS}) n"
 SLOWLY = """
 [snapshot]
-rows_per_s = 100
-range_bytes = 8192
+rows_per_s = 400
 workers = {}
-batch_rows = 100
-[capture]
-batch_bytes = 32768
 """
 LOG = "[source.options.'public.t']\nappend_only = true"
 
@@ -39,7 +36,14 @@ def make(capture: StartCapture) -> Make:
     """Makes a capture of table ``t`` that copies slowly, not started."""
 
     def of(*, workers: int = 0, source: str = "") -> Captured:
-        return capture("public.t", sections=SLOWLY.format(workers), source=source, start=False)
+        return capture(
+            "public.t",
+            sections=SLOWLY.format(workers),
+            source=source,
+            batch=BatchSize(20_000, 32_768),
+            copy_batch=BatchSize(100, 1 << 20),
+            start=False,
+        )
 
     return of
 
@@ -58,7 +62,7 @@ def _begin(captured: Captured) -> None:
 def _restart_quickly(captured: Captured) -> None:
     """Stop it, and start it with no limit any more, paused as it is."""
     captured.stop()
-    captured.path.write_text(captured.path.read_text().replace("rows_per_s = 100", "rows_per_s = 0"))
+    captured.path.write_text(captured.path.read_text().replace("rows_per_s = 400", "rows_per_s = 0"))
     captured.config = load(captured.path)
     captured.begin()
     captured.wait_for("the first copy is paused")

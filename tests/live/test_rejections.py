@@ -106,7 +106,6 @@ bootstrap_servers = "{self.endpoints.kafka_bootstrap}"
 [kafka.topics]
 partitions = 4
 replication_factor = 1
-min_insync_replicas = 1
 [sinks.{self.sink("search")}]
 type = "opensearch"
 urls = ["{self.endpoints.opensearch_url}"]

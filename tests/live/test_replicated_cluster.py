@@ -63,6 +63,7 @@ def workers(tmp_path: Path) -> Iterator[SparkCluster]:
 @pytest.fixture
 def pipeline(endpoints: Endpoints, kafka: KafkaCluster, workers: SparkCluster, tmp_path: Path) -> Iterator[Pipeline]:
     conf = {
+        "spark.driver.memory": "512m",
         "spark.driver.host": "127.0.0.1",
         "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
         "spark.executorEnv.PYTHONPATH": sysconfig.get_path("purelib"),

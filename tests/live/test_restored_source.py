@@ -2,6 +2,7 @@
 
 import pytest
 
+from cdc.capture.settings import BatchSize
 from cdc.kafka.control_topics import read_state
 from cdc.model.errors import LockstepError, PositionMismatch
 from cdc.postgres.slot import find_slot, wal_end
@@ -93,7 +94,7 @@ def test_a_volume_from_before_a_transaction_that_was_published_in_part_is_refuse
     own: OwnServer, capture: StartCapture
 ) -> None:
     """The last whole transaction is there still. What commits below the other one would be taken for published."""
-    captured = _kept(own, capture, sections="[capture]\nbatch_rows = 100\n")
+    captured = _kept(own, capture, batch=BatchSize(100, 1 << 20))
     captured.configure(heartbeat_interval_s=600.0)
     own.database.execute("insert into t select n from generate_series(2, 2000) n")
     captured.begin(wrap_publisher=dying(lambda commit: captured.topic("public.t") in commit.topics))

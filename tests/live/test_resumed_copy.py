@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from cdc.capture.settings import BatchSize
 from cdc.kafka.control_topics import read_copied_ranges, read_state
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.table import TableName
@@ -30,8 +31,8 @@ pytestmark = pytest.mark.live
 T = TableName("public", "t")
 ROWS = 3000
 FILL = f"insert into t select n, repeat('x', 100) || n from generate_series(1, {ROWS}) n"
-SMALL_RANGES = "[snapshot]\nrange_bytes = 65536\nbatch_rows = 100\n[capture]\nbatch_bytes = 65536"
-WORKERS = SMALL_RANGES.replace("range_bytes", "workers = 2\nrange_bytes")
+ALONE = "[snapshot]\nworkers = 0"
+WORKERS = "[snapshot]\nworkers = 2"
 LOG = "[source.options.'public.t']\nappend_only = true"
 
 
@@ -39,8 +40,15 @@ LOG = "[source.options.'public.t']\nappend_only = true"
 def make(capture: StartCapture) -> Callable[..., Captured]:
     """Makes a capture of these tables with small ranges, not started."""
 
-    def of(*tables: str, sections: str = SMALL_RANGES, source: str = "") -> Captured:
-        return capture(*tables or ("public.t",), sections=sections, source=source, start=False)
+    def of(*tables: str, sections: str = ALONE, source: str = "") -> Captured:
+        return capture(
+            *tables or ("public.t",),
+            sections=sections,
+            source=source,
+            batch=BatchSize(20_000, 65_536),
+            copy_batch=BatchSize(100, 1 << 20),
+            start=False,
+        )
 
     return of
 
@@ -81,7 +89,7 @@ def _points(captured: Captured) -> dict[int, set[str]]:
     return tags
 
 
-@pytest.mark.parametrize("sections", [SMALL_RANGES, WORKERS])
+@pytest.mark.parametrize("sections", [ALONE, WORKERS])
 @pytest.mark.soak
 def test_only_the_missing_ranges_are_copied(database: Database, make: Any, sections: str) -> None:
     database.execute("create table t (id int primary key, a text)", FILL)
@@ -103,7 +111,7 @@ def test_only_the_missing_ranges_are_copied(database: Database, make: Any, secti
 
 def make_again(captured: Captured, sections: str) -> Captured:
     """The same pipeline with other sections."""
-    captured.path.write_text(captured.path.read_text().replace(SMALL_RANGES, sections))
+    captured.path.write_text(captured.path.read_text().replace(ALONE, sections))
     from lockstep.config import load
 
     captured.config = load(captured.path)
@@ -125,7 +133,7 @@ def _change_rows(database: Database) -> None:
     )
 
 
-@pytest.mark.parametrize("sections", [pytest.param(SMALL_RANGES, marks=pytest.mark.soak), WORKERS])
+@pytest.mark.parametrize("sections", [pytest.param(ALONE, marks=pytest.mark.soak), WORKERS])
 @pytest.mark.parametrize("ranges", [1, pytest.param(5, marks=pytest.mark.soak)])
 def test_rows_that_change_while_nothing_runs(database: Database, make: Any, ranges: int, sections: str) -> None:
     database.execute("create table t (id int primary key, a text)", FILL)
@@ -238,7 +246,7 @@ def _log(database: Database, rows: int = ROWS) -> None:
     )
 
 
-@pytest.mark.parametrize("sections", [pytest.param(SMALL_RANGES, marks=pytest.mark.soak), WORKERS])
+@pytest.mark.parametrize("sections", [pytest.param(ALONE, marks=pytest.mark.soak), WORKERS])
 def test_no_row_without_a_key_comes_twice(database: Database, make: Any, sections: str) -> None:
     """While others insert all the time, also into blocks that were copied and into those that weren't."""
     _log(database)

@@ -43,7 +43,7 @@ def test_status_is_told_before_during_and_after_the_first_copy(
         "insert into t select n, repeat('x', 100) from generate_series(1, 3000) n",
         "analyze t",
     )
-    slowly = "[snapshot]\nrange_bytes = 65536\nrows_per_s = 1000"
+    slowly = "[snapshot]\nrows_per_s = 1000"
     captured = capture("public.t", sections=slowly, start=False)
     ask = ["snapshot", "status", "--json", "--config", str(captured.path)]
 

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.live, pytest.mark.busy, pytest.mark.soak]
 
 KEYS = range(1, 6)
 SINKS = {
-    "lake": 'type = "delta"\nroot = "{0}/lake"\noptimize_every_commits = 20\n',
+    "lake": 'type = "delta"\nroot = "{0}/lake"\n',
     "file": 'type = "warehouse"\nurl = "duckdb:///{0}/dwh.duckdb"\nlock_timeout_s = 30.0\nhistory = ["{1}.account"]\n',
 }
 PLACES = {"lake": "lake/{0}_live", "file": "dwh.duckdb"}

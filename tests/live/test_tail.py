@@ -103,7 +103,7 @@ def log(endpoints: Endpoints) -> Iterator[Log]:
 def _pipeline(log: Log) -> Pipeline:
     return Pipeline(
         log.pipeline,
-        SourceSettings(dsn="host=nowhere", slot="test", tables=(str(T.name),)),
+        SourceSettings(dsn="host=nowhere", tables=(str(T.name),)),
         log.kafka,
         CaptureSettings(),
     )

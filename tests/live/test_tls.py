@@ -18,10 +18,10 @@ from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.postgres.connection import connect
 from cdc.postgres.settings import SourceSettings
+from cdc.settings import Tls
 from lockstep.config import load
 from monitor.certificates import file_validity
 from monitor.condition_facts import certificates_of, expiries
-from sinks.access import Tls
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import OpenSearchSink
@@ -115,15 +115,7 @@ class Servers:
                 ) as connection:
                     assert connection.pgconn.ssl_in_use
             case "kafka":
-                TopicAdmin(
-                    KafkaSettings(
-                        bootstrap_servers=f"{HOST}:{port}",
-                        security_protocol="ssl",
-                        ca_file=tls.ca_file,
-                        certificate_file=tls.certificate_file,
-                        key_file=tls.key_file,
-                    ).client()
-                ).all_partition_counts()
+                TopicAdmin(KafkaSettings(bootstrap_servers=f"{HOST}:{port}", tls=tls).client()).all_partition_counts()
             case _:
                 sink = self._sink(kind, port, tls, database)
                 try:
@@ -231,11 +223,10 @@ def test_alerts_see_when_the_certificate_expires_that_a_source_or_a_warehouse_sh
 def sasl(servers: Servers, password: Path) -> KafkaSettings:
     return KafkaSettings(
         bootstrap_servers=servers.kafka.address("scram"),
-        security_protocol="sasl_ssl",
         sasl_mechanism="SCRAM-SHA-512",
         username=USER,
         password_file=password,
-        ca_file=servers.certificates.authority,
+        tls=Tls(ca_file=servers.certificates.authority),
     )
 
 
@@ -270,11 +261,10 @@ def pipeline(servers: Servers, tmp_path: Path) -> Iterator[Pipeline]:
     )
     name = f"t{uuid.uuid4().hex[:10]}"
     kafka = f"""
-security_protocol = "sasl_ssl"
 sasl_mechanism = "SCRAM-SHA-512"
 username = "{USER}"
 password_file = "kafka-password"
-ca_file = "{authority}"
+{tls}
 """
     more = {"kafka": kafka, "search": tls, "cache": tls, "warehouse": tls}
     pipeline = Pipeline(endpoints, tmp_path, name, sinks=True, more=more)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from cdc.capture.settings import BatchSize
 from cdc.model.table import TableName
 from cdc.postgres.catalogue import keys_can_swap
 from monitor.tail import FromStart, follow
@@ -32,8 +33,7 @@ def test_a_truncate_goes_on_where_it_was_interrupted(
     database: Database, capture: StartCapture, at: int, before: bool
 ) -> None:
     database.execute(*_TABLES)
-    sections = "[capture]\nbatch_rows = 100\n"
-    captured = capture("public.t", "public.u", sections=sections)
+    captured = capture("public.t", "public.u", batch=BatchSize(100, 1 << 20))
     captured.stop()
     database.execute(
         "begin; insert into t values (1000, 'a'); truncate t cascade; insert into t values (1, 'b'); commit"

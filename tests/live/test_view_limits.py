@@ -26,38 +26,6 @@ def celebrity(pipeline: ViewPipeline, followers: int) -> int:
 
 
 @pytest.mark.soak
-def test_a_step_that_changes_more_rows_than_the_limit_is_not_kept_and_one_that_may_is(
-    pipeline: ViewPipeline, view_tasks: ViewTasks
-) -> None:
-    tight, wide = pipeline.settings("warehouse", changes_max=60), pipeline.settings("warehouse")
-    before = celebrity(pipeline, 20)
-    assert view_tasks.run(pipeline.task(tight)) == ENDED
-    stored = pipeline.ends()  # without it the state would be built again, which has no limit
-    lsn = pipeline.write(*(Put(TWEETS, {"id": number, "user_id": 1, "body": "b"}) for number in range(5)))
-    for _ in range(2):
-        told = view_tasks.failed(pipeline.task(tight, reached=stored))
-        assert "changes more than 60 rows" in told
-        assert "changes_max" in told
-        assert pipeline.rows(tight) == pipeline.states[before]
-    assert view_tasks.run(pipeline.task(wide, reached=stored)) == ENDED
-    assert pipeline.rows(wide) == pipeline.states[lsn] != pipeline.states[before]
-
-
-@pytest.mark.soak
-def test_many_transactions_at_once_may_change_more_rows_than_one_of_them(
-    pipeline: ViewPipeline, view_tasks: ViewTasks
-) -> None:
-    settings = pipeline.settings("warehouse", changes_max=60)
-    celebrity(pipeline, 20)
-    assert view_tasks.run(pipeline.task(settings)) == ENDED
-    stored = pipeline.ends()
-    for number in range(5):
-        lsn = pipeline.write(Put(TWEETS, {"id": number, "user_id": 1, "body": "b"}))
-    assert view_tasks.run(pipeline.task(settings, reached=stored)) == ENDED
-    assert pipeline.rows(settings) == pipeline.states[lsn] != {}
-
-
-@pytest.mark.soak
 def test_a_full_disk_stops_a_step_and_a_building_and_the_rows_stay(
     pipeline: ViewPipeline, view_tasks: ViewTasks
 ) -> None:

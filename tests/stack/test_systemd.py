@@ -84,7 +84,7 @@ def test_the_unit_writes_only_where_systemd_makes_directories(
     file = tmp_path / "lockstep.toml"
     file.write_text(
         '[pipeline]\nname = "shop"\n[source]\ndsn = "host=x"\ntables = ["public.orders"]\n'
-        '[kafka]\nbootstrap_servers = "x:9092"\n[capture]\nbatch_rows = 100\n'
+        '[kafka]\nbootstrap_servers = "x:9092"\n[capture]\ncommit_interval_ms = 100\n'
         '[sinks.cache]\ntype = "redis"\nurl = "redis://x"\n'
         '[views.latest]\nsink = "cache"\nsql = "select id from public.orders"\nkey = ["id"]\n'
     )

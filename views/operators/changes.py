@@ -68,8 +68,8 @@ class Work:
         if self.changed > self.changes_max:
             raise FanOutExceeded(
                 f"one step changes more than {self.changes_max} rows of the view's operators; nothing of it was kept",
-                hint="a change of a table reaches that many rows of the view. Raise changes_max in the view's section"
-                " if that is meant, or join and group by keys that fewer rows share",
+                hint="a change of a table reaches that many rows of the view. `lockstep rebuild VIEW --switch` builds"
+                " it without this limit; or join and group by keys that fewer rows share",
             )
 
 

@@ -175,8 +175,7 @@ def _check_fan_out(partners: int, most: int) -> None:
     if partners > most:
         raise FanOutExceeded(
             f"one row of the view's operators has more than {most} partners",
-            hint="a change of a table reaches that many rows of the view. Raise changes_max in the view's"
-            " section if that is meant, or join by keys that fewer rows share",
+            hint="a change of a table reaches that many rows of the view: join by keys that fewer rows share",
         )
 
 

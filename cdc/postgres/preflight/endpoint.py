@@ -122,8 +122,6 @@ def refusal(text: str, source: SourceSettings, *, subject: str = "replication co
         )
     if re.search(r'database "(.+)" does not exist', text):
         return error(subject, text, why, "correct dbname in source.dsn")
-    if "source.password_command" in text:
-        return error(subject, text, why, "run the command by hand, as the user that Lockstep runs as")
     if "password" in text:
         return error(subject, text, why, "set $LOCKSTEP_SOURCE_PASSWORD or source.password_file")
     if "max_wal_senders" in text:

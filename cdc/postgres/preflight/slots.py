@@ -12,7 +12,7 @@ from cdc.postgres.replication import APPLICATION
 from cdc.postgres.slot import Slot, find_slot
 from cdc.postgres.versions import INVALIDATION_REASONS
 
-_OTHER_NAME = "choose another name: source.slot in lockstep.toml"
+_OTHER_NAME = "choose another pipeline.name, by which the slot is called, or drop the slot if nobody else needs it"
 _RECOVER = "run: lockstep recover"
 
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cdc.model.errors import ConfigurationError, Unavailable
 from cdc.model.table import quote_identifier
-from cdc.printed_secret import while_passwords_change
 from cdc.protocol.pgvalues import SESSION_SETTINGS
 from sinks.warehouse.names import qualified
 from sinks.warehouse.postgres.errors import translated
@@ -193,7 +192,7 @@ class WarehouseConnection:
         try:
             yield
         except self.driver_errors() as error:
-            ours = while_passwords_change(translated(error), self._settings.login.command)
+            ours = translated(error)
             if isinstance(ours, Unavailable):
                 self.disconnect()
             raise ours from error
@@ -277,11 +276,8 @@ def _connect_arguments(settings: WarehouseSettings) -> dict[str, Any]:
     }
     if settings.tls is not None:
         tls = settings.tls
-        connect["sslmode"] = "verify-full" if tls.verify else "require"
-        if tls.ca_file is not None:
-            connect["sslrootcert"] = str(tls.ca_file)
-        elif tls.verify:
-            connect["sslrootcert"] = "system"
+        connect["sslmode"] = "verify-full"
+        connect["sslrootcert"] = "system" if tls.ca_file is None else str(tls.ca_file)
         if tls.certificate_file is not None:
             connect["sslcert"] = str(tls.certificate_file)
         if tls.key_file is not None:

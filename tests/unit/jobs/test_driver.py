@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import pytest
+from pydantic import SecretStr
 
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import Fenced, LockstepError
@@ -32,6 +33,7 @@ from sinks.memory import MemoryRecords, MemorySink, MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings, definition
 from sinks.view_settings import ViewSettings
+from sinks.warehouse.settings import WarehouseSettings
 from tests.generations import prepared_store
 
 ORDERS, ITEMS = TableName("public", "orders"), TableName("public", "items")
@@ -55,7 +57,11 @@ def test_a_task_is_counted_for_each_sink_whose_topics_have_few_partitions() -> N
     """As they are, whatever the configuration says since they were created."""
     kafka = KafkaSettings(bootstrap_servers="nowhere:1")
     orders, items = "shop.public.orders", "shop.public.items"
-    sinks = [RedisSettings(), RedisSettings(tables=("public.items",)), RedisSettings(events_per_s=5)]
+    sinks = [
+        RedisSettings(),
+        RedisSettings(tables=("public.items",)),
+        WarehouseSettings(url=SecretStr("duckdb:////nowhere/w.duckdb")),
+    ]
 
     def count(counts: Mapping[str, int], **spark: object) -> int:
         return long_batches(Source("shop", kafka, [ORDERS, ITEMS], SparkSettings.model_validate(spark)), sinks, counts)

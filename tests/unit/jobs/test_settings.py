@@ -47,14 +47,3 @@ def test_tasks_of_a_cluster_cant_talk_to_the_driver() -> None:
 def test_the_master_has_one_setting() -> None:
     with pytest.raises(ValidationError, match="has a setting of its own"):
         SparkSettings(conf={"spark.master": "yarn"})
-
-
-@pytest.mark.parametrize("memory", ["lots", "", "1", "0g", "1.5g", "1gb", "-1g", "1g "])
-def test_what_is_no_size_of_a_heap_is_refused(memory: str) -> None:
-    with pytest.raises(ValidationError, match="driver_memory"):
-        SparkSettings(driver_memory=memory)
-
-
-@pytest.mark.parametrize("memory", ["512m", "1g", "2G", "1048576k"])
-def test_a_heap_has_a_size(memory: str) -> None:
-    assert SparkSettings(driver_memory=memory).driver_memory == memory

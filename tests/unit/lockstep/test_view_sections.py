@@ -28,7 +28,7 @@ login = { password_file = "cache" }
 tables = ["public.orders"]
 prefix = "shop"
 keys = { "public.orders" = "o:{id}" }
-events_per_s = 100
+schema_changes = "keep"
 [views.totals]
 sink = "cache"
 key = ["person"]
@@ -56,7 +56,7 @@ def test_a_view_is_a_sink_with_the_store_of_another_one(tmp_path: Path) -> None:
     assert isinstance(view, RedisSettings)
     assert (view.url, view.login) == (cache.url, cache.login)
     assert view.login.password_file == tmp_path / "cache"
-    assert (view.prefix, view.keys, view.events_per_s) == (None, {}, 0)
+    assert (view.prefix, view.keys, view.schema_changes) == (None, {}, "stop")
     assert (view.lender, cache.lender) == ("cache", "")
     assert view.view is not None
     assert view.view.top == TopSettings(per=("person",), order="n desc", n=3)
@@ -71,12 +71,10 @@ def test_a_configuration_is_read_again_as_it_was_dumped(tmp_path: Path) -> None:
 
 
 def test_a_view_has_settings_of_its_kind_of_sink(tmp_path: Path) -> None:
-    more = 'keys = { "views.totals" = "t:{person}" }\nprefix = "t"\nvalues = "fields"\nchanges_max = 10\n'
+    more = 'keys = { "views.totals" = "t:{person}" }\nprefix = "t"\nvalues = "fields"\n'
     view = read(written(tmp_path, VALID + more)).sinks["totals"]
     assert isinstance(view, RedisSettings)
-    assert (view.keys, view.prefix, view.values, view.changes_max) == (
-        {"views.totals": "t:{person}"}, "t", "fields", 10,
-    )  # fmt: skip
+    assert (view.keys, view.prefix, view.values) == ({"views.totals": "t:{person}"}, "t", "fields")
 
 
 def test_a_view_is_none_of_the_sinks_that_get_a_tables_rows(tmp_path: Path) -> None:
@@ -119,11 +117,12 @@ def test_a_sink_that_gets_no_table_is_checked_as_if_it_got_some(tmp_path: Path, 
 
 def test_the_query_is_part_of_what_a_generation_is_built_with(tmp_path: Path) -> None:
     view = read(written(tmp_path)).sinks["totals"]
-    other = read(written(tmp_path, VALID.replace("count(*)", "count(o.id)") + "changes_max = 7\n")).sinks["totals"]
+    other = read(written(tmp_path, VALID.replace("count(*)", "count(o.id)") + "timeout_s = 7\n")).sinks["totals"]
     assert {name for name, value in definition(view).items() if value != definition(other)[name]} == {"view"}
     assert changed_settings(definition(other), definition(view)) == ["sql"]
     rebuilt = with_definition(other, definition(view))
-    assert (rebuilt.view, rebuilt.changes_max) == (view.view, 7)
+    assert isinstance(rebuilt, RedisSettings)
+    assert (rebuilt.view, rebuilt.timeout_s) == (view.view, 7)
 
 
 def test_how_many_tasks_keep_a_view_is_part_of_what_a_generation_is_built_with(tmp_path: Path) -> None:
@@ -222,8 +221,7 @@ def test_views_that_are_no_section_hide_no_other_problem(tmp_path: Path) -> None
         ("top = {", "sort = 1\ntop = {", "views.totals.sort: unknown setting"),
         ("top = {", 'keys = { "public.orders" = "x:{id}" }\ntop = {', "views.totals: this sink has no table"),
         ("top = {", 'prefix = "shop"\ntop = {', "sinks.cache and views.totals write to the same place"),
-        ("events_per_s", "changes_max = 3\nevents_per_s", "changes_max: it is a view's"),
-        ("events_per_s", "apply = 1\nevents_per_s", "sinks.cache.apply: true or false"),
+        ("schema_changes", "apply = 1\nschema_changes", "sinks.cache.apply: true or false"),
     ],
 )
 def test_what_is_wrong_is_told_where_it_is(tmp_path: Path, old: str, new: str, problem: str) -> None:

@@ -18,8 +18,7 @@ dsn = "host=db1,db2 port=5433 dbname=d sslrootcert=system sslcert=client.pem"
 tables = ["public.t"]
 [kafka]
 bootstrap_servers = "k1:9093,[::1]:9094"
-security_protocol = "ssl"
-ca_file = "kafka.pem"
+tls = { ca_file = "kafka.pem" }
 [sinks.search]
 type = "opensearch"
 urls = ["https://s1"]

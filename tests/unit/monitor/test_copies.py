@@ -9,7 +9,7 @@ from cdc.model.lsn import Lsn
 from cdc.model.table import TableName
 from cdc.protocol.control_records import CaptureState, SnapshotPhase, TableCopy
 from cdc.protocol.copy_ledger import CopiedRange
-from cdc.stream.slot_guard import HeldWal, SlotLook
+from cdc.stream.slot_watch import HeldWal, SlotLook
 from monitor.copies import CopyReport, CopyStage, copy_report, held_wal
 from monitor.copies_table import copies_table
 from tests.history import EPOCH, state

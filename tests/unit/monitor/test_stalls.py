@@ -299,17 +299,6 @@ def test_the_lock_that_a_sink_waits_for_is_named_whatever_its_batch_has() -> Non
     assert "a lock in the store that is held by pid 9 (dbt)" in (worst.reason or "")
 
 
-def test_a_sink_that_is_behind_by_more_than_its_limit_says_so_and_hangs_all_the_same_when_it_hangs() -> None:
-    watching = Watching()
-    *_, stage = watching.look(_source(), _behind(records_behind=101), limits={"cache": 100}).stages
-    assert (stage.state, stage.reason) == (StageState.BEHIND, "events_per_s of this sink lets 100 through in a second")
-    *_, stage = watching.look(_source(), _behind(records_behind=99), limits={"cache": 100}).stages
-    assert (stage.state, stage.reason) == (StageState.BEHIND, None)
-    assert _worst(watching.watch(_source(), _behind(records_behind=101), limits={"cache": 100})).state is (
-        StageState.STALLED
-    )
-
-
 def test_a_lock_is_named_also_between_two_tries_and_no_more_once_the_sink_moves() -> None:
     watching = Watching()
     watching.look(_source(), _behind())

@@ -46,8 +46,8 @@ def test_a_sink_that_was_built_with_other_settings_says_which() -> None:
 
 
 def test_a_sink_that_its_limit_keeps_behind_says_so() -> None:
-    stage = replace(applied_stage("cache", 5), state=StageState.BEHIND, reason="events_per_s lets 100 through")
-    assert "applied: cache: events_per_s lets 100 through" in _shown(_lag(stage))
+    stage = replace(applied_stage("cache", 5), state=StageState.BEHIND, reason="it waits for a lock")
+    assert "applied: cache: it waits for a lock" in _shown(_lag(stage))
 
 
 def test_a_sink_that_cannot_be_asked_says_why_and_what_to_do() -> None:

@@ -1,23 +1,16 @@
 """What is kept of comparisons, and what becomes an alert."""
 
-from typing import Any
-
-import pytest
-
 from monitor.condition_settings import ConditionSettings
 from monitor.conditions import Facts, find_conditions
 from monitor.lag import LagReport
 from monitor.verification import (
     Verification,
     VerifyOutcome,
-    VerifySettings,
     load_verification,
     save_verification,
 )
 from sinks.memory import MemoryRecords, MemoryStore
 from tests.lag import applied_stage
-
-_HOUR_MS = 3_600_000
 
 
 def test_up_to_where_it_was_equal_stays_known_through_worse_times() -> None:
@@ -58,15 +51,9 @@ def test_a_recovery_clears_up_to_where_it_was_equal() -> None:
     )
 
 
-def _found(verified: dict[str, Verification], *, now_h: float = 0, **verify: Any) -> set[tuple[str, str]]:
+def _found(verified: dict[str, Verification]) -> set[tuple[str, str]]:
     report = LagReport((applied_stage("cache"),), True, 0, {}, wal_status="reserved", verified=verified)
-    findings = find_conditions(
-        report,
-        Facts(since_ms=0),
-        ConditionSettings(),
-        now_ms=int(now_h * _HOUR_MS),
-        verify=VerifySettings(**verify),
-    )
+    findings = find_conditions(report, Facts(since_ms=0), ConditionSettings(), now_ms=0)
     return {condition.key for condition in findings.open}
 
 
@@ -75,55 +62,6 @@ def test_what_a_comparison_found_is_an_alert() -> None:
     assert _found({"cache": Verification(0, 1, VerifyOutcome.INCOMPLETE)}) == set()
     assert _found({"cache": Verification(0, 1, VerifyOutcome.DIFFERENT, 3)}) == {("verify-differs", "cache")}
     assert _found({"cache": Verification(0, 1, VerifyOutcome.FAILED)}) == {("verify-failed", "cache")}
-
-
-def test_a_comparison_is_overdue_after_twice_its_time() -> None:
-    last = {"cache": Verification(int(5 * _HOUR_MS), 1, VerifyOutcome.EQUAL)}
-    overdue = {("verify-overdue", "cache")}
-    assert _found({}, now_h=11.9, every="6h") == set()
-    assert _found({}, now_h=12.1, every="6h") == overdue
-    assert _found(last, now_h=16.9, every="6h") == set()
-    assert _found(last, now_h=17.1, every="6h") == overdue
-    assert _found({}, now_h=100) == set()
-
-
-def test_time_outside_of_the_window_makes_none_overdue() -> None:
-    """The docs' own example: what began at 4 is due at 10, and may begin at 22."""
-    at_four = {"cache": Verification(4 * _HOUR_MS, 1, VerifyOutcome.EQUAL)}
-    nightly: dict[str, Any] = {"every": "6h", "between": "22:00-06:00"}
-    overdue = {("verify-overdue", "cache")}
-    assert [hour for hour in range(4, 32) if _found(at_four, now_h=hour, **nightly)] == [29, 30, 31]
-    # What is due half an hour before the end of the window has that half hour, and the next night.
-    late = {"cache": Verification(int(23.5 * _HOUR_MS), 1, VerifyOutcome.EQUAL)}
-    assert _found(late, now_h=24 + 27.4, **nightly) == set()
-    assert _found(late, now_h=24 + 27.6, **nightly) == overdue
-    # A window that is shorter than `every` has passed once without one.
-    hourly: dict[str, Any] = {"every": "1d", "between": "03:00-04:00"}
-    assert _found({"cache": Verification(3 * _HOUR_MS, 1, VerifyOutcome.EQUAL)}, now_h=50.9, **hourly) == set()
-    assert _found({"cache": Verification(3 * _HOUR_MS, 1, VerifyOutcome.EQUAL)}, now_h=51.1, **hourly) == overdue
-    short: dict[str, Any] = {"every": "10m", "between": "03:00-04:00"}
-    assert _found({"cache": Verification(3 * _HOUR_MS, 1, VerifyOutcome.EQUAL)}, now_h=3.4, **short) == overdue
-
-
-@pytest.mark.parametrize(
-    ("between", "inside", "outside"),
-    [("22:00-06:00", ("22:00", "00:00", "05:59"), ("06:00", "21:59")), ("09:30-10:00", ("09:30",), ("10:00", "09:29"))],
-)
-def test_a_window_may_go_over_midnight(between: str, inside: tuple[str, ...], outside: tuple[str, ...]) -> None:
-    settings = VerifySettings(between=between)
-
-    def at(text: str) -> int:
-        hours, minutes = text.split(":")
-        return int(hours) * _HOUR_MS + int(minutes) * 60_000
-
-    assert all(settings.may_begin(at(text)) for text in inside)
-    assert not any(settings.may_begin(at(text)) for text in outside)
-
-
-@pytest.mark.parametrize("wrong", [{"every": "0h"}, {"every": "6"}, {"between": "24:00-01:00"}, {"between": "night"}])
-def test_times_that_mean_nothing_are_refused(wrong: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match=r"every|between"):
-        VerifySettings(**wrong)
 
 
 def test_the_command_that_it_names_is_of_the_generation_that_was_compared() -> None:

@@ -1,7 +1,6 @@
 """sinks.access"""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import SecretStr, ValidationError
@@ -29,22 +28,6 @@ def test_a_password_file_is_read_at_every_use(tmp_path: Path) -> None:
 def test_a_missing_password_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(LockstepError, match="nowhere"):
         Login(password_file=tmp_path / "nowhere").read_password()
-
-
-def test_a_command_prints_the_password() -> None:
-    assert Login(password_command=("printf", "one")).read_password() == "one"
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"password_command": ("a",), "password": "x"}, "password_command excludes password"),
-        ({"password_command": ("a",), "password_file": "x"}, "password_command excludes password"),
-    ],
-)
-def test_a_command_is_the_only_way_to_the_password(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValidationError, match=told):
-        Login.model_validate(given)
 
 
 def test_a_password_and_a_file_exclude_each_other() -> None:

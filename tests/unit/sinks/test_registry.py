@@ -24,7 +24,7 @@ EXAMPLES = [
         {"type": "opensearch", "urls": ["https://a:9200"], "login": {"user": "u", "password": "secret-word"}},
         OpenSearchSink,
     ),
-    ({"type": "redis", "url": "rediss://:secret-word@h:6379/0", "tls": {"verify": False}}, RedisSink),
+    ({"type": "redis", "url": "rediss://:secret-word@h:6379/0", "tls": {"ca_file": "ca"}}, RedisSink),
     ({"type": "warehouse", "url": "postgresql+psycopg://u:secret-word@h/d", "schema": "dwh"}, WarehouseSink),
     ({"type": "warehouse", "url": "duckdb:////var/lib/dwh.duckdb"}, WarehouseSink),
     ({"type": "delta", "root": "s3://bucket/lake", "login": {"user": "u", "password": "secret-word"}}, DeltaSink),

@@ -66,6 +66,7 @@ def test_without_any_a_sink_sees_everything() -> None:
         ({"where": {"orders": "true"}}, "not a table name"),
         ({"where": {"public.orders": " "}}, "no condition is given for public.orders"),
         ({"mask_salt": "a", "mask_salt_file": "b"}, "exclude each other"),
+        ({"type": "redis", "schema_changes": "follow"}, 'has no "follow"'),
     ],
 )
 def test_what_does_not_fit_is_reported(values: dict[str, object], problem: str) -> None:
@@ -99,7 +100,6 @@ def test_the_salt_is_read_from_its_file(tmp_path: Path) -> None:
         ({"type": "delta", "root": "/nowhere/lake"}, "commits of its own"),
         ({"type": "warehouse", "url": "duckdb:////nowhere/w.duckdb"}, "a DuckDB file"),
         ({**WAREHOUSE, "history": True}, "not with history"),
-        ({**WAREHOUSE, "events_per_s": 5}, "not with events_per_s"),
         ({**WAREHOUSE, "view": {"name": "open", "sql": "select 1", "key": ["id"]}}, "a view has no such setting"),
     ],
 )

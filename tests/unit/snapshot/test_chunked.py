@@ -41,7 +41,7 @@ def test_a_chunk_that_waits_for_a_lock_says_so_after_a_while(monkeypatch: pytest
         monkeypatch.setattr(chunk_session, name, lambda _: None)
     monkeypatch.setattr(UnfinishedTransactions, "all_seen_by", lambda *_: True)
     pipeline: Any = SimpleNamespace(
-        snapshot=SimpleNamespace(chunk_ms=50, rows_per_s=0),
+        snapshot=SimpleNamespace(rows_per_s=0),
         source=SimpleNamespace(table_names=[T], keyed_names=[T]),
     )
     stream: Any = SimpleNamespace(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.capture.settings import CaptureSettings
+from cdc.capture.settings import BatchSize
 from cdc.model.errors import Unavailable
 from cdc.model.table import Table, TableName
 from cdc.postgres.copy_orders import CopyAction, CopyOrder
@@ -62,7 +62,7 @@ def test_a_copy_that_has_taken_away_what_was_there_can_not_be_cancelled() -> Non
         publisher,
         before,
         0x200_0000,
-        CaptureSettings(batch_rows=2),
+        BatchSize(2, 1 << 20),
         stopping=lambda: False,
         report=lambda _: None,
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.capture.settings import SnapshotSettings
+from cdc.capture.settings import BatchSize
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
@@ -81,7 +81,7 @@ class Copy:
         self.publisher = MemoryPublisher(Journal(), fail_at=fail_at)
         self.reports: list[CopyProgress] = []
         self._begin = begin or replace(state(), phase=SnapshotPhase.COPYING, copied={})
-        self._settings = SnapshotSettings(batch_rows=batch_rows, batch_bytes=batch_bytes)
+        self._size = BatchSize(batch_rows, batch_bytes)
         self._consistent_point = consistent_point
         self.stopping: Callable[[], bool] = lambda: len(self.publisher.batches) == stop_after_commits
 
@@ -115,7 +115,7 @@ class Copy:
             tables=published(*self._shapes),
             estimated={shape.name: 2 for shape in self._shapes},
             state=self._begin,
-            settings=self._settings,
+            size=self._size,
             rate=RowRate(self._rows_per_s, lambda: self.reader.time.now_s),
             stopping=self.stopping,
             report=self.reports.append,

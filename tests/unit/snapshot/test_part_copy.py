@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
-from cdc.capture.settings import SnapshotSettings
+from cdc.capture.settings import COPY_BATCH
 from cdc.model.table import Table, TableName
 from cdc.protocol.copy_ledger import CopiedRange
 from cdc.row_rate import RowRate
@@ -54,7 +54,7 @@ class Worker:
         of = published(self._shape)[name]
         events = RowEvents(of.encoder, None, epoch=EPOCH, consistent_point=HANDOFF, commit_time_ms=0)
         run = CopyRun("slot", EPOCH, HANDOFF, HANDOFF, {name: "shape"})
-        copies = PartCopies(run, self, self, SnapshotSettings(), self._rate, self._heed)
+        copies = PartCopies(run, self, self, COPY_BATCH, self._rate, self._heed)
         copies.copy(Part(name, name.sql, "1", 0, 1, 1000), self._shape, "", of.topic, events, self._commit)
 
 

@@ -53,7 +53,7 @@ class AppliedByHand:
         path.write_text(
             f"[pipeline]\nname = '{self.pipeline}'\n"
             f"[kafka]\nbootstrap_servers = '{endpoints.kafka_bootstrap}'\n"
-            "topics = { replication_factor = 1, min_insync_replicas = 1 }\n"
+            "topics = { replication_factor = 1 }\n"
             "[source]\ndsn = 'host=nowhere'\ntables = ['public.profile']\n"
             f"[sinks.{SINK}]\ntype = 'opensearch'\nurls = ['{endpoints.opensearch_url}']\nreplicas = 0\n"
             f"prefix = '{self.pipeline}'\n{more}\n"

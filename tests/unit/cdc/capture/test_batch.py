@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from cdc.capture.batch import SLOWEST_S, Batch, Committed
+from cdc.capture.batch import SLOWEST_S, Batch, Committed, commit_pace
 from cdc.capture.confirmation import Confirmation
 from cdc.capture.questions import Event
-from cdc.capture.settings import CaptureSettings
+from cdc.capture.settings import BatchSize, CaptureSettings
 from cdc.model.errors import Unavailable
 from cdc.model.lsn import Lsn
 from cdc.pace import Pace
@@ -31,7 +31,9 @@ class JournalMemory(MemoryStore):
 class Opened:
     """A batch between the two edges, with an assembler at the handoff."""
 
-    def __init__(self, *, fail_at: int | None = None, pace: Pace | None = None, **settings: int) -> None:
+    def __init__(
+        self, *, fail_at: int | None = None, pace: Pace | None = None, rows: int = 20_000, size: int = 1 << 24
+    ) -> None:
         self.time = Time()
         self.journal = Journal()
         self.publisher = MemoryPublisher(self.journal, fail_at=fail_at)
@@ -43,11 +45,11 @@ class Opened:
             publisher=self.publisher,
             confirmation=Confirmation(stream, clock, interval_s=10.0, confirmed=Lsn(0)),
             state=history.state(),
-            settings=CaptureSettings(**settings),
+            size=BatchSize(rows, size),
             clock=clock,
             report=self.reports.append,
             memory=JournalMemory(self.journal),
-            pace=pace,
+            pace=pace or commit_pace(CaptureSettings(commit_interval_ms=50)),
         )
 
 
@@ -56,7 +58,7 @@ def events(count: int, value: bytes | None = b"x") -> Sequence[Event]:
 
 
 def test_a_batch_is_full_with_as_many_events_as_it_takes() -> None:
-    opened = Opened(batch_rows=3)
+    opened = Opened(rows=3)
     opened.batch.add(events(2))
     assert not opened.batch.is_full()
     opened.batch.add(events(1))
@@ -64,7 +66,7 @@ def test_a_batch_is_full_with_as_many_events_as_it_takes() -> None:
 
 
 def test_a_batch_is_full_with_as_many_bytes_as_it_takes() -> None:
-    opened = Opened(batch_bytes=1024)
+    opened = Opened(size=1024)
     opened.batch.add(events(2, b"x" * 511))
     opened.batch.add(events(5, None))  # tombstones have none
     assert not opened.batch.is_full()
@@ -129,7 +131,7 @@ def test_a_commit_that_fails_confirms_and_remembers_nothing() -> None:
 
 
 def test_after_a_commit_the_next_batch_is_empty() -> None:
-    opened = Opened(batch_rows=2, batch_bytes=1024)
+    opened = Opened(rows=2, size=1024)
     opened.batch.add(events(2, b"x" * 600))
     opened.batch.commit(opened.assembler)
     assert (opened.batch.events, opened.batch.is_full(), opened.batch.is_overdue()) == (0, False, False)

@@ -1,11 +1,14 @@
 """Which of the client's own settings can be given."""
 
+from pathlib import Path
+
 import pytest
 from confluent_kafka import Producer
 from pydantic import ValidationError
 
 from cdc.kafka.client import new_client
 from cdc.kafka.settings import KAFKA_PASSWORD_VARIABLE, KafkaSettings
+from cdc.settings import Tls
 from jobs.spark.source import kafka_options
 
 
@@ -47,13 +50,12 @@ def test_what_the_promise_or_the_trust_rests_on_cant_be_changed(name: str) -> No
 _ENDPOINT = "sasl.oauthbearer.token.endpoint.url"
 
 
-def oauthbearer(*command: str, **librdkafka: str | int) -> KafkaSettings:
+def oauthbearer(**librdkafka: str | int) -> KafkaSettings:
     return KafkaSettings(
         bootstrap_servers="kafka:9092",
-        security_protocol="sasl_ssl",
+        tls=Tls(),
         sasl_mechanism="OAUTHBEARER",
         username="lockstep",
-        password_command=command or None,
         librdkafka=librdkafka,
     )
 
@@ -74,18 +76,17 @@ def test_the_client_gets_a_token_by_itself_from_a_server_of_openid_connect(monke
 
 
 @pytest.mark.parametrize(
-    ("command", "librdkafka", "told"),
+    ("librdkafka", "told"),
     [
-        ((), {}, "needs one of both: password_command"),
-        (("a",), {"sasl.oauthbearer.method": "oidc"}, "needs one of both: password_command"),
-        ((), {"sasl.oauthbearer.method": "oidc", _ENDPOINT: "http://login.example/token"}, "has to begin with https"),
+        ({}, "needs librdkafka"),
+        ({"sasl.oauthbearer.method": "oidc", _ENDPOINT: "http://login.example/token"}, "has to begin with https"),
     ],
 )
 def test_a_token_has_one_way_to_come_and_no_secret_goes_out_in_plain_text(
-    command: tuple[str, ...], librdkafka: dict[str, str | int], told: str
+    librdkafka: dict[str, str | int], told: str
 ) -> None:
     with pytest.raises(ValidationError, match=told):
-        oauthbearer(*command, **librdkafka)
+        oauthbearer(**librdkafka)
 
 
 def test_what_only_oauthbearer_uses_is_refused_elsewhere() -> None:
@@ -93,16 +94,5 @@ def test_what_only_oauthbearer_uses_is_refused_elsewhere() -> None:
         ValidationError, match=r"sasl\.oauthbearer\.method, which only sasl_mechanism 'OAUTHBEARER' uses"
     ):
         settings(**{"sasl.oauthbearer.method": "oidc"})
-    with pytest.raises(ValidationError, match="doesn't use password_command"):
-        KafkaSettings(bootstrap_servers="kafka:9092", password_command=("a",))
-
-
-def test_sparks_own_client_has_the_password_that_a_command_prints() -> None:
-    kafka = KafkaSettings(
-        bootstrap_servers="kafka:9092",
-        security_protocol="sasl_ssl",
-        sasl_mechanism="PLAIN",
-        username="lockstep",
-        password_command=("printf", "geheim"),
-    )
-    assert 'password="geheim"' in kafka_options(kafka)["kafka.sasl.jaas.config"]
+    with pytest.raises(ValidationError, match="password_file without sasl_mechanism"):
+        KafkaSettings(bootstrap_servers="kafka:9092", password_file=Path("a"))

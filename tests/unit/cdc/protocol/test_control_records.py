@@ -117,15 +117,6 @@ def test_a_gap_begins_where_all_was_published_and_ends_where_the_next_slot_begin
     assert went_on.open_gap is None
 
 
-def test_a_gap_that_was_announced_is_one_once_the_slot_is_lost() -> None:
-    announced = replace(state(), gaps=(Gap(1, 2, 3, "first"), Gap(4, 0, 5, "second")))
-    assert announced.gaps_now(is_slot_lost=False) == announced.gaps[:1]
-    assert announced.gaps_now(is_slot_lost=True) == announced.gaps
-    # A slot that is there may be the new one, of a recovery that was killed.
-    recovering = replace(announced, phase=SnapshotPhase.RECOVERING)
-    assert recovering.gaps_now(is_slot_lost=False) == announced.gaps
-
-
 def test_a_state_without_a_gap_is_one_of_an_earlier_release() -> None:
     fields = orjson.loads(state().to_bytes())
     del fields["gaps"]

@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
@@ -12,7 +11,6 @@ from cdc.model.errors import DataLost, Fenced, LockstepError, PositionMismatch, 
 from cdc.model.event import Position
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord, TopicIdentity
-from cdc.row_rate import RowRate
 from jobs.dead_letters.limit import TooManyOpen
 from jobs.executor.long_batch import Told
 from jobs.executor.result import Failure, RejectedEvent, Result
@@ -341,7 +339,6 @@ def test_a_batch_that_ends_because_the_query_does_is_committed_before_spark_is_s
     class Going(SinkQuery):
         def __init__(self) -> None:
             self._state, self._gate, self._owes_commit = QueryState(), BatchGate(), False
-            self._rate = RowRate(0, time.monotonic)
 
         def _run_batch(self, *_: object) -> bool:
             under_way.set()
@@ -369,38 +366,6 @@ def test_a_batch_that_ends_because_the_query_does_is_committed_before_spark_is_s
     query._end(cast("Any", spark))
     batch.join(300)
     assert spark.was_committed
-
-
-def test_a_batch_that_waits_for_its_turn_ends_when_the_query_does_and_pauses_nobody() -> None:
-    begun: list[object] = []
-
-    class Limited(SinkQuery):
-        def __init__(self) -> None:
-            self._state, self._gate = QueryState(), BatchGate()
-            self._stop, self._leaving = threading.Event(), threading.Event()
-            self._rate = RowRate(1, time.monotonic)
-
-        def _run_batch(self, *_: object) -> bool:
-            begun.append(1)
-            return False
-
-    query, ended = Limited(), threading.Event()
-    query._rate.taken(1_000_000)
-
-    def run() -> None:
-        with pytest.raises(Exception, match=r"^$"):
-            query._batch(cast("Any", None), 1)
-        ended.set()
-
-    batch = threading.Thread(target=run)
-    batch.start()
-    assert query._gate.hold(0), "it has not gone in"
-    query._gate.release()
-    query._stop.set()
-    query._gate.close(0)
-    batch.join(300)
-    assert ended.is_set()
-    assert not begun
 
 
 def test_a_job_that_wakes_up_writes_no_dead_letters_where_a_newer_one_runs() -> None:
@@ -460,7 +425,6 @@ def test_a_bug_in_a_rest_ends_the_query_with_itself_and_not_with_what_spark_make
     class Resting(SinkQuery):
         def __init__(self) -> None:
             self._state, self._gate = QueryState(), BatchGate()
-            self._rate = RowRate(0, time.monotonic)
             self._plan = _namespace(spark=_namespace(small_batch_rows=0))
 
         def _run_batch(self, *_: object) -> bool:

@@ -21,7 +21,6 @@ ADDRESS = "postgresql+psycopg://nowhere/w"
     [
         (RedisSettings(url="redis://nowhere"), True),
         (RedisSettings(url="redis://nowhere", where={"public.a": "id > 5"}), True),
-        (RedisSettings(url="redis://nowhere", events_per_s=5), False),
         (WarehouseSettings(url=ADDRESS), True),
         (WarehouseSettings(url=ADDRESS, history=True), False),
         (WarehouseSettings(url=ADDRESS, history=("public.c",)), True),
@@ -53,16 +52,6 @@ def test_batches_go_on_by_default_where_that_costs_less() -> None:
 def test_who_asked_for_micro_batches_is_not_told_why_they_are_there() -> None:
     assert _why(trigger="micro-batch") == ""
     assert _why(once=True) == ""
-
-
-@pytest.mark.parametrize(
-    ("limit", "bulk", "most"), [(0, False, 200), (0, True, 4000), (50, False, 50), (500, True, 500)]
-)
-def test_a_batch_takes_no_more_than_a_limit_lets_through_in_a_second(limit: int, most: int, *, bulk: bool) -> None:
-    spark = SparkSettings(max_offsets_per_trigger=200)
-    sink = RedisSettings(url="redis://nowhere", events_per_s=limit)
-    plan = SinkPlan("s", sink, 1, "p", cast("Any", None), TABLES, spark, once=False, bulk=bulk)
-    assert plan.offsets_per_trigger == most
 
 
 @pytest.mark.parametrize(

@@ -64,11 +64,6 @@ def test_only_a_local_master_learns_where_this_checkout_is() -> None:
     assert "spark.driver.bindAddress" not in remote
 
 
-def test_jars_are_handed_over_by_path() -> None:
-    conf = spark_conf(SparkSettings(jars=(Path("a.jar"), Path("b.jar"))), log_settings=LOG)
-    assert conf["spark.jars"] == "a.jar,b.jar"
-
-
 def test_executors_of_a_cluster_unpack_the_archive_and_import_from_it() -> None:
     conf = spark_conf(SparkSettings(master=CLUSTER, package=Path("/x/some package.zip")), log_settings=LOG)
     location, _, directory = conf["spark.archives"].partition("#")
@@ -81,11 +76,10 @@ def test_a_local_master_needs_no_archive() -> None:
     assert "spark.archives" not in conf
 
 
-def test_own_jars_archives_and_paths_come_after_those_that_the_jobs_need() -> None:
-    own = {"spark.jars": "s3.jar", "spark.archives": "e.tgz#e", "spark.executorEnv.PYTHONPATH": "e/packages"}
-    settings = SparkSettings(master=CLUSTER, package=Path("/x/p.zip"), jars=(Path("kafka.jar"),), conf=own)
+def test_own_archives_and_paths_come_after_those_that_the_jobs_need() -> None:
+    own = {"spark.archives": "e.tgz#e", "spark.executorEnv.PYTHONPATH": "e/packages"}
+    settings = SparkSettings(master=CLUSTER, package=Path("/x/p.zip"), conf=own)
     conf = spark_conf(settings, log_settings=LOG)
-    assert conf["spark.jars"] == "kafka.jar,s3.jar"
     assert conf["spark.archives"] == "file:///x/p.zip#lockstep_package,e.tgz#e"
     assert conf["spark.executorEnv.PYTHONPATH"] == "lockstep_package:e/packages"
 
@@ -112,10 +106,10 @@ def test_the_class_archive_is_used_where_there_is_one(tmp_path: Path, monkeypatc
     java.mkdir()
     (java / "release").write_text('JAVA_VERSION="17"')
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    settings = SparkSettings(java_home=java)
+    monkeypatch.setenv("JAVA_HOME", str(java))
 
     def options() -> str:
-        return spark_conf(settings, log_settings=LOG)["spark.driver.extraJavaOptions"]
+        return spark_conf(SparkSettings(), log_settings=LOG)["spark.driver.extraJavaOptions"]
 
     assert "SharedArchiveFile" not in options()
     archive = archive_file(java)

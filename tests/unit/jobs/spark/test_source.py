@@ -6,6 +6,7 @@ import pytest
 
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import ConfigurationError
+from cdc.settings import Tls
 from jobs.executor.log_reader import Client, Range, dump_ranges, load_ranges, ranges
 from jobs.spark.source import jaas_config, kafka_options, portable_client
 
@@ -34,7 +35,7 @@ def test_a_login_becomes_a_jaas_line(tmp_path: Path) -> None:
     options = kafka_options(
         KafkaSettings(
             bootstrap_servers="broker:9092",
-            security_protocol="sasl_ssl",
+            tls=Tls(),
             sasl_mechanism="SCRAM-SHA-512",
             username="sinks",
             password_file=tmp_path / "password",
@@ -51,10 +52,8 @@ def test_quotes_and_backslashes_of_a_password_are_escaped() -> None:
 
 
 def test_a_login_without_a_password_is_a_configuration_error() -> None:
-    settings = KafkaSettings(
-        bootstrap_servers="broker:9092", security_protocol="sasl_plaintext", sasl_mechanism="PLAIN", username="sinks"
-    )
-    with pytest.raises(ConfigurationError, match="needs a mechanism, a user name and a password"):
+    settings = KafkaSettings(bootstrap_servers="broker:9092", sasl_mechanism="PLAIN", username="sinks")
+    with pytest.raises(ConfigurationError, match="needs a user name and a password"):
         kafka_options(settings)
 
 
@@ -63,10 +62,11 @@ def ssl_settings(directory: Path, key: str) -> KafkaSettings:
         (directory / name).write_text(text)
     return KafkaSettings(
         bootstrap_servers="broker:9093",
-        security_protocol="ssl",
-        ca_file=directory / "ca.pem",
-        certificate_file=directory / "client.pem",
-        key_file=directory / "client.key",
+        tls=Tls(
+            ca_file=directory / "ca.pem",
+            certificate_file=directory / "client.pem",
+            key_file=directory / "client.key",
+        ),
     )
 
 
@@ -97,7 +97,7 @@ def test_tasks_on_other_machines_get_certificates_not_their_files(tmp_path: Path
     assert client["ssl.key.pem"] == KEY
     assert not any("location" in name or str(tmp_path) in str(value) for name, value in client.items())
     with pytest.raises(ConfigurationError, match=r"gone\.pem"):
-        portable_client(settings.model_copy(update={"ca_file": tmp_path / "gone.pem"}))
+        portable_client(settings.model_copy(update={"tls": Tls(ca_file=tmp_path / "gone.pem")}))
     plain = KafkaSettings(bootstrap_servers="broker:9092")
     assert portable_client(plain) == plain.client()
 

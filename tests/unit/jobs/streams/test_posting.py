@@ -10,6 +10,7 @@ import pytest
 
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_reader import Record
+from cdc.settings import Tls
 from cdc.webhook import WebhookSettings
 from jobs.generations.lease import GenerationLease
 from jobs.settings import SparkSettings
@@ -59,7 +60,7 @@ def plan_of(kafka: KafkaSettings) -> StreamQueryPlan:
 
 def test_why_kafka_keeps_rows_back_is_stored_beside_the_result(without_tls: int) -> None:
     store, said = prepared_store(1), list[str]()
-    plan = plan_of(KafkaSettings(bootstrap_servers=f"127.0.0.1:{without_tls}", security_protocol="ssl"))
+    plan = plan_of(KafkaSettings(bootstrap_servers=f"127.0.0.1:{without_tls}", tls=Tls()))
     poster = RowPoster(
         plan,
         GenerationLease(open_memory(store), 1),

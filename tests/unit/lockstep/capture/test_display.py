@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from cdc.model.table import TableName
-from cdc.stream.slot_guard import HeldWal
+from cdc.stream.slot_watch import HeldWal
 from lockstep.capture.display import observer
 from snapshot.copy import CopyProgress
 

@@ -23,7 +23,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.setattr("cdc.kafka.topic_admin._REQUEST_TIMEOUT_S", 0.5)
     monkeypatch.delenv("LOCKSTEP_KAFKA_PASSWORD", raising=False)
     login = f"username = 'u'\npassword_file = '{tmp_path / 'password'}'"
-    return configured(tmp_path, kafka=f"security_protocol = 'sasl_plaintext'\nsasl_mechanism = 'PLAIN'\n{login}")
+    return configured(tmp_path, kafka=f"sasl_mechanism = 'PLAIN'\n{login}")
 
 
 def state(*problems: tuple[str, str]) -> PipelineState:

@@ -16,20 +16,11 @@ def _java(home: Path, version: int) -> Path:
 
 
 def test_a_machine_without_java_is_told_before_apply_fetches_one(tmp_path: Path) -> None:
-    (finding,) = java_findings(None, {"PATH": str(tmp_path)}, tmp_path / "none")
+    (finding,) = java_findings({"PATH": str(tmp_path)}, tmp_path / "none")
     assert finding.severity is Severity.WARNING
-    assert "spark.java_home" in finding.fix
+    assert "$JAVA_HOME" in finding.fix
     _java(tmp_path / "jvm" / "old", 11)
-    assert java_findings(None, {}, tmp_path / "jvm")[0].severity is Severity.WARNING
+    assert java_findings({}, tmp_path / "jvm")[0].severity is Severity.WARNING
     home = _java(tmp_path / "jvm" / "seventeen", 17)
-    (found,) = java_findings(None, {}, tmp_path / "jvm")
+    (found,) = java_findings({}, tmp_path / "jvm")
     assert (found.severity, found.what) == (Severity.OK, f"version 17, in {home}")
-
-
-def test_a_configured_java_that_spark_does_not_start_with_is_an_error(tmp_path: Path) -> None:
-    (absent,) = java_findings(tmp_path / "nothing", {})
-    assert (absent.severity, "has no Java that starts" in absent.what) == (Severity.ERROR, True)
-    (old,) = java_findings(_java(tmp_path / "old", 11), {})
-    assert (old.severity, old.what) == (Severity.ERROR, f"spark.java_home ({tmp_path / 'old'}) has Java 11")
-    (fit,) = java_findings(_java(tmp_path / "fit", 21), {})
-    assert fit.severity is Severity.OK

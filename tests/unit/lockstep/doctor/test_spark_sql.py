@@ -1,5 +1,6 @@
 """The Spark that doctor asks about stream queries runs with the Java that runs the jobs."""
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,6 @@ import pytest
 from cdc.model.errors import LockstepError
 from jobs.settings import SparkSettings
 from jobs.streams.plan import StreamQueryPlan
-from lockstep.apply import with_java
 from lockstep.doctor.spark_sql import SparkSql
 from stack.errors import StackError
 
@@ -31,6 +31,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[SparkSettings]:
     monkeypatch.setattr("pyspark.sql.SparkSession._instantiatedSession", None)
     monkeypatch.setattr("jobs.spark.session.open_session", open_session)
     monkeypatch.setattr("jobs.streams.planning.examined", lambda *_: (["a problem"], []))
+    monkeypatch.setenv("JAVA_HOME", "")
     monkeypatch.setattr("stack.java.java_home_for_spark", lambda: FOUND)
     return settings_of
 
@@ -44,13 +45,8 @@ def _problems(settings: SparkSettings) -> list[str]:
 
 def test_it_has_the_java_of_this_machine(started: list[SparkSettings]) -> None:
     assert _problems(SparkSettings()) == ["a problem"]
-    assert [settings.java_home for settings in started] == [FOUND]
-
-
-def test_a_java_that_is_configured_is_taken(started: list[SparkSettings]) -> None:
-    _problems(SparkSettings(java_home=Path("/java/mine")))
-    assert [settings.java_home for settings in started] == [Path("/java/mine")]
-    assert with_java(SparkSettings(java_home=Path("/java/mine"))).java_home == Path("/java/mine")
+    assert len(started) == 1
+    assert os.environ["JAVA_HOME"] == str(FOUND)
 
 
 def test_a_java_that_cant_be_fetched_is_a_finding_of_the_query(

@@ -1,24 +1,22 @@
 """sinks.opensearch.client: how it connects; what it makes of answers is in tests/contract"""
 
+import sys
+
 import pytest
 from pydantic import SecretStr
 
-from sinks.access import Login, Tls
+from cdc.model.errors import ConfigurationError
+from sinks.access import Login
 from sinks.opensearch.client import OpenSearchClient
 from sinks.opensearch.settings import OpenSearchSettings
 
 
-@pytest.mark.parametrize(
-    ("verify", "requirement", "hostname"), [(True, "CERT_REQUIRED", None), (False, "CERT_NONE", False)]
-)
-def test_certificates_are_checked_unless_that_is_switched_off(verify: bool, requirement: str, hostname: object) -> None:
-    settings = OpenSearchSettings(
-        urls=("https://h:9200",), tls=Tls(verify=verify), login=Login(user="u", password=SecretStr("p"))
-    )
+def test_certificates_are_checked() -> None:
+    settings = OpenSearchSettings(urls=("https://h:9200",), login=Login(user="u", password=SecretStr("p")))
     client = OpenSearchClient(settings)
     connection = client.transport().get_connection()
     pool = connection.pool
-    assert (pool.cert_reqs, pool.assert_hostname) == (requirement, hostname)
+    assert (pool.cert_reqs, pool.assert_hostname) == ("CERT_REQUIRED", None)
     assert connection.headers["authorization"] == "Basic dTpw"
     client.close()
 
@@ -28,3 +26,11 @@ def test_a_connection_is_given_up_sooner_than_a_slow_request() -> None:
     timeout = client.transport().get_connection().timeout
     assert (timeout.connect_timeout, timeout.read_timeout) == (5, 60)
     client.close()
+
+
+def test_without_the_library_that_signs_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "botocore", None)
+    client = OpenSearchClient(OpenSearchSettings(aws_region="eu-central-1"))
+    with pytest.raises(ConfigurationError, match="needs botocore") as caught:
+        client.transport()
+    assert "lockstep[aws]" in (caught.value.hint or "")

@@ -67,6 +67,8 @@ def test_a_field_can_be_indexed_in_another_way() -> None:
         ({"index_settings": {"translog": {"durability": "async"}}}, "must be durable"),
         ({"index_settings": {"index": {"mapping": {"total_fields.limit": 5}}}}, "follows from the table's columns"),
         ({"index_settings": {"final_pipeline": "p"}}, "rows as they are"),
+        ({"aws_region": "eu-central-1", "login": {"user": "u"}}, "aws_region and login exclude each other"),
+        ({"aws_region": "eu central"}, "aws_region"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_work_are_refused(values: dict[str, Any], problem: str) -> None:

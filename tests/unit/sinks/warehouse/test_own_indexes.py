@@ -43,7 +43,6 @@ def test_another_declaration_or_table_has_another_name_that_fits() -> None:
 @pytest.mark.parametrize(
     ("declared", "told"),
     [
-        ({"columns": ["a"], "unique": True}, "rows arrive by key"),
         ({}, "columns or an expression"),
         ({"columns": ["a"], "expression": "lower(a)"}, "columns or an expression"),
         ({"columns": [""]}, "at least 1 character"),
