@@ -61,7 +61,7 @@ def write_bundle(config: Config, file: Path, *, say: Callable[[str], None]) -> N
     secrets = _longest_first(_secrets(config))
     parts: Mapping[str, Callable[[], Any]] = {
         "versions": _versions,
-        "configuration": lambda: _shown(config),
+        "configuration": lambda: _shown({of: each for of, each in (*config, *config.added) if of != "added"}),
         "state": lambda: read_pipeline_state(config).to_json(),
         "lag": lambda: _lag(config),
         "doctor": lambda: findings_json(examine(config)),

@@ -34,7 +34,7 @@ BUDGETS: Final = {
     "lines of the core": 95_702,
     "lines of extensions": 7_214,
     "lines of stack and bench": 9_996,
-    "lines of tests": 97_212,
+    "lines of tests": 97_221,
     "words of docs": 43_119,
     "settings": 180,
 }

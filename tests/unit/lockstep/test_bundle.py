@@ -11,10 +11,16 @@ from cdc.model.errors import ConfigurationError, LockstepError
 from lockstep import bundle
 from lockstep.bundle import write_bundle
 from lockstep.config import Config, load
+from lockstep.extension import installed
 
 SECRETS = {name: f"recognisable-{name}-7f3a" for name in ("source", "kafka", "search", "file", "salt")}
 SECRETS["hook"] = "https://hooks.example/recognisable-hook-7f3a"  # whoever has the address may post there
 SECRETS["longer"] = SECRETS["search"] + "-and-more"
+
+
+_ALERTS = """[alerts]
+webhook = { url_file = "hook", headers = { Authorization = "HOOK_TOKEN" } }
+"""
 
 
 @pytest.fixture
@@ -26,7 +32,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.setenv("HOOK_TOKEN", SECRETS["longer"])
     (tmp_path / "password").write_text(SECRETS["file"] + "\n")
     (tmp_path / "hook").write_text(SECRETS["hook"] + "\n")
-    (tmp_path / "lockstep.toml").write_text("""
+    (tmp_path / "lockstep.toml").write_text(
+        """
 [pipeline]
 name = "shop"
 [source]
@@ -36,8 +43,6 @@ tables = ["public.orders"]
 bootstrap_servers = "kafka.example:9092"
 sasl_mechanism = "PLAIN"
 username = "lockstep"
-[alerts]
-webhook = { url_file = "hook", headers = { Authorization = "HOOK_TOKEN" } }
 [sinks.search]
 type = "opensearch"
 urls = ["https://search.example:9200"]
@@ -50,7 +55,9 @@ mask = { "public.orders.owner" = "hash" }
 [sinks.warehouse]
 type = "warehouse"
 url = "postgresql+psycopg://dwh.example/warehouse"
-""")
+"""
+        + (_ALERTS if any(each.name == "alerts" for each in installed()) else "")
+    )
     return load(tmp_path / "lockstep.toml")
 
 
