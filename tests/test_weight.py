@@ -62,19 +62,17 @@ EXCEPTIONS: Final[dict[str, dict[str, str]]] = {
 }
 """What is over a limit, and why that is its best shape. Nothing is listed that is within it."""
 
-COUNTED: Final = ("cdc", "jobs", "lockstep/verify/sides/opening.py")
+COUNTED: Final = ("cdc", "jobs")
 """Where what is over a limit is being reshaped: only counted so far, by limit and place."""
 
 COUNTS: Final[dict[str, dict[str, int]]] = {
     "functions of more than 60 lines": {
         "cdc": 1,
         "jobs": 3,
-        "lockstep/verify/sides/opening.py": 1,
     },
     "functions of more than 8 parameters": {"cdc": 1, "jobs": 1},
     "functions more complex than 15": {
         "jobs": 1,
-        "lockstep/verify/sides/opening.py": 1,
     },
     "classes of more than 15 attributes": {"cdc": 1, "jobs": 5},
     "classes of more than 20 methods": {"cdc": 5, "jobs": 5},

@@ -88,131 +88,11 @@ def open_sides(
 
     Raises LockstepError for a generation or a table that isn't there, Unavailable when a server can't be reached.
     """
-    client = config.kafka.client()
-    cluster = TopicAdmin(client)
-    topics = config.topics()
-    if settings.view is not None:
-        names = config.sink_tables(settings)
-
-    def epoch_now() -> int:
-        state = read_state(client, config.pipeline.name, config.slot)
-        return 0 if state is None else state.epoch
-
     with ExitStack() as closing:
-        generations = _Generations(options, closing, waiting=waiting, say=say)
-        generation = generations.live(settings) if options.generation is None else options.generation
-        opened = [generations.open(settings, generation)]
-        other_settings = settings
-        if options.against not in (SOURCE, TOPIC):
-            other_settings = options.other_settings or settings
-            opened.append(generations.open(other_settings, generation_number(options.against)))
-        set_aside = {name: "; ".join(filter(None, (each.set_aside.reason(name) for each in opened))) for name in names}
-        read = {name: topics[name] for name in names if not set_aside[name]}
-
-        def log_ends() -> Mapping[TopicPartition, int]:
-            partitions = partitions_of(list(read.values()), cluster.partition_counts(read.values()))
-            return cluster.end_offsets(partitions, while_waiting=waiting.check)
-
-        def published() -> ProgressReader:
-            reader = ProgressReader(client, config.pipeline.name, list(read.values()))
-            closing.callback(reader.close)
-            return reader
-
-        sink, *others = (SinkSide(each.opened.sink, waiting) for each in opened)
-        applied, *others_applied = (generations.applied(each, read, published) for each in opened)
-        records = read_schema_records(client, config.pipeline.name)
-        shapes = _logged_shapes(newest_shapes(records), names, config.pipeline.name)
-        earlier_shapes = histories(records)
-        other: Expected | None = None
-        if others:
-            other = GenerationSide(opened[1].number, others[0], others_applied[0], log_ends)
         if settings.view is not None:
-            connection = SourceConnection(config.source, epoch=epoch_now(), waiting=waiting)
-            closing.callback(connection.close)
-            shards = settings.view.tasks
-            of_query, compared = _view_side(
-                connection, settings.view, shapes, lambda: generations.view_time(opened[0], shards)
-            )
-            if other is not None:
-                compared = replace(compared, not_comparable="")
-            if not options.keys and not compared.not_comparable:
-                for side in (sink, *others):
-                    side.plan_scans([compared.table])
-            yield Sides(
-                generation,
-                settings,
-                other_settings,
-                sink,
-                applied,
-                other or of_query,
-                of_query,
-                None,
-                log_ends,
-                (compared,),
-                epoch_now,
-            )
-            return
-
-        view = SinkView(projection_of(settings), settings.expressions(), shapes)
-        source = SourceSide(
-            config.source,
-            names=names,
-            publication=config.publication,
-            epoch=epoch_now(),
-            load=options.load,
-            waiting=waiting,
-            view=view,
-        )
-        closing.callback(source.close)
-
-        def new_topic_side() -> TopicSide:
-            return TopicSide(client, topics, earlier_shapes, keys_max=options.keys_max, waiting=waiting, view=view)
-
-        expected: Expected
-        origins = shapes
-        if other is not None:
-            expected = other
-        elif options.against == SOURCE:
-            expected = source
-            origins = _source_tables(source, names, shapes, view)
-        else:
-            expected = new_topic_side()
-        tables = tuple(
-            compared_table(
-                stored_table(origins[name]),
-                stored_table(shapes[name]),
-                view,
-                ours=settings,
-                theirs=other_settings,
-                against=expected.name,
-            )
-            for name in names
-        )
-        if isinstance(expected, TopicSide):
-            tables = tuple(
-                replace(compared, not_comparable=expected.what_is_lost(compared.table)) for compared in tables
-            )
-        tables = tuple(
-            replace(compared, not_comparable=set_aside[compared.table.name] or compared.not_comparable)
-            for compared in tables
-        )
-        if not options.keys:
-            for side in (sink, *others):
-                # What is stored later is looked up by its key, as everything that seems to be missing.
-                side.plan_scans([compared.table for compared in tables if not compared.not_comparable])
-        yield Sides(
-            generation,
-            settings,
-            other_settings,
-            sink,
-            applied,
-            expected,
-            source,
-            new_topic_side,
-            log_ends,
-            tables,
-            epoch_now,
-        )
+            names = config.sink_tables(settings)
+        opening = _Opening(config, options, settings, names, closing, waiting=waiting, say=say)
+        yield opening.of_tables() if settings.view is None else opening.of_view(settings.view)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,76 +102,200 @@ class _OpenedGeneration:
     number: int
     opened: OpenedSink
     set_aside: SetAside
+    rows: SinkSide
 
 
-class _Generations:
-    """Opens generations of one sink, which ``closing`` closes."""
+class _Opening:
+    """Opens the generation, and the other one that it is compared with; then what else is needed."""
 
     def __init__(
-        self, options: VerifyOptions, closing: ExitStack, *, waiting: Waiting, say: Callable[[str], None]
+        self,
+        config: Config,
+        options: VerifyOptions,
+        settings: SinkSettings,
+        names: Sequence[TableName],
+        closing: ExitStack,
+        *,
+        waiting: Waiting,
+        say: Callable[[str], None],
     ) -> None:
-        self._name = options.sink
-        self._stall_s = options.stall_s
+        """``closing`` closes what is opened. Raises as ``open_sides``."""
+        self._config, self._options, self._settings = config, options, settings
+        self._names = names
         self._closing = closing
-        self._waiting = waiting
-        self._say = say
+        self._waiting, self._say = waiting, say
+        self._client = config.kafka.client()
+        self._opened = [self._generation(settings, options.generation or self._live())]
+        self._other_settings = settings
+        if options.against not in (SOURCE, TOPIC):
+            self._other_settings = options.other_settings or settings
+            self._opened.append(self._generation(self._other_settings, generation_number(options.against)))
+        # The topics that both read, by table, and why the other tables can't be compared.
+        self._why_not = {
+            name: "; ".join(filter(None, (each.set_aside.reason(name) for each in self._opened))) for name in names
+        }
+        self._read = {name: topic for name, topic in config.topics().items() if self._why_not.get(name) == ""}
+        self._records = read_schema_records(self._client, config.pipeline.name)
+        self._shapes = _logged_shapes(newest_shapes(self._records), names, config.pipeline.name)
+        self._applied = [self._waits_for(each) for each in self._opened]
 
-    def live(self, settings: SinkSettings) -> int:
+    def of_view(self, settings: ViewSettings) -> Sides:
+        """The result of a view, and its query on the source."""
+        connection = SourceConnection(self._config.source, epoch=self._epoch_now(), waiting=self._waiting)
+        self._closing.callback(connection.close)
+        of_query, compared = _view_side(connection, settings, self._shapes, lambda: self._view_time(settings.tasks))
+        other = self._other()
+        if other is not None:
+            compared = replace(compared, not_comparable="")
+        return self._sides(other or of_query, of_query, None, [compared])
+
+    def of_tables(self) -> Sides:
+        """The tables, and the source, their topics or the other generation."""
+        config, options, settings = self._config, self._options, self._settings
+        view = SinkView(projection_of(settings), settings.expressions(), self._shapes)
+        source = SourceSide(
+            config.source,
+            names=self._names,
+            publication=config.publication,
+            epoch=self._epoch_now(),
+            load=options.load,
+            waiting=self._waiting,
+            view=view,
+        )
+        self._closing.callback(source.close)
+        earlier_shapes = histories(self._records)
+
+        def new_topic_side() -> TopicSide:
+            return TopicSide(
+                self._client,
+                config.topics(),
+                earlier_shapes,
+                keys_max=options.keys_max,
+                waiting=self._waiting,
+                view=view,
+            )
+
+        topic: TopicSide | None = new_topic_side() if options.against == TOPIC else None
+        expected: Expected = self._other() or topic or source
+        origins = self._shapes
+        if expected is source:
+            origins = _source_tables(source, self._names, self._shapes, view)
+        tables = [self._compared(name, origins[name], view, topic, expected.name) for name in self._names]
+        return self._sides(expected, source, new_topic_side, tables)
+
+    def _compared(
+        self, name: TableName, origin: Table, view: SinkView, topic: TopicSide | None, against: str
+    ) -> ComparedTable:
+        compared = compared_table(
+            stored_table(origin),
+            stored_table(self._shapes[name]),
+            view,
+            ours=self._settings,
+            theirs=self._other_settings,
+            against=against,
+        )
+        lost = "" if topic is None else topic.what_is_lost(compared.table)
+        return replace(compared, not_comparable=self._why_not[name] or lost)
+
+    def _sides(
+        self,
+        expected: Expected,
+        source: SourceSide | ViewSide,
+        new_topic_side: Callable[[], TopicSide] | None,
+        tables: Sequence[ComparedTable],
+    ) -> Sides:
+        if not self._options.keys:
+            for each in self._opened:
+                # What is stored later is looked up by its key, as everything that seems to be missing.
+                each.rows.plan_scans([compared.table for compared in tables if not compared.not_comparable])
+        return Sides(
+            self._opened[0].number,
+            self._settings,
+            self._other_settings,
+            self._opened[0].rows,
+            self._applied[0],
+            expected,
+            source,
+            new_topic_side,
+            self._log_ends,
+            tuple(tables),
+            self._epoch_now,
+        )
+
+    def _other(self) -> GenerationSide | None:
+        """The generation that it is compared with, None where it is something else."""
+        if len(self._opened) == 1:
+            return None
+        return GenerationSide(self._opened[1].number, self._opened[1].rows, self._applied[1], self._log_ends)
+
+    def _log_ends(self) -> Mapping[TopicPartition, int]:
+        cluster, topics = TopicAdmin(self._client), list(self._read.values())
+        partitions = partitions_of(topics, cluster.partition_counts(topics))
+        return cluster.end_offsets(partitions, while_waiting=self._waiting.check)
+
+    def _epoch_now(self) -> int:
+        state = read_state(self._client, self._config.pipeline.name, self._config.slot)
+        return 0 if state is None else state.epoch
+
+    def _live(self) -> int:
         """The generation that readers see. Raises LockstepError when there is none."""
-        live = self._open(settings, 1).generations.live()
+        name = self._options.sink
+        live = self._open(self._settings, 1).generations.live()
         if live is None:
             raise LockstepError(
-                f"sink {self._name!r} has no live generation: nothing was ever applied to it",
-                hint=f"start `lockstep apply {self._name}`",
+                f"sink {name!r} has no live generation: nothing was ever applied to it",
+                hint=f"start `lockstep apply {name}`",
             )
         return live
 
-    def open(self, settings: SinkSettings, generation: int) -> _OpenedGeneration:
+    def _generation(self, settings: SinkSettings, number: int) -> _OpenedGeneration:
         """Raises LockstepError when there is no such generation."""
-        opened = self._open(settings, generation)
+        name, opened = self._options.sink, self._open(settings, number)
         existing = opened.generations.numbers()
-        if generation not in existing:
+        if number not in existing:
             raise LockstepError(
-                f"sink {self._name!r} has no generation {generation}",
-                hint=f"it has: {', '.join(map(str, existing)) or 'none'}",
+                f"sink {name!r} has no generation {number}", hint=f"it has: {', '.join(map(str, existing)) or 'none'}"
             )
-        return _OpenedGeneration(generation, opened, SetAside(opened.records, self._name, generation))
+        rows = SinkSide(opened.sink, self._waiting)
+        return _OpenedGeneration(number, opened, SetAside(opened.records, name, number), rows)
 
-    def applied(
-        self, each: _OpenedGeneration, read: Mapping[TableName, str], published: Callable[[], ProgressReader]
-    ) -> Applied:
-        """What waits for a generation to apply what is in the topics of these tables.
+    def _waits_for(self, each: _OpenedGeneration) -> Applied:
+        """What waits for a generation to apply what is in the topics that are read.
 
-        Where others hold up its watermark, what these have is known by what is ``published``.
+        Where other tables hold up its watermark, what these have is known by what is published.
         """
         progress: LoadsProgress = each.opened.generations
         if each.set_aside.hold_watermark:
-            progress = ProgressOfTables(progress, each.opened.records, each.number, topics=read, published=published())
+            published = ProgressReader(self._client, self._config.pipeline.name, list(self._read.values()))
+            self._closing.callback(published.close)
+            progress = ProgressOfTables(
+                progress, each.opened.records, each.number, topics=self._read, published=published
+            )
         return Applied(
             progress,
-            name=self._name,
+            name=self._options.sink,
             generation=each.number,
             waiting=self._waiting,
-            stall_s=self._stall_s,
+            stall_s=self._options.stall_s,
             say=self._say,
             check=each.set_aside.check,
             sign_of_life=lambda: each.opened.records.load(heartbeat_name(each.number)),
         )
 
-    def view_time(self, each: _OpenedGeneration, shards: int) -> NotedTime:
+    def _view_time(self, shards: int) -> NotedTime:
         """By which time of a view its rows are too old. Raises as ``settled_time``."""
-        records = each.opened.records
-        names = [noted_name(each.number, shard) for shard in ([None] if shards == 1 else range(shards))]
+        number, records = self._opened[0].number, self._opened[0].opened.records
+        names = [noted_name(number, shard) for shard in ([None] if shards == 1 else range(shards))]
         return settled_time(
             lambda: noted_together([NotedTime.from_json(records.load(name)) for name in names]),
-            name=self._name,
-            generation=each.number,
+            name=self._options.sink,
+            generation=number,
             waiting=self._waiting,
-            stall_s=self._stall_s,
+            stall_s=self._options.stall_s,
         )
 
     def _open(self, settings: SinkSettings, generation: int) -> OpenedSink:
-        opened = open_sink(self._name, settings, generation)
+        opened = open_sink(self._options.sink, settings, generation)
         self._closing.callback(opened.sink.close)
         return opened
 
