@@ -65,16 +65,14 @@ class KeepsMicroBatches(_OfGeneration):
 
 @dataclass(frozen=True, slots=True)
 class StatusReport(_OfGeneration):
-    """A batch has been applied and its progress stored. ``rejected_total`` counts over the generation's life."""
+    """A batch has been applied and its progress stored."""
 
     batch_id: int
     rows: int
     applied: int
     stale: int
     rejected: int
-    rejected_total: int
     duration_ms: int
-    newest_commit_ms: int
     watermark_lsn: int
 
     @property

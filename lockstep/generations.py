@@ -1,7 +1,7 @@
 """``lockstep generations`` and ``switch``: which builds of a sink's data exist, which one readers see, dropping one."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -160,47 +160,26 @@ def generations_table(name: str, descriptions: list[Description]) -> Group:
             str(0 if description.progress is None else description.progress.rejected),
             ", ".join(description.differs),
         )
-    told = [
-        (description.job.sentence(f"generation {description.generation.number} of {name}"), description)
-        for description in descriptions
-        if description.needs_somebody or description.generation.is_live
-    ]
-    verified = [
-        Text(
-            description.verification.sentence(
-                f"generation {description.generation.number} of {name}",
-                sink=name,
-                generation=None if description.generation.is_live else description.generation.number,
-            ),
-            style="dim",
-        )
-        for description in descriptions
-        if description.verification is not None
-    ]
     if not descriptions:
         return Group(Text(f"{name} has no generation yet: `lockstep apply {name}` or `lockstep run` builds the first"))
-    views = [
-        Text(f"generation {description.generation.number} of {name}: {view_text(description.view)}", style="dim")
-        for description in descriptions
-        if description.view is not None
-    ]
-    consistent = [
-        Text(f"generation {description.generation.number} of {name}: {description.consistency.text}", style="dim")
-        for description in descriptions
-        if description.consistency is not None
-    ]
-    return Group(
-        table,
-        *views,
-        *consistent,
-        *verified,
-        *(
-            Text(f"generation {of.generation.number} of {name}: {text}", style="red" if of.needs_somebody else "yellow")
-            for of in descriptions
-            for text in of.job.aside_sentences(name)
-        ),
-        *(Text(text, style="red" if of.needs_somebody else "yellow") for text, of in told if text is not None),
-    )
+    return Group(table, *(text for description in descriptions for text in _remarks(name, description)))
+
+
+def _remarks(name: str, of: Description) -> Iterator[Text]:
+    """What the table doesn't say of a generation."""
+    label = f"generation {of.generation.number} of {name}"
+    if of.view is not None:
+        yield Text(f"{label}: {view_text(of.view)}", style="dim")
+    if of.consistency is not None:
+        yield Text(f"{label}: {of.consistency.text}", style="dim")
+    if of.verification is not None:
+        number = None if of.generation.is_live else of.generation.number
+        yield Text(of.verification.sentence(label, sink=name, generation=number), style="dim")
+    style = "red" if of.needs_somebody else "yellow"
+    yield from (Text(f"{label}: {text}", style=style) for text in of.job.aside_sentences(name))
+    sentence = of.job.sentence(label)
+    if sentence is not None and (of.needs_somebody or of.generation.is_live):
+        yield Text(sentence, style=style)
 
 
 def find(config: Config, name: str, number: int) -> Generation:

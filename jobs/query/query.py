@@ -638,9 +638,7 @@ class SinkQuery:
                 applied=part.applied,
                 stale=part.stale,
                 rejected=rejected,
-                rejected_total=progress.rejected,
                 duration_ms=round((self._part_began - began) * 1000),
-                newest_commit_ms=part.commit_time_ms,
                 watermark_lsn=progress.watermark_lsn,
             )
         )

@@ -4,13 +4,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from cdc.model.table import Table
 from lockstep.verify.canonical import Fingerprint, Key, Row
-from lockstep.verify.sides.expected import Version
+from lockstep.verify.sides.expected import Expected, Version
 from lockstep.verify.sides.sink import SinkSide
 from lockstep.verify.waiting import Applied, SyncPoint
 from sinks.contract import TopicPartition
 
 
-class GenerationSide:
+class GenerationSide(Expected):
     """``log_ends`` asks where the topics end now: whatever this generation holds comes from before."""
 
     can_be_asked_often = False
@@ -33,10 +33,6 @@ class GenerationSide:
         self._applied.wait(self.sync_point())
         copies = self._rows.copies(table, keys)
         return {key: Version(first.fingerprint, first.tag) for key, (first, *_) in copies.items()}
-
-    def versions_between(self) -> Mapping[Key, Collection[Fingerprint | None]]:
-        """Nothing: it knows the newest version only."""
-        return {}
 
     def rows(self, table: Table, keys: Collection[Key]) -> dict[Key, tuple[Version, Row]]:
         # Else rows of a sink that is ahead of this generation would look like rows that nobody wrote.

@@ -5,7 +5,7 @@ about a second don't. The pause after each of them, as long as the server took f
 load. While we make something of the rows, the server waits for us: that is pause enough.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -24,7 +24,7 @@ from cdc.postgres.settings import SourceSettings
 from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.pgoutput import Field, Fields
 from lockstep.verify.canonical import Fingerprint, Key, Row, fingerprint, key_of, key_values, portions
-from lockstep.verify.sides.expected import Version
+from lockstep.verify.sides.expected import Expected, Version
 from lockstep.verify.sides.sink_view import SinkView
 from lockstep.verify.sides.source_connection import SourceConnection
 from lockstep.verify.source_load import Load, next_chunk_rows
@@ -53,7 +53,7 @@ class _ScanPosition:
     last: Sequence[Field] | None = None
 
 
-class SourceSide:
+class SourceSide(Expected):
     """The captured tables, as the publication sends them. ``tables`` is asked before any of their rows.
 
     It connects when it is first asked for something, and again after a lost connection. Every method raises Unavailable
@@ -148,10 +148,6 @@ class SourceSide:
         for portion in portions(keys, KEYS_AT_ONCE):
             versions |= self._portion(table, portion, lambda version, _: version)
         return versions
-
-    def versions_between(self) -> Mapping[Key, Collection[Fingerprint | None]]:
-        """Nothing: it knows the newest version only."""
-        return {}
 
     def rows(self, table: Table, keys: Collection[Key]) -> dict[Key, tuple[Version, Row]]:
         rows: dict[Key, tuple[Version, Row]] = {}

@@ -29,7 +29,7 @@ from cdc.protocol.envelope import (
 from jobs.executor.append_only import LOG_KEY, event_key, row_before, stored_row
 from jobs.executor.shape_history import TableHistory
 from lockstep.verify.canonical import Fingerprint, Key, Row, fingerprint, key_of
-from lockstep.verify.sides.expected import Version
+from lockstep.verify.sides.expected import Expected, Version
 from lockstep.verify.sides.sink_view import SinkView
 from lockstep.verify.waiting import SyncPoint, Waiting
 
@@ -37,7 +37,7 @@ AFTER_EVERY_END: Final = 1 << 62
 """An offset after every end: a partition that is to be read from there isn't read."""
 
 
-class TopicSide:
+class TopicSide(Expected):
     """The topics of the captured tables. ``histories`` bring events of earlier shapes into the newest one.
 
     Every method raises Unavailable when Kafka doesn't answer, and LockstepError when a stop is asked for.

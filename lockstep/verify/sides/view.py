@@ -4,7 +4,7 @@ The query is run whole: which of its tables' rows make a row of the result isn't
 held for as long as the query takes.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from cdc.postgres.key_types import KeyType, key_types
 from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.pgoutput import Fields
 from lockstep.verify.canonical import Fingerprint, Key, Row, fingerprint, key_of, key_values, portions
-from lockstep.verify.sides.expected import Version, versions_of
+from lockstep.verify.sides.expected import Expected, Version
 from lockstep.verify.sides.source_connection import SourceConnection
 from lockstep.verify.waiting import SyncPoint
 from sinks.columns.copy_text import plain_text
@@ -26,7 +26,7 @@ from sinks.columns.copy_text import plain_text
 _KEYS_AT_ONCE: Final = 500
 
 
-class ViewSide:
+class ViewSide(Expected):
     """The result of what ``query`` gives each time that it is asked, which names its tables with their schemas.
 
     Every method raises Unavailable when the source doesn't answer, and LockstepError when it refuses the query, when
@@ -48,13 +48,6 @@ class ViewSide:
     def scan(self, table: Table) -> Iterator[tuple[Key, Fingerprint]]:
         for key, row in self._rows(table, ""):
             yield key, fingerprint(table, key, row)
-
-    def versions(self, table: Table, keys: Collection[Key]) -> dict[Key, Version]:
-        return versions_of(self.rows(table, keys))
-
-    def versions_between(self) -> Mapping[Key, Collection[Fingerprint | None]]:
-        """Nothing: it knows the newest version only."""
-        return {}
 
     def rows(self, table: Table, keys: Collection[Key]) -> dict[Key, tuple[Version, Row]]:
         rows: dict[Key, tuple[Version, Row]] = {}

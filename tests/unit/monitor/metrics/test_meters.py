@@ -53,8 +53,8 @@ def test_the_jobs_reports_become_figures(address: str) -> None:
         counted = of_sinks.measured(told.append, opened)
         reports = [
             SinkStarted("search", 2, "there"),
-            StatusReport("search", 2, 7, 10, 8, 1, 1, 1, 1500, 1_700_000_000_000, 4096),
-            StatusReport("search", 2, 8, 5, 5, 0, 0, 1, 20, 1_700_000_000_000, 8192),
+            StatusReport("search", 2, 7, 10, 8, 1, 1, 1500, 4096),
+            StatusReport("search", 2, 8, 5, 5, 0, 0, 20, 8192),
             WatermarkRaised("search", 2, 9000, 1_700_000_001_500),
             SinkWaiting("search", "away", 1.0),
         ]

@@ -11,7 +11,7 @@ from cdc.model.lsn import Lsn
 from lockstep.verify.canonical import fingerprint, key_of, key_values
 from lockstep.verify.comparing.recheck import Observation, Rechecked, Verdict, recheck, verdict
 from lockstep.verify.report import Kind
-from lockstep.verify.sides.expected import Version, versions_of
+from lockstep.verify.sides.expected import Expected, Version
 from lockstep.verify.sides.sink import Copy, SinkSide
 from lockstep.verify.waiting import Applied, SyncPoint, Waiting
 from sinks.contract import Progress
@@ -121,7 +121,7 @@ def _row(key, value):
     return {"id": key, "value": value}
 
 
-class Source:
+class Source(Expected):
     """The world's source, in the role of what is expected."""
 
     name = "source"
@@ -134,11 +134,8 @@ class Source:
         self._world.step()
         return SyncPoint(lsn=Lsn(len(self._world.commits)))
 
-    def versions(self, of, keys):
-        return versions_of(self.rows(of, keys))
-
-    def versions_between(self):
-        return {}
+    def scan(self, _):
+        raise AssertionError
 
     def rows(self, of, keys):
         self._world.step()
