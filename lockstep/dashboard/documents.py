@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
@@ -16,6 +16,7 @@ from lockstep.dashboard.model import (
     Comparisons,
     Copies,
     CopyState,
+    Document,
     Finding,
     Findings,
     GenerationState,
@@ -41,6 +42,8 @@ from lockstep.dashboard.model import (
 from monitor.lag import APPLIED, IN_KAFKA, READ, RECEIVED, VISIBLE, WAL_END, StageState
 from monitor.steps import rebuild_step
 from monitor.stream_queries import WAITING, StreamQueryStatus
+
+_Document = TypeVar("_Document", bound=Document)
 
 Known = Mapping[str, Any]
 """A document of ``lockstep lag --json``, or a piece of one."""
@@ -98,17 +101,14 @@ def pipeline_state(
     slot = (
         {} if "source" in lag.get("silent_servers", {}) else lag
     )  # its figures are those of the last look that got through
-    source = SourceState(
+    source = _picked(
+        SourceState,
+        slot,
         server=subject.server,
         database=subject.database,
         slot=subject.slot,
-        wal_status=slot.get("wal_status"),
         wal_end=stages.get(WAL_END, {}).get("lsn"),
         confirmed_lsn=in_kafka.get("lsn"),
-        retained_bytes=slot.get("retained_bytes"),
-        safe_wal_bytes=slot.get("safe_wal_bytes"),
-        wal_bytes_per_s=slot.get("wal_bytes_per_s"),
-        minutes_until_full=slot.get("minutes_until_full"),
     )
     capture = _capture(stages.get(RECEIVED, {}), in_kafka, rates, lag.get("commit_interval_ms"))
     sinks = tuple(
@@ -132,14 +132,10 @@ def pipeline_state(
 def _capture(received: Known, in_kafka: Known, rates: Rates, commit_interval_ms: int | None) -> CaptureState:
     """What it has published, and the state of both of its stages: of the first one where that doesn't move."""
     judged = in_kafka if received.get("state") in _MOVES else received
-    return CaptureState(
-        state=judged.get("state") or "unknown",
-        since_ms=judged.get("since_ms"),
-        reason=judged.get("reason"),
-        next_step=judged.get("hint"),
-        lsn=in_kafka.get("lsn"),
-        seconds_behind=in_kafka.get("seconds_behind"),
-        bytes_behind=in_kafka.get("bytes_behind"),
+    return _picked(
+        CaptureState,
+        in_kafka,
+        **_judged(judged),
         events_per_s=rates.published,
         commit_interval_ms=commit_interval_ms,
     )
@@ -156,19 +152,13 @@ def _sink(stage: Known, beside: tuple[Known, Known], lag: Known, subject: Subjec
     label = stage["stage"].removeprefix(APPLIED)
     read, visible = beside
     judged = next((each for each in beside if each.get("state") == StageState.STALLED.value), stage)
-    return SinkState(
+    is_unanswered = stage["sink"] in lag.get("unanswered", {})
+    return _picked(
+        SinkState,
+        stage,
         name=stage["sink"],
         kind=subject.kinds.get(stage["sink"], ""),
-        generation=stage["generation"],
-        live=stage["live"],
-        state="unanswered" if stage["sink"] in lag.get("unanswered", {}) else judged["state"],
-        since_ms=judged["since_ms"],
-        reason=judged["reason"],
-        next_step=judged["hint"],
-        lsn=stage["lsn"],
-        seconds_behind=stage["seconds_behind"],
-        bytes_behind=stage["bytes_behind"],
-        events_behind=stage["events_behind"],
+        **_judged(judged) | ({"state": "unanswered"} if is_unanswered else {}),
         read=_stage_figures(read),
         visible=_stage_figures(visible),
         events_per_s=rates.sinks.get(label),
@@ -177,27 +167,30 @@ def _sink(stage: Known, beside: tuple[Known, Known], lag: Known, subject: Subjec
     )
 
 
+def _judged(stage: Known) -> dict[str, Any]:
+    """What a document says of the state of a stage."""
+    state = {"state": stage.get("state") or "unknown", "next_step": stage.get("hint")}
+    return state | {name: stage.get(name) for name in ("since_ms", "reason")}
+
+
+def _picked(kind: type[_Document], known: Known, /, **others: Any) -> _Document:
+    """A document with the fields that are known by the same name, and others."""
+    fields = {name: known[name] for name in kind.model_fields if name in known}
+    return kind(**{**fields, **others})
+
+
 def _stage_figures(stage: Known) -> StageFigures | None:
-    return StageFigures(**{name: stage[name] for name in StageFigures.model_fields}) if stage else None
+    return _picked(StageFigures, stage) if stage else None
 
 
 def _stream_query(status: StreamQueryStatus) -> StreamQueryState:
-    figures = status.figures
-    return StreamQueryState(
+    return _picked(
+        StreamQueryState,
+        status.to_json(),
         name=status.name,
-        generation=status.generation,
         live=status.is_live or status.is_only,
         state=_state_of_query(status),
-        since_ms=status.since_ms,
-        reason=status.reason or None,
         next_step=status.hint or None,
-        watermark_ms=figures.watermark_ms,
-        results=figures.results,
-        late=figures.late,
-        malformed=figures.malformed,
-        refused=figures.refused,
-        state_rows=figures.state_rows,
-        in_hand=status.in_hand,
     )
 
 
@@ -220,10 +213,7 @@ def _problems_of_queries(statuses: Sequence[StreamQueryStatus]) -> Iterator[Prob
 
 def _view(told: Known) -> ViewState:
     building = told["building"]
-    if building is not None:
-        building = ViewBuilding(**{name: building[name] for name in ViewBuilding.model_fields})
-    figures = {name: told[name] for name in ViewState.model_fields if name != "building"}
-    return ViewState(**figures, building=building)
+    return _picked(ViewState, told, building=None if building is None else _picked(ViewBuilding, building))
 
 
 def label_of(sink: SinkState) -> str:
@@ -380,21 +370,11 @@ def copies(report: Known, state: PipelineState, ends: Mapping[str, int]) -> Copi
     retained = report.get("wal_retained_bytes")
     is_copying = any(table["stage"] != "copied" for table in report["tables"])
     held = f"{retained / 2**20:,.0f} MiB of WAL are held" if is_copying and retained is not None else None
-    return Copies(
-        rows_per_s=report.get("rows_per_s"),
-        bytes_per_s=report.get("bytes_per_s"),
-        seconds_left=report.get("seconds_left"),
+    return _picked(
+        Copies,
+        report,
         held=held,
-        copies=tuple(
-            CopyState(
-                table=table["table"],
-                state=table["stage"],
-                rows=table["rows"],
-                rows_estimated=table["rows_estimated"],
-                bytes=table["bytes"],
-            )
-            for table in report["tables"]
-        ),
+        copies=tuple(_picked(CopyState, table, state=table["stage"]) for table in report["tables"]),
         builds=tuple(
             BuildState(
                 sink=sink.name,
@@ -443,17 +423,8 @@ def rejections(dead_letters: Iterable[DeadLetter], named: Mapping[str, TableName
 
 def verified(lag: Known) -> Comparisons:
     """The comparison that each sink keeps as its last one."""
-    kept = tuple(
-        Verified(
-            sink=label,
-            state=one["outcome"],
-            ended_ms=one["ended_ms"],
-            differing=one["differing"],
-            error=one["error"],
-            verified_through=one["verified_through"],
-            verified_through_ms=one["verified_through_ms"],
-            but_for=tuple(one["but_for"]),
+    return Comparisons(
+        sinks=tuple(
+            _picked(Verified, one, sink=label, state=one["outcome"]) for label, one in lag.get("verified", {}).items()
         )
-        for label, one in lag.get("verified", {}).items()
     )
-    return Comparisons(sinks=kept)
