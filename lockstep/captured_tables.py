@@ -9,6 +9,7 @@ import psycopg
 from cdc.kafka.control_topics import read_state, read_tables
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import SCHEMA, STATE, control_topic
+from cdc.model.errors import ConfigurationError
 from cdc.model.table import Table, TableName
 from cdc.pipeline_settings import Pipeline
 from cdc.postgres.catalogue import load_tables
@@ -16,6 +17,14 @@ from cdc.postgres.connection import connect
 from cdc.protocol.control_records import CaptureState, selection_of
 from cdc.stream.table_selection import is_first_start, recorded_tables, select_tables
 from jobs.query.captured_tables import Captured
+
+
+def parse_table(text: str) -> TableName:
+    """The table that a command names. Raises ConfigurationError for what is no table's name."""
+    try:
+        return TableName.parse(text)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def recorded_state(pipeline: Pipeline) -> CaptureState | None:

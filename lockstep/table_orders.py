@@ -12,6 +12,7 @@ from jobs.generations.lease import is_running
 from jobs.generations.record import Generation, Phase, check_owner
 from jobs.generations.set_aside import AsideState, Order, Wish, give_again, give_order, is_done, load_asides
 from jobs.generations.status import has_error, job_status
+from lockstep.captured_tables import parse_table
 from lockstep.config import Config
 from lockstep.generations import list_of, settings_of, settings_of_generation
 from sinks.contract import CoordinationRecords, OpenedSink
@@ -31,7 +32,7 @@ def order_tables(config: Config, name: str, tables: Sequence[str], wish: Wish, *
             f"{name!r} is a view, which can't go on without one of its tables",
             hint="to hold up the view as a whole, let `lockstep apply SINK...` name all sinks but this one",
         )
-    names = list(map(_parsed, tables))
+    names = list(map(parse_table, tables))
     generations = _in_use(config, name)
     opened = open_sink(name, settings_of(config, name), 1)
     try:
@@ -46,13 +47,6 @@ def order_tables(config: Config, name: str, tables: Sequence[str], wish: Wish, *
         return is_done
     finally:
         opened.sink.close()
-
-
-def _parsed(text: str) -> TableName:
-    try:
-        return TableName.parse(text)
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from error
 
 
 def _in_use(config: Config, name: str) -> list[Generation]:

@@ -21,7 +21,7 @@ from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.preflight.catalogue_facts import load_relations
 from cdc.postgres.preflight.publication import load_publication
 from cdc.stream.table_selection import recorded_tables
-from lockstep.captured_tables import recorded_shapes, recorded_state
+from lockstep.captured_tables import parse_table, recorded_shapes, recorded_state
 from lockstep.config import Config, validated
 
 _RESTART: Final = (
@@ -112,7 +112,7 @@ def look_at_removal(config: Config, document: Mapping[str, Any], texts: Sequence
 
     Raises ConfigurationError for names that were never captured, and Unavailable where Kafka doesn't answer.
     """
-    names = list(dict.fromkeys(map(_parsed, texts)))
+    names = list(dict.fromkeys(map(parse_table, texts)))
     pipeline = config.as_pipeline()
     state = recorded_state(pipeline)
     recorded = set() if state is None else set(recorded_tables(state))
@@ -129,13 +129,6 @@ def look_at_removal(config: Config, document: Mapping[str, Any], texts: Sequence
     out = [name for name, removal in tables.items() if removal is Removal.OUT]
     steps = [] if len(out) == len(tables) else [_RESTART, "run this command again: it says whether they are out"]
     return RemovalReport(tables, changes, kept_of(config, names), [*steps, *_of_publication(config, out)])
-
-
-def _parsed(text: str) -> TableName:
-    try:
-        return TableName.parse(text)
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from error
 
 
 def removal_of(name: TableName, config: Config, recorded: Collection[TableName]) -> Removal:

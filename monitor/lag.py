@@ -213,6 +213,20 @@ class Stage:
         reason = "" if self.reason is None else f": {self.reason}"
         return f"{self.name}: {self.state.value}{since}{reason}" + ("" if self.hint is None else f"\n    {self.hint}")
 
+    def to_json(self) -> dict[str, Any]:
+        """The stage in the document of the report. The applied one has what is known of the generation."""
+        of = self.generation
+        document: dict[str, Any] = {"stage": self.name, "lsn": None if self.lsn is None else format_lsn(self.lsn)}
+        document |= {name: getattr(self, name) for name in ("bytes_behind", "seconds_behind", "events_behind")}
+        document |= {"state": self.state.value}
+        document |= {name: getattr(self, name) for name in ("since_ms", "reason", "hint")}
+        if of is not None:
+            document |= {"sink": of.name, "generation": of.generation, "live": of.is_live}
+        if self.sink is not None:
+            parts = {"job": self.sink.job, "view": self.sink.view, "consistent": self.sink.consistency}
+            document |= {name: None if part is None else part.to_json() for name, part in parts.items()}
+        return document
+
 
 @dataclass(frozen=True, slots=True)
 class LagReport:
@@ -328,40 +342,7 @@ class LagReport:
     def to_json(self) -> dict[str, Any]:
         """The document that ``lockstep lag --json`` prints; LSNs are text, as PostgreSQL writes them."""
         return {
-            "stages": [
-                {
-                    "stage": stage.name,
-                    "lsn": None if stage.lsn is None else format_lsn(stage.lsn),
-                    "bytes_behind": stage.bytes_behind,
-                    "seconds_behind": stage.seconds_behind,
-                    "events_behind": stage.events_behind,
-                    "state": stage.state.value,
-                    "since_ms": stage.since_ms,
-                    "reason": stage.reason,
-                    "hint": stage.hint,
-                    **(
-                        {}
-                        if stage.generation is None
-                        else {
-                            "sink": stage.generation.name,
-                            "generation": stage.generation.generation,
-                            "live": stage.generation.is_live,
-                        }
-                    ),
-                    **(
-                        {}
-                        if stage.sink is None
-                        else {
-                            "job": None if stage.sink.job is None else stage.sink.job.to_json(),
-                            "view": None if stage.sink.view is None else stage.sink.view.to_json(),
-                            "consistent": (
-                                None if stage.sink.consistency is None else stage.sink.consistency.to_json()
-                            ),
-                        }
-                    ),
-                }
-                for stage in self.stages
-            ],
+            "stages": [stage.to_json() for stage in self.stages],
             "worst": None if self.worst is None else self.worst.name,
             "slot_active": self.slot_active,
             "retained_bytes": self.retained_bytes,

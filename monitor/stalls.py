@@ -416,22 +416,8 @@ def unreachable(last: LagReport | None, sinks: Iterable[str], error_text: str, *
         )
     blamed = stages[0]
     since_ms = blamed.since_ms if blamed.state is StageState.UNKNOWN and blamed.since_ms else now_ms
-    return tuple(
-        Stage(
-            stage.name,
-            None,
-            None,
-            None,
-            None,
-            stage.sink,
-            StageState.UNKNOWN,
-            since_ms,
-            reason=error_text,
-            hint=_LOOK_AT_SERVERS,
-            of_sink=stage.of_sink,
-        )
-        for stage in stages
-    )
+    unknown = Stage("", None, None, None, None, since_ms=since_ms, reason=error_text, hint=_LOOK_AT_SERVERS)
+    return tuple(replace(unknown, name=stage.name, sink=stage.sink, of_sink=stage.of_sink) for stage in stages)
 
 
 def _building(sink: SinkFacts) -> tuple[str, int | None] | None:
