@@ -31,10 +31,10 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 95_702,
+    "lines of the core": 95_595,
     "lines of extensions": 7_214,
     "lines of stack and bench": 9_996,
-    "lines of tests": 97_221,
+    "lines of tests": 97_216,
     "words of docs": 43_119,
     "settings": 180,
 }
