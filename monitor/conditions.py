@@ -5,7 +5,7 @@ No sentence holds a row's value.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Final
 
@@ -164,6 +164,8 @@ _KINDS: Final = {
         _WARNING, "make room there, or move the directory to a larger disk", passes=True, known=_NO_SERVERS
     ),
 }
+_OF_STREAM_QUERIES: Final = ("stream-query-stopped", "stream-query-undelivered", "stream-query-unreachable")
+
 NAMES: Final = tuple(_KINDS)
 """Every condition that there is."""
 
@@ -176,13 +178,11 @@ def _open(
     since_ms: int | None = None,
     *,
     is_critical: bool = False,
-    stays: bool = False,
     hold_s: float = 0.0,
 ) -> Condition:
     kind = _KINDS[name]
     severity = _CRITICAL if is_critical else kind.severity
-    passes = kind.passes and not stays
-    return Condition(name, subject, severity, sentence, step or kind.step, since_ms, passes, hold_s)
+    return Condition(name, subject, severity, sentence, step or kind.step, since_ms, kind.passes, hold_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,10 +288,10 @@ def _unasked(facts: Facts, settings: ConditionSettings) -> Iterator[tuple[str, s
     if settings.standby and facts.has_standby is None:
         yield "no-standby", CAPTURE
     if facts.stream_queries is None:
-        yield from ((name, None) for name in NAMES if name.startswith("stream-query-"))
+        yield from ((name, None) for name in _OF_STREAM_QUERIES)
     for status in facts.stream_queries or ():
         if status.problem is not None:
-            yield from ((name, status.label) for name in ("stream-query-stopped", "stream-query-undelivered"))
+            yield from ((name, status.label) for name in _OF_STREAM_QUERIES[:2])
 
 
 def _begun(report: LagReport) -> Iterator[tuple[str, str]]:
@@ -330,13 +330,13 @@ def _slot(report: LagReport) -> Iterator[Condition]:
     if report.safe_wal_bytes is not None and (is_unreserved or (minutes is not None and minutes < _SLOT_MINUTES)):
         is_critical = is_unreserved or (minutes is not None and minutes < _CRITICAL_SLOT_MINUTES)
         in_minutes = "" if minutes is None else f", in about {minutes:.0f} minutes at the rate of now"
-        yield _open(
+        filling = _open(
             "slot-filling",
             CAPTURE,
             f"the slot is lost after {max(0, report.safe_wal_bytes):,} more bytes of WAL{in_minutes}",
             is_critical=is_critical,
-            stays=is_unreserved,
         )
+        yield replace(filling, passes=False) if is_unreserved else filling
     if report.retained_bytes is not None and report.retained_bytes > _RETAINED_WAL_BYTES:
         yield _open(
             "slot-growing", CAPTURE, f"the slot holds back {report.retained_bytes:,} bytes of WAL on the source's disk"
