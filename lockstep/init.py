@@ -147,7 +147,6 @@ ${kinds}
 # late = "10 minutes"                      # how far behind the newest event one may be
 # id = ["id"]                              # what an event and its repetition have in common
 # sent = "sent_at"                         # the time of sending by the device's clock, which corrects the event's time
-# ahead = "1 hour"                         # how much later than it was received an event may have happened
 # rows_of = { "public.orders" = ["page"] }  # columns with the key of a table's row, for `lockstep erase`
 
 # [stream_queries.clicks_per_hour]

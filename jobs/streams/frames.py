@@ -18,7 +18,6 @@ from jobs.streams.settings import (
     PRIVATE,
     RECEIVED,
     StreamSettings,
-    duration_ms,
     spark_type,
 )
 
@@ -65,7 +64,7 @@ def parsed(records: DataFrame, stream: StreamSettings) -> DataFrame:
         own[stream.time] = time
     else:
         time = own[stream.time]
-    ahead = f.make_dt_interval(secs=f.lit(duration_ms(stream.ahead) / 1000))
+    ahead = f.make_dt_interval(hours=f.lit(1))
     missing = {
         name: f"it has no {name}" for name in dict.fromkeys((stream.time, *(filter(None, [stream.sent])), *stream.id))
     }
@@ -79,7 +78,7 @@ def parsed(records: DataFrame, stream: StreamSettings) -> DataFrame:
     problem = problem.when(time <= f.lit(_LATE_ENOUGH).cast("timestamp"), f.lit("it happened before 1970"))
     problem = problem.when(
         time > f.try_add(f.col(RECEIVED), ahead),  # nothing is later than a sum that is out of range
-        f.lit(f"it happened later than {stream.ahead} after it was received"),
+        f.lit("it happened more than an hour after it was received"),
     )
     columns = [value.alias(name) for name, value in (own | added).items()]
     return frame.select(

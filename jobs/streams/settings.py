@@ -114,10 +114,6 @@ class StreamSettings(Settings):
         description="the column with the time of sending by the device's clock; corrects the event's time by that"
         " clock's offset",
     )
-    ahead: str = Field(
-        default="1 hour",
-        description="how much later than it was received an event may have happened; else it is refused",
-    )
     rows_of: Mapping[str, tuple[str, ...]] = Field(default={}, description=_ROWS_OF)
 
     @field_validator("topic")
@@ -132,7 +128,7 @@ class StreamSettings(Settings):
     def _are_different(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return _once(names)
 
-    @field_validator("late", "ahead")
+    @field_validator("late")
     @classmethod
     def _is_duration(cls, text: str) -> str:
         duration_ms(text)

@@ -12,7 +12,6 @@ _EXAMPLE: Final = """\
 # url = "rediss://127.0.0.1:6379/0"        # redis:// without TLS
 # sentinels = []                           # host:26379 of each; url then has the primary's name, as redis://shop/0
 # prefix = "shop"                          # first part of every key; else the sink's name
-# names = { "public.items" = "items" }     # of a table in the keys (rebuild)
 # keys = { "public.orders" = "order:{id}" }    # of rows, after prefix and generation: every key column in it (rebuild)
 # values = "json"                          # one text; "fields": a field per column (rebuild)
 # sets = { "public.orders" = ["by_customer:{customer_id}"] }    # further sets of rows' keys (rebuild)

@@ -17,7 +17,6 @@ from cdc.model.table import Column, Table, TableName
 
 _LITERAL: Final = r"[A-Za-z0-9_./@#=+-]+"
 _TOKEN: Final = re.compile(rf"\{{(?P<column>[^{{}}]+)\}}|(?P<colon>:)|(?P<literal>{_LITERAL})")
-_NAME: Final = re.compile(_LITERAL)
 _SPECIAL: Final = frozenset("*?[]^\\")
 
 COLUMN_MARK: Final = ":"
@@ -189,14 +188,9 @@ def glob_text(literal: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """One table's layout.
-
-    ``name_in_keys`` is the table's name in keys. ``keys`` is the template of whole keys, where there is one.
-    """
+    """One table's layout. ``keys`` is the template of whole keys, where there is one."""
 
     table: TableName
-    name_in_keys: str
-    is_named: bool = False
     keys: Template | None = None
     sets: tuple[Template, ...] = ()
     has_fields: bool = False
@@ -212,20 +206,17 @@ class TableLayout:
         """With what the sink's own fields begin."""
         return COLUMN_MARK if self.has_fields else ""
 
-    def template(self, key: Sequence[str]) -> Template:
-        """The template of the keys of a table with these key columns."""
-        if self.keys is not None:
-            return self.keys
-        if self.is_named:
-            return Template((_Segment(self.name_in_keys), *(_Segment("", name) for name in key)))
-        return Template((_Segment(self.name_in_keys),), is_open=True)
+    @property
+    def template(self) -> Template:
+        """The template of the table's keys."""
+        return self.keys or Template((_Segment(table_field(self.table).decode()),), is_open=True)
 
     def key_maker(self, key: Sequence[str]) -> tuple[str, Callable[[Sequence[JsonValue]], str]]:
         """With what all rows' keys begin, after the generation's prefix, and what makes the rest of the key columns'
         values, in this order."""
-        if self.keys is not None or self.is_named:
-            return "", self.template(key).maker(key)
-        return f"{self.name_in_keys}:", key_text
+        if self.keys is not None:
+            return "", self.keys.maker(key)
+        return f"{table_field(self.table).decode()}:", key_text
 
     def problems(self, table: Table) -> list[str]:
         """What doesn't fit the table's columns."""
@@ -253,39 +244,21 @@ class TableLayout:
 class Layout:
     """The layouts of all tables: what the settings say of some, and of every other one the same."""
 
-    names: Mapping[TableName, str] = field(default_factory=dict)
     keys: Mapping[TableName, Template] = field(default_factory=dict)
     sets: Mapping[TableName, tuple[Template, ...]] = field(default_factory=dict)
     ttl_s: Mapping[TableName, int] = field(default_factory=dict)
     has_fields: bool = False
 
     def of(self, name: TableName) -> TableLayout:
-        chosen = self.names.get(name)
-        return TableLayout(
-            name,
-            chosen or f"{escape_name(name.schema)}.{escape_name(name.name)}",
-            chosen is not None,
-            self.keys.get(name),
-            self.sets.get(name, ()),
-            self.has_fields,
-            self.ttl_s.get(name, 0),
-        )
+        return TableLayout(name, self.keys.get(name), self.sets.get(name, ()), self.has_fields, self.ttl_s.get(name, 0))
 
     def named(self) -> set[TableName]:
         """The tables that settings speak of."""
-        return {*self.names, *self.keys, *self.sets, *self.ttl_s}
+        return {*self.keys, *self.sets, *self.ttl_s}
 
     def problems(self) -> list[str]:
         """What can be told to be wrong without the tables' columns."""
         problems = [
-            f"table {name} has both names and keys: keep one of the two" for name in self.names if name in self.keys
-        ]
-        problems += [
-            f"names: {name!r} can't be a part of a key: letters, digits, _ . / @ # = + - are possible"
-            for name in self.names.values()
-            if not _NAME.fullmatch(name)
-        ]
-        problems += [
             f"ttl_s: {ttl_s} s of table {name} isn't more than none" for name, ttl_s in self.ttl_s.items() if ttl_s <= 0
         ]
         return problems + _collisions([*self._set_templates(self.sets), *self._key_templates(self.keys)])
@@ -293,7 +266,7 @@ class Layout:
     def problems_with(self, tables: Sequence[Table]) -> list[str]:
         """What is wrong with it for these tables."""
         problems = [problem for table in tables for problem in self.of(table.name).problems(table)]
-        keys = [(f"the keys of table {table.name}", self.of(table.name).template(table.key)) for table in tables]
+        keys = [(f"the keys of table {table.name}", self.of(table.name).template) for table in tables]
         return problems + _collisions([*self._set_templates(table.name for table in tables), *keys])
 
     def _key_templates(self, names: Iterable[TableName]) -> list[tuple[str, Template]]:
@@ -305,7 +278,7 @@ class Layout:
 
 def _collisions(templates: Sequence[tuple[str, Template]]) -> list[str]:
     return [
-        f"{what} and {other} could be the same: change a template, or a name"
+        f"{what} and {other} could be the same: change a template"
         for index, (what, template) in enumerate(templates)
         for other, another in templates[:index]
         if template.may_equal(another)

@@ -55,16 +55,16 @@ class RedisSettings(TableSettings):
     ``prefix`` is the first part of every key; without it the sink's name is. ``values`` keeps a row as one JSON or as a
     field per column. ``mode`` is whether rows are kept here, or only removed when they change.
 
-    By table: ``names`` is its name in keys instead of ``schema.table``. ``keys`` is the template of its rows' keys.
+    By table: ``keys`` is the template of its rows' keys; without it they begin with ``schema.table``.
     ``sets`` are templates of the sets that hold its rows' keys. ``ttl_s`` are the seconds without a change after which
     a row expires.
     """
 
-    LAYOUT_SETTINGS: ClassVar[frozenset[str]] = frozenset({"names", "keys", "values", "sets", "ttl_s", "mode"})
+    LAYOUT_SETTINGS: ClassVar[frozenset[str]] = frozenset({"keys", "values", "sets", "ttl_s", "mode"})
     """Settings that decide a row's key and form. Changing one needs a rebuild."""
 
     SHAPING: ClassVar[frozenset[str]] = PROJECTING | LAYOUT_SETTINGS
-    OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"prefix", "names", "keys", "sets", "ttl_s", "mode"}
+    OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"prefix", "keys", "sets", "ttl_s", "mode"}
     NOT_OF_VIEWS: ClassVar[frozenset[str]] = TableSettings.NOT_OF_VIEWS | {"mode"}
     TLS_ADDRESS: ClassVar[str] = "let the address begin with rediss"
     NO_WHOLE_STEPS: ClassVar[str] = (
@@ -75,7 +75,6 @@ class RedisSettings(TableSettings):
     url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
     sentinels: Annotated[tuple[str, ...], AfterValidator(_are_addresses)] = ()
     prefix: str | None = Field(None, min_length=1)
-    names: _ByTable[str] = Field(default_factory=dict)
     keys: _ByTable[str] = Field(default_factory=dict)
     values: Literal["json", "fields"] = "json"
     sets: _ByTable[tuple[str, ...]] = Field(default_factory=dict)
@@ -200,9 +199,8 @@ class RedisSettings(TableSettings):
                 except ValueError as error:
                     problems.append(f"sets: {error}")
             sets[TableName.parse(name)] = tuple(templates)
-        names = {TableName.parse(name): chosen for name, chosen in self.names.items()}
         ttl_s = {TableName.parse(name): seconds for name, seconds in self.ttl_s.items()}
-        return Layout(names, keys, sets, ttl_s, has_fields=self.values == "fields"), problems
+        return Layout(keys, sets, ttl_s, has_fields=self.values == "fields"), problems
 
 
 def settings_text(settings: RedisSettings) -> str:

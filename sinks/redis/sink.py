@@ -199,7 +199,7 @@ class RedisSink:
         for places in (self._keys.rows, *([self._keys.memos] if layout.ttl_s else [])):
             is_memo = places == self._keys.memos
             recent = RecentKeys()
-            for _, keys in keys_of(client, places, [layout.template(table.key)]):
+            for _, keys in keys_of(client, places, [layout.template]):
                 own = recent.new(keys)
                 rows = [self._keys.rows.encode() + key[len(places.encode()) :] for key in own]
                 commands = [
@@ -225,11 +225,11 @@ class RedisSink:
         """The keys of a table's rows, in portions. SCAN walks all keys of the server, whatever it is asked for."""
         if self._planned.get(table.name) != table.key:
             recent = RecentKeys()
-            for _, keys in keys_of(client, self._keys.rows, [layout.template(table.key)]):
+            for _, keys in keys_of(client, self._keys.rows, [layout.template]):
                 yield recent.new(keys)
             return
         if self._key_lists is None:
-            templates = [self._layout.of(name).template(key) for name, key in self._planned.items()]
+            templates = [self._layout.of(name).template for name in self._planned]
             self._key_lists = KeyLists(client, self._keys.rows, templates)
         yield from self._key_lists.keys(list(self._planned).index(table.name))
 

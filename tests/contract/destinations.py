@@ -166,10 +166,10 @@ def _redis(endpoints: Any) -> Destination:
 
 
 def _redis_fields(endpoints: Any) -> Destination:
-    """A field per column, names and keys of one's own, sets, and rows that expire."""
+    """A field per column, keys of one's own, sets, and rows that expire."""
     layout: dict[str, Any] = {
-        "names": {"public.items": "item"},
         "keys": {
+            "public.items": "item:{id}",
             str(KEYED.name): "odd:{a}:{b}.",
             "public.single": "single:{k}",
             "public.keyed": "{k}",

@@ -68,7 +68,7 @@ def gone(number: int, at: int | str) -> RowEvent:
 
 
 def test_a_row_is_at_the_key_that_its_template_makes(client: Any, opened: Open, name: str) -> None:
-    sink = opened(keys={"public.orders": "order:{id}"}, names={"public.others": "other"})
+    sink = opened(keys={"public.orders": "order:{id}", "public.others": "other:{id}"})
     sink.apply(batch(order(42, 1), upsert({"id": 1, "note": "b"}, 1, of=OTHERS)))
     assert sorted(client.scan_iter(f"{name}:g1:*")) == [f"{name}:g1:order:42", f"{name}:g1:other:1"]
     assert client.hget(f"{name}:g1:other:1", "v") == '{"id":1,"note":"b"}'

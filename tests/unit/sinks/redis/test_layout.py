@@ -144,11 +144,6 @@ def test_a_table_that_nothing_is_said_of_has_the_whole_name_in_its_keys() -> Non
     assert _key(layout, a=1, b="x:y") == "public.lines:1:x%3Ay"
 
 
-def test_a_named_table_has_its_name_and_escapes_every_value() -> None:
-    layout = _layout(names={LINES: "lines"}).of(LINES)
-    assert _key(layout, id="a:b") == "lines:a%3Ab"
-
-
 def test_a_template_takes_its_values_in_any_order() -> None:
     layout = _layout(keys={LINES: Template.parse("o:{order}:{line}")}).of(LINES)
     assert _key(layout, line=1, order=42) == "o:42:1"
@@ -161,11 +156,7 @@ def test_a_template_takes_its_values_in_any_order() -> None:
         ({"keys": {LINES: Template.parse("l:{a}:{b}:{note}")}}, "must have its key columns"),
         ({"sets": {LINES: (Template.parse("by:{colour}"),)}}, "table public.lines has no column 'colour'"),
         ({"sets": {LINES: (Template.parse("{note}"),)}}, "would have no name where 'note' is empty"),
-        (
-            {"names": {LINES: "orders"}, "keys": {TableName("public", "orders"): Template.parse("orders:{a}:{b}")}},
-            "same",
-        ),
-        ({"names": {LINES: "orders", TableName("public", "orders"): "orders"}}, "could be the same"),
+        ({"keys": {LINES: Template.parse("public.orders:{a}:{b}")}}, "could be the same"),
         ({"sets": {LINES: (Template.parse("public.orders:{note}"),)}}, "could be the same"),
         ({"sets": {LINES: (Template.parse("s:{note}"), Template.parse("s:{b}"))}}, "could be the same"),
     ],
@@ -175,21 +166,6 @@ def test_what_does_not_fit_the_tables_is_reported(changes: dict[str, Any], probl
     tables = [table(*columns, name=name, key=("a", "b")) for name in (LINES, TableName("public", "orders"))]
     (told_problem,) = _layout(**changes).problems_with(tables)
     assert problem in told_problem
-
-
-def test_a_set_beside_the_rows_of_a_named_table_fits() -> None:
-    layout = _layout(names={LINES: "orders"}, sets={LINES: (Template.parse("orders:by_note:{note}"),)})
-    assert layout.problems_with([table(column("id"), column("note"), name=LINES)]) == []
-
-
-def test_a_table_with_name_and_template_is_reported() -> None:
-    (problem,) = _layout(names={LINES: "l"}, keys={LINES: Template.parse("l:{a}")}).problems()
-    assert "both names and keys" in problem
-
-
-@pytest.mark.parametrize("called", ["", "a:b", "a b", "a*", "a%"])
-def test_a_name_that_cannot_be_part_of_a_key_is_reported(called: str) -> None:
-    assert len(_layout(names={LINES: called}).problems()) == 1
 
 
 COLUMNS = (
@@ -236,4 +212,4 @@ def test_text_is_as_it_is_and_null_is_no_field() -> None:
 
 def test_a_rich_layout_is_one_with_fields_sets_or_time_to_live() -> None:
     rich = [{"has_fields": True}, {"sets": (Template.parse("{a}"),)}, {"ttl_s": 1}]
-    assert not any(TableLayout(LINES, "l", **changes).is_plain for changes in rich)  # type: ignore[arg-type]
+    assert not any(TableLayout(LINES, **changes).is_plain for changes in rich)  # type: ignore[arg-type]

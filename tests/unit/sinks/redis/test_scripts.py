@@ -16,10 +16,10 @@ TEXT = orjson.dumps(ROW)
 
 def test_a_table_of_which_nothing_is_said_has_the_quicker_script() -> None:
     script, shared = script_for(
-        TableLayout(NAME, "o"), tombstone_ttl_s=5, overwrite_equal_tags=True, rows="shop:g1:", memos="shop:g1.tags:"
+        TableLayout(NAME), tombstone_ttl_s=5, overwrite_equal_tags=True, rows="shop:g1:", memos="shop:g1.tags:"
     )
     assert (script, shared) == (PLAIN, (5000, "1"))
-    arguments = arguments_for(TableLayout(NAME, "o"))
+    arguments = arguments_for(TableLayout(NAME))
     assert (list(arguments(tag(1), TEXT)), list(arguments(tag(1), None))) == (
         [tag(1).encode() + TEXT],
         [tag(1).encode()],
@@ -27,7 +27,7 @@ def test_a_table_of_which_nothing_is_said_has_the_quicker_script() -> None:
 
 
 def test_the_other_script_knows_how_long_a_row_lives_and_where_its_memo_is() -> None:
-    layout = TableLayout(NAME, "o", ttl_s=7, has_fields=True)
+    layout = TableLayout(NAME, ttl_s=7, has_fields=True)
     script, shared = script_for(
         layout, tombstone_ttl_s=5, overwrite_equal_tags=False, rows="shop:g1:", memos="shop:g1.tags:"
     )
@@ -37,10 +37,10 @@ def test_the_other_script_knows_how_long_a_row_lives_and_where_its_memo_is() -> 
 @pytest.mark.parametrize(
     ("layout", "arguments"),
     [
-        (TableLayout(NAME, "o", ttl_s=7), [tag(1), 2, "v", TEXT]),
-        (TableLayout(NAME, "o", has_fields=True), [tag(1), 6, "id", b"1", "note", "a", ":n", b'["customer"]']),
+        (TableLayout(NAME, ttl_s=7), [tag(1), 2, "v", TEXT]),
+        (TableLayout(NAME, has_fields=True), [tag(1), 6, "id", b"1", "note", "a", ":n", b'["customer"]']),
         (
-            TableLayout(NAME, "o", sets=tuple(map(Template.parse, ("n:{note}", "c:{customer}", "i:{id}")))),
+            TableLayout(NAME, sets=tuple(map(Template.parse, ("n:{note}", "c:{customer}", "i:{id}")))),
             [tag(1) + "n:a\ni:1", 2, "v", TEXT],
         ),
     ],

@@ -16,7 +16,7 @@ from sinks.registry import definition, with_definition
 @pytest.mark.parametrize(
     ("settings", "problems"),
     [
-        ({"names": {"orders": "o"}}, ["not a table name: 'orders'"]),
+        ({"keys": {"orders": "o:{id}"}}, ["not a table name: 'orders'"]),
         (
             {"keys": {"public.orders": "order"}, "sets": {"public.orders": ["a", "b{"]}},
             ["names no column", "'b{' can't"],
@@ -87,14 +87,13 @@ def test_what_the_client_does_not_know_of_an_address_is_a_configuration_error() 
 
 def test_a_generation_keeps_the_layout_that_it_was_built_with() -> None:
     chosen = RedisSettings(
-        names={"public.a": "a"},
         keys={"public.b": "b:{id}"},
         values="fields",
         sets={"public.b": ("b:by_note:{note}",)},
         ttl_s={"public.b": 60},
     )
     kept = definition(chosen)
-    assert {"names", "keys", "values", "sets", "ttl_s", "mode"} <= kept.keys()
+    assert {"keys", "values", "sets", "ttl_s", "mode"} <= kept.keys()
     again = with_definition(RedisSettings(), kept)
     assert isinstance(again, RedisSettings)
     assert again.layout == chosen.layout
