@@ -31,12 +31,12 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 95_595,
+    "lines of the core": 95_559,
     "lines of extensions": 7_214,
     "lines of stack and bench": 9_996,
-    "lines of tests": 97_216,
-    "words of docs": 43_119,
-    "settings": 180,
+    "lines of tests": 97_191,
+    "words of docs": 43_104,
+    "settings": 178,
 }
 
 A_MODEL: Final = "a section of the configuration: most methods are the check of one setting, which pydantic calls"
