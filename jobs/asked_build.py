@@ -115,7 +115,7 @@ class AskedBuild(EndingThread):
         with self._lock:
             match report:
                 case SinkStarted():
-                    self._answer = replace(self._answer, checkpoint=report.checkpoint, waiting="")
+                    self._answer = replace(self._answer, queries=self._answer.queries + 1, waiting="")
                 case StatusReport():
                     rows = self._answer.rows + report.rows
                     self._answer = replace(self._answer, rows=rows, batch=asdict(report), waiting="")

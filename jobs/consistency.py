@@ -13,7 +13,6 @@ import orjson
 from cdc.kafka.topic_names import table_of_topic
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
-from jobs.offsets import Offsets
 from sinks.contract import CoordinationRecords, Progress
 from sinks.stored_progress import behind_the_watermark
 
@@ -24,9 +23,7 @@ class Consistency:
 
     ``since_lsn`` is the first of which that was so. ``lsn`` is 0 while the generation is being filled: then it has
     parts of transactions. ``commit_time_ms`` is in milliseconds since 1970. ``fence`` is that of the job which keeps it
-    so: where the generation's writer has another one, that knows nothing of this. ``reads_from`` is where a generation
-    is filled from that was being read for again when it was to become consistent, None for any other. ``start`` is the
-    number of the generation's newest start position when the job began.
+    so: where the generation's writer has another one, that knows nothing of this.
     """
 
     epoch: int = 0
@@ -34,8 +31,6 @@ class Consistency:
     commit_time_ms: int = 0
     since_lsn: int = 0
     fence: int = 0
-    reads_from: Offsets | None = None
-    start: int = 0
 
     @property
     def is_reached(self) -> bool:
@@ -43,7 +38,7 @@ class Consistency:
 
     def after(self, *, epoch: int, lsn: int, commit_time_ms: int) -> Self:
         """That of the next step."""
-        return type(self)(epoch, lsn, commit_time_ms, self.since_lsn or lsn, self.fence, start=self.start)
+        return type(self)(epoch, lsn, commit_time_ms, self.since_lsn or lsn, self.fence)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -52,16 +47,11 @@ class Consistency:
             "commit_time_ms": self.commit_time_ms,
             "since_lsn": self.since_lsn,
             "fence": self.fence,
-            "reads_from": None if self.reads_from is None else [[*at, end] for at, end in self.reads_from.items()],
-            "start": self.start,
         }
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        facts = orjson.loads(text)
-        reads_from = facts.pop("reads_from")
-        offsets = None if reads_from is None else {(topic, partition): end for topic, partition, end in reads_from}
-        return cls(**facts, reads_from=offsets)
+        return cls(**orjson.loads(text))
 
 
 @dataclass(frozen=True, slots=True)

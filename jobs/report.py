@@ -43,13 +43,11 @@ class _OfGeneration(Report):
 
 @dataclass(frozen=True, slots=True)
 class SinkStarted(_OfGeneration):
-    """A sink's query runs. ``checkpoint`` is where its offsets are."""
-
-    checkpoint: str
+    """A sink's query runs."""
 
     @property
     def message(self) -> Message:
-        return INFO, LogMessage("sink started", self._facts("checkpoint"))
+        return INFO, LogMessage("sink started", self._facts())
 
 
 @dataclass(frozen=True, slots=True)

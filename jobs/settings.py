@@ -91,7 +91,7 @@ class SparkSettings(Settings):
     )
     checkpoint_directory: str = Field(
         default=CHECKPOINT_DIRECTORY,
-        description="where Spark keeps its offsets, a path or a URL of a file system that all of Spark can reach",
+        description="where Spark keeps offsets and states of stream queries: a path, or a URL that all of it reaches",
     )
     view_directory: Path = Field(
         default=Path(".lockstep/views"),

@@ -11,11 +11,13 @@ from pyspark.sql import SparkSession
 
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import format_lsn
+from jobs.clock import now_ms
 from jobs.driver import Source, run_sinks
+from jobs.generations.first_read import load_first_read
 from jobs.generations.lease import is_running
 from jobs.generations.record import Generation, Phase, check_owner, list_generations, way_on
 from jobs.offsets import Offsets
-from jobs.query.start_position import begin_at_start_position
+from jobs.query.start_position import moved_to
 from jobs.report import Reporter, log_report
 from jobs.settings import SparkSettings
 from lockstep.captured_tables import captured_now
@@ -23,7 +25,7 @@ from lockstep.config import Config
 from lockstep.generations import settings_of, settings_of_generation
 from lockstep.stream_queries import stream_query_plan
 from monitor.log_start import offsets_after, offsets_since
-from sinks.contract import TopicPartition
+from sinks.contract import Progress, TopicPartition
 from sinks.registry import SinkSettings, open_sink
 
 _KAFKA_SOURCE: Final = "spark-sql-kafka"
@@ -77,9 +79,13 @@ def read_from(
     start = _start(config, chosen, lsn=lsn, time_ms=time_ms)
     opened = open_sink(name, chosen, live.number)
     try:
-        progress = opened.generations.load_progress()
-        move = Move.between({} if progress is None else progress.next_offsets, start)
-        watermark = format_lsn(0 if progress is None else progress.watermark_lsn)
+        progress = (
+            opened.generations.load_progress()
+            or load_first_read(opened.records, live.number)
+            or Progress(dict.fromkeys(start, 0), 0, 0, now_ms(), {})
+        )
+        move = Move.between(progress.next_offsets, start)
+        watermark = format_lsn(progress.watermark_lsn)
         consequence = (
             f"rows may be old from here on, and the watermark stays at {watermark} until they are read after all"
             " (an earlier --from-lsn, or a rebuild)"
@@ -87,7 +93,8 @@ def read_from(
         if move.left_out and not agreed(f"leave out {move.left_out:,} records of the log? If so, {consequence}"):
             say("nothing was changed")
             return False
-        begin_at_start_position(opened.records, live.number, start)
+        opened.sink.claim()  # a job that wakes up must not write its own progress over this
+        opened.generations.save_progress(moved_to(progress, start), whole=())
     finally:
         opened.sink.close()
     say(f"sink {name}, generation {live.number}: {move.again:,} records of the log are read again")

@@ -102,7 +102,7 @@ def _watching(extension: Extension, config: Config) -> Watching[Found]:
 def state_directories(config: Config) -> list[Path]:
     """The directories that Lockstep writes to on this machine."""
     directories = [config.as_pipeline().values_directory, config.watch_directory]
-    if "://" not in config.spark.checkpoint_directory:
+    if config.stream_queries and "://" not in config.spark.checkpoint_directory:
         directories.append(Path(config.spark.checkpoint_directory))
     if config.views:
         directories.append(config.spark.view_directory)

@@ -18,7 +18,6 @@ from cdc.model.times import time_text
 from cdc.protocol.control_records import CaptureState, ProgressRecord, TableCopy
 from jobs.generations.lease import Claimed, claimed
 from jobs.generations.status import JobState
-from jobs.query.start_position import StartPosition, load_start_position
 from lockstep.config import Config
 from lockstep.generations import Description, describe
 from sinks.registry import open_sink
@@ -32,7 +31,6 @@ class GenerationState:
 
     description: Description
     claimed: Claimed
-    start: StartPosition
 
     def to_json(self) -> dict[str, Any]:
         progress = self.description.progress
@@ -42,11 +40,11 @@ class GenerationState:
             "last_sign_ms": job.last_sign_ms if job.state is JobState.RUNNING else job.since_ms,
             "claim": self.claimed.number,
             "jobs_with_an_entry": self.claimed.jobs,
-            "start_position": self.start.number,
             "epoch": None if progress is None else progress.epoch,
             "all_applied_as_of_ms": None if progress is None else progress.updated_at_ms,
             "next_offsets": {} if progress is None else _by_topic(progress.next_offsets),
             "left_out": {} if progress is None else _by_topic(progress.skipped),
+            "reads_again": {} if progress is None else _by_topic(progress.reads_again),
             "joining": [] if progress is None else list(progress.joining),
         }
 
@@ -65,12 +63,13 @@ class GenerationState:
                 yield f"    not all of it yet: {', '.join(progress.joining)}, which joined"
             if progress.skipped:
                 yield f"    left out on purpose: a part of {len(progress.skipped)} partitions"
+            if progress.reads_again:
+                yield f"    read again: a part of {len(progress.reads_again)} partitions"
         sign = job.last_sign_ms if job.state is JobState.RUNNING else job.since_ms
         yield f"    job: {job.state.value}, last sign of life or end at {_at(sign)}"
         if job.reason is not None:
             yield f"    reason: {job.reason}"
         yield f"    lease: claim {self.claimed.number}, {self.claimed.jobs} jobs with an entry"
-        yield f"    reading: start position {self.start.number}"
         if described.differs:
             yield f"    a rebuild would change: {', '.join(described.differs)}"
         if described.verification is not None:
@@ -184,14 +183,7 @@ def _generations(config: Config, sink: str, epoch: Callable[[], int | None]) -> 
     descriptions = describe(config, sink, epoch=epoch)
     opened = open_sink(sink, config.sinks[sink], 1)
     try:
-        return [
-            GenerationState(
-                each,
-                claimed(opened.records, each.generation.number),
-                load_start_position(opened.records, each.generation.number),
-            )
-            for each in descriptions
-        ]
+        return [GenerationState(each, claimed(opened.records, each.generation.number)) for each in descriptions]
     finally:
         opened.sink.close()
 

@@ -130,6 +130,7 @@ class Progress:
     off a backlog. Both are milliseconds since 1970. ``topic_ids`` are Kafka's ids of the topics read, also of those
     that are read no longer; they show that a topic was recreated. ``skipped`` names partitions of which a part was left
     out on purpose, from their next offset on. Everything else below the offset given there has been applied.
+    ``reads_again`` names partitions of which something is read again, as somebody has ordered, and where reading is.
     ``read_at_ms`` is the time as of which all of the log but that part had been, 0 where nothing was left out.
     ``left_at_ms`` has the topics that are read no longer, each with the time as of which the log had been applied when
     it left. One that is read again stays there until all is applied. So does one that is read for the first time, with
@@ -157,6 +158,12 @@ class Progress:
     selection: str = ""
     shards: tuple[Mapping[TopicPartition, int], ...] = ()
     log_epoch: int = 0
+    reads_again: Mapping[TopicPartition, int] = field(default_factory=dict)
+
+    @property
+    def positions(self) -> dict[TopicPartition, int]:
+        """Where each partition is read on."""
+        return {**self.next_offsets, **self.skipped, **self.reads_again}
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ def dump_progress(progress: Progress) -> bytes:
             "selection": progress.selection,
             "shards": [_triples(offsets) for offsets in progress.shards],
             "log_epoch": progress.log_epoch,
+            "reads_again": _triples(progress.reads_again),
         }
     )
 
@@ -48,6 +49,7 @@ def load_progress(text: bytes | str) -> Progress:
         selection=value["selection"],
         shards=tuple(map(_offsets, value["shards"])),
         log_epoch=value["log_epoch"],
+        reads_again=_offsets(value["reads_again"]),
     )
 
 

@@ -7,13 +7,13 @@ from cdc.capture.settings import QUEUE_BYTES
 from cdc.kafka.large_rows import LargeRows
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.settings import KafkaSettings, TopicSettings
-from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, control_topic_plans, table_topic_plan
+from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, control_topic_plans, partitions_of, table_topic_plan
 from cdc.kafka.topic_names import table_topic
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPhase
 from cdc.protocol.envelope import TableEncoder, event_value, tag_prefix, tag_text
-from tests.topics import remove_later
+from tests.topics import configure, remove_later
 
 Row = Mapping[str, JsonValue]
 
@@ -187,6 +187,19 @@ class Log:
         while self._cluster.partition_counts([self.topic(table)]):
             pass
         self._publisher = self._open_publisher()  # the one before has written to it, and asks for its end
+
+    def delete_records(self, table: Table) -> None:
+        """Delete all that is in a table's topic, as somebody might by hand."""
+        from confluent_kafka import TopicPartition
+        from confluent_kafka.admin import AdminClient
+
+        topic, client = self.topic(table), self.kafka.client()
+        ends = self._cluster.end_offsets(partitions_of([topic], self._cluster.partition_counts([topic])))
+        configure(client, [topic], {"cleanup.policy": "delete"})
+        admin = AdminClient(client)
+        for each in admin.delete_records([TopicPartition(*at, end) for at, end in ends.items()]).values():
+            each.result(15)
+        configure(client, [topic], {"cleanup.policy": "compact"})
 
     def _create_topics(self) -> None:
         plans: list[TopicPlan] = control_topic_plans(self.pipeline, self.kafka.topics)

@@ -4,12 +4,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cdc.model.table import TableName
-from jobs.offsets import Offsets
 from jobs.query.log_facts import LogFacts
 from jobs.query.progress import ProgressKeeper
 from jobs.query.progress_at_start import progress_at_start
 from jobs.query.resume_check import FOR_EVER_MS, TopicFacts
-from jobs.query.start_position import StartPosition
 from sinks.contract import Generations, Progress
 
 
@@ -32,13 +30,12 @@ def keeper_of(
     stored: Progress | None = None,
     *,
     now_ms: Callable[[], int] = lambda: 1_000_000,
-    starts_at: Offsets | None = None,
     check_claim: Callable[[], None] = lambda: None,
     lacks_columns: bool = False,
     **start: Any,
 ) -> ProgressKeeper:
     """The keeper of a query of pipeline ``p`` that begins at ``stored``. ``start`` is for ``progress_at_start``."""
-    begun = progress_at_start("p", log, stored, StartPosition(offsets=starts_at), now_ms=now_ms(), **start)
+    begun = progress_at_start("p", log, stored, now_ms=now_ms(), **start)
     return ProgressKeeper(
         generations,
         begun,

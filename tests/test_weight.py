@@ -31,11 +31,11 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 95_559,
-    "lines of extensions": 7_214,
+    "lines of the core": 95_253,
+    "lines of extensions": 7_213,
     "lines of stack and bench": 9_996,
-    "lines of tests": 97_191,
-    "words of docs": 43_104,
+    "lines of tests": 97_028,
+    "words of docs": 43_070,
     "settings": 178,
 }
 

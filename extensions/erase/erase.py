@@ -308,8 +308,7 @@ class _Erasing:
             "the source: dead rows until VACUUM, "
             + ("WAL" if wal is None else f"WAL (the slot keeps it from {wal} on)")
             + ", archived WAL, replicas, backups; other tables with the same data.",
-            "capture's machine: its store of large values, where that is elsewhere, and the free pages of its file."
-            " Spark's checkpoints of sinks have offsets, and no rows.",
+            "capture's machine: its store of large values, where that is elsewhere, and the free pages of its file.",
             f"topic {control_topic(self._pipeline, STATE)}: copies of tables note there how far they are, with keys of"
             " rows and no other values. It is compacted by itself.",
         ]

@@ -96,7 +96,6 @@ def _apply(task: Task, window: Window, result: Result) -> None:
         is_last = end == records.num_rows
         portion = records.slice(start, end - start)
         apply_portion(task, sink_for(task), portion, reached if is_last else result.next_offsets, result)
-    result.windows += 1
     result.next_offsets = reached
     result.commit_time_ms = max(result.commit_time_ms, window.commit_time_ms)
 

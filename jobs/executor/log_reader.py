@@ -1,8 +1,8 @@
 """Ranges of the log -> Arrow, inside Spark's tasks: the records that a batch consists of, read by librdkafka.
 
-Spark says where a batch begins and ends. Its own reader would make rows of records and Arrow of rows, which takes 12 us
-per record until Python has it. Here records become Arrow at once, in 2 us. It runs in Python workers, so it imports
-nothing of Spark's.
+The driver says where a batch begins and ends. Spark's own reader would make rows of records and Arrow of rows, which
+takes 12 us per record until Python has it. Here records become Arrow at once, in 2 us. It runs in Python workers, so it
+imports nothing of Spark's.
 """
 
 import time

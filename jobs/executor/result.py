@@ -116,10 +116,9 @@ class RejectedEvent:
 
 
 _COUNTS: Final = ("rows", "set_aside", "applied", "stale")
-_GREATEST: Final = ("windows", "commit_time_ms")
 _FLAGS: Final = ("lacks_record", "awaits_copy", "has_more")
-"""Fields of a result: what several tasks had together, the greatest of them, and whether one of them had it."""
-_AS_THEY_ARE: Final = (*_COUNTS, *_GREATEST, *_FLAGS, "shard")
+"""Fields of a result: what several tasks had together, and whether one of them had it."""
+_AS_THEY_ARE: Final = (*_COUNTS, "commit_time_ms", *_FLAGS, "shard")
 """In JSON."""
 
 
@@ -132,8 +131,6 @@ class Result:
     """
 
     rows: int = 0
-    windows: int = 0
-    """The greatest number of windows that a task used. Within one, only the newest record of a key is applied."""
     set_aside: int = 0
     applied: int = 0
     stale: int = 0
@@ -163,7 +160,7 @@ class Result:
         """Take another task's results in. Two tasks never share a partition, but for those of a view's shards."""
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in (*_GREATEST, *_FLAGS):
+        for name in ("commit_time_ms", *_FLAGS):
             setattr(self, name, max(getattr(self, name), getattr(other, name)))
         if other.shard is None:
             self.next_offsets |= other.next_offsets

@@ -115,15 +115,15 @@ class BuildState(StrEnum):
 class BuildAnswer:
     """How far the job of request ``run`` is. ``beats`` counts the driver's signs of life.
 
-    ``checkpoint``: where the newest query's offsets are, None before the first one. ``batch`` has the fields of the
-    last ``StatusReport``, ``rows`` counts the rows of all. ``waiting`` says what the job waits for, "" where it
-    doesn't. ``failure``: why it ``FAILED`` or was ``REFUSED``.
+    ``queries`` counts those that it has started. ``batch`` has the fields of the last ``StatusReport``, ``rows`` counts
+    the rows of all. ``waiting`` says what the job waits for, "" where it doesn't. ``failure``: why it ``FAILED`` or was
+    ``REFUSED``.
     """
 
     run: str
     state: BuildState = BuildState.APPLIES
     beats: int = 0
-    checkpoint: str | None = None
+    queries: int = 0
     rows: int = 0
     batch: Mapping[str, Any] | None = None
     waiting: str = ""

@@ -2,8 +2,8 @@
 
 ``record.<n>`` is a coordination record of the destination. It says whose log the generation holds, and which settings
 shape its rows. It says whether the generation is being built, in use, or on its way out. A running ``apply`` applies to
-those in use. Who creates it has the number. It stays when the generation is dropped, since checkpoints of that number
-may still be there: no number is given twice.
+those in use. Who creates it has the number. It stays when the generation is dropped, since states of that number may
+still be there: no number is given twice.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -12,10 +12,10 @@ A table that has failed is tried again by itself as well, after pauses that grow
 (``pause_s``). It counts as failed until some of it is applied. Where it may lack deletes, or the sink has to be built
 again, only an order has it tried again.
 
-A table that is set aside isn't read. Its position stays in the start position (``jobs.query.start_position``), and the
-watermark stays where it was. A table that was taken out holds nothing up: nobody is told that the sink has it. When it
-comes back it lacks what the watermark has passed meanwhile, until it has caught up. Where it can't come back it has
-failed, and the watermark stays from then on, as it does for all that have.
+A table that is set aside isn't read. Progress keeps its position, and the watermark stays where it was. A table that
+was taken out holds nothing up: nobody is told that the sink has it. When it comes back it lacks what the watermark has
+passed meanwhile, until it has caught up. Where it can't come back it has failed, and the watermark stays from then on,
+as it does for all that have.
 """
 
 from collections.abc import Collection, Iterable, Mapping

@@ -22,8 +22,10 @@ class AppliedLog:
     def __init__(self, begins_with: Progress, watermark: Watermark, read_topics: Iterable[str]) -> None:
         # What to read next. Behind a gap nothing counts as complete, so a partition with one stays as it is here.
         self.offsets: Offsets = dict(begins_with.next_offsets)
-        # The partitions of which the start position leaves something out, with the end of what is applied behind that.
+        # The partitions of which something was left out on purpose, with the end of what is applied behind that.
         self.skipped: Offsets = dict(begins_with.skipped)
+        # Where those partitions are read on that are read again.
+        self.again: Offsets = dict(begins_with.reads_again)
         # The topics of which something was applied since this was made.
         self.advanced = frozenset[str]()
         # Whether a progress record is known that isn't applied yet. Another thread may look at it at any time.
@@ -55,17 +57,26 @@ class AppliedLog:
         """The same, and nothing was left out."""
         return self._whole.has_learned and self.watermark.behind_since_ms is None
 
+    @property
+    def positions(self) -> Offsets:
+        """Where each partition is read on."""
+        return {**self.offsets, **self.skipped, **self.again}
+
     def unapplied(self, ends: Offsets) -> set[str]:
         """The topics of which something below ``ends`` isn't applied. What was left out doesn't count."""
         return {at[0] for at, end in ends.items() if self.skipped.get(at, self.offsets.get(at, 0)) < end}
 
     def apply(self, ends: Offsets) -> None:
-        """Everything below ``ends`` is applied. A log that is read again from its start takes nothing back."""
+        """Everything below ``ends`` is applied. A log that is read again takes nothing back."""
         if unapplied := self.unapplied(ends):
             self.advanced |= unapplied
             for at, end in ends.items():
                 reached = self.skipped if at in self.skipped else self.offsets
                 reached[at] = max(end, reached.get(at, 0))
+        if self.again:
+            applied = {**self.offsets, **self.skipped}
+            again = {at: max(offset, ends.get(at, 0)) for at, offset in self.again.items()}
+            self.again = {at: offset for at, offset in again.items() if offset < applied.get(at, 0)}
         self._whole.advance(self.offsets)
         if self._behind_gap is not None:
             self._behind_gap.advance({**self.offsets, **self.skipped})

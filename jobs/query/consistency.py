@@ -1,13 +1,11 @@
 """Whether a generation can be kept consistent, and what is kept of it at a job's start."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 from cdc.model.errors import LockstepError
 from jobs.consistency import Consistency, load_consistency, save_consistency
-from jobs.offsets import Offsets
-from jobs.query.start_position import StartPosition, load_start_position
-from sinks.contract import Batch, OpenedSink, Progress, TopicPartition
+from sinks.contract import Batch, OpenedSink, Progress
 
 
 def check_can_be_consistent(sink: str, stored: Progress | None) -> None:
@@ -22,13 +20,10 @@ def check_can_be_consistent(sink: str, stored: Progress | None) -> None:
 def kept_consistency(opened: OpenedSink, generation: int) -> Consistency | None:
     """What the record says. Raises what the destination raises.
 
-    None also where another job has become the writer since, and where somebody has ordered since to read the log from
-    elsewhere.
+    None also where another job has become the writer since.
     """
     known = load_consistency(opened.records, generation)
-    if known is None or known.fence != opened.sink.fence():
-        return None
-    return known if known.start == load_start_position(opened.records, generation).number else None
+    return None if known is None or known.fence != opened.sink.fence() else known
 
 
 def claim_and_keep(opened: OpenedSink, generation: int, claim: Callable[[], int]) -> int:
@@ -47,23 +42,21 @@ def keep_consistency(
     *,
     fence: int,
     applies_steps: bool,
-    reads_from: Offsets | None = None,
 ) -> bool:
     """Have the record say what the job does that has this fence, before it applies anything.
 
-    ``known`` is what was kept before it has claimed the generation, and ``reads_from`` is where it fills it from that
-    isn't to go on where it is. A job that applies records as they come takes the promise back: it is to be reached
-    again. Returns whether it is still to be reached. Raises Fenced, and what the destination raises.
+    ``known`` is what was kept before it has claimed the generation. A job that applies records as they come takes the
+    promise back: it is to be reached again. Returns whether it is still to be reached. Raises Fenced, and what the
+    destination raises.
     """
     if not applies_steps:
         if load_consistency(opened.records, generation) is not None:
             _save_as_writer(opened, generation, fence, lambda _: None)
         return False
-    anew = Consistency(reads_from=reads_from, start=load_start_position(opened.records, generation).number)
 
     def kept(newest: Consistency | None) -> Consistency:
         is_kept = known is not None and newest is not None and newest.fence == known.fence
-        return newest if is_kept and newest is not None else anew
+        return newest if is_kept and newest is not None else Consistency()
 
     return not _save_as_writer(opened, generation, fence, kept).is_reached
 
@@ -79,22 +72,3 @@ def _save_as_writer(
         changed = None if changed is None else replace(changed, fence=fence)
         save_consistency(opened.records, generation, changed)
     return changed or Consistency()
-
-
-def filled_from(stored: Progress | None, start: StartPosition, committed: Offsets | None) -> Offsets | None:
-    """From where a generation is filled that was plain until now, None for where its progress says. Pure.
-
-    One that was being read for again goes on with that. ``start`` and ``committed`` are its start position and how far
-    its checkpoint is.
-    """
-    if stored is None or not start.number:
-        return None
-    reached = {**(start.offsets or {}), **(committed or {})}
-    is_behind = any(reached.get(at, 0) < end for at, end in stored.next_offsets.items())
-    return {at: reached.get(at, 0) for at in stored.next_offsets} if is_behind else None
-
-
-def read_on_at(stored: Progress, reads_from: Offsets | None, partitions: Iterable[TopicPartition]) -> Offsets:
-    """Where each of these partitions is read on, as far as the destination knows. Pure."""
-    ends = {at: stored.next_offsets.get(at, 0) for at in partitions}
-    return {at: min(end, (reads_from or {}).get(at, end)) for at, end in ends.items()}

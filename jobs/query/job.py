@@ -55,15 +55,12 @@ from jobs.generations.set_aside import (
 from jobs.generations.view_state import check_can_keep, state_directory
 from jobs.offsets import Offsets
 from jobs.query.captured_tables import Captured, CapturedWatch
-from jobs.query.checkpoint import Checkpoint, checkpoint_location
 from jobs.query.column_backfill import BackfillReporter, backfill_tables, next_columns
 from jobs.query.consistency import (
     check_can_be_consistent,
     claim_and_keep,
-    filled_from,
     keep_consistency,
     kept_consistency,
-    read_on_at,
 )
 from jobs.query.failures import BACKOFF_MAX_S, Backoff, spark_error
 from jobs.query.identity_watch import IdentityWatch
@@ -71,19 +68,12 @@ from jobs.query.log_facts import LogFacts, have_shapes_changed, read_log_facts, 
 from jobs.query.progress import ProgressKeeper
 from jobs.query.progress_at_start import as_of_start, left_topics, progress_at_start
 from jobs.query.query import QueryPlan, SinkQuery
-from jobs.query.resume_check import ResumePoint, check_destination, check_epochs, check_resume, known_epoch
+from jobs.query.resume_check import check_epochs, check_resume, known_epoch
 from jobs.query.row_plan import row_plans, unevaluated
 from jobs.query.set_aside_tables import Noted, SetAside, TablesAside, is_any_due
 from jobs.query.sink_plan import NO_TASK_LEFT, SinkPlan, why_micro_batches
-from jobs.query.start_position import (
-    StartPosition,
-    begin_at_start_position,
-    load_start_position,
-    offsets_of_topics,
-    skipped_by,
-)
 from jobs.query.threads import TICK_S, beat, ended_early
-from jobs.query.topic_watch import RetentionWatch, TopicWatch
+from jobs.query.topic_watch import TopicWatch
 from jobs.query.view_plan import PlannedView, planned_view
 from jobs.report import KeepsMicroBatches, Reporter, SinkWaiting, TablesChanged, WatermarkRaised
 from jobs.spark.jvm import jvm_calls
@@ -94,12 +84,8 @@ from views.plan import RowPlan
 from views.shard import shards
 
 _OVERTAKEN_MAX: Final = 5
-"""So many queries in a row that another one with the same checkpoint has overtaken, and that have reached nothing: two
-jobs, each with a destination of its own, do that for ever."""
-
-
-_CONSISTENT: Final = "consistent"
-"""The checkpoint of a sink that applies whole transactions has this in its name."""
+"""So many queries in a row that another job has overtaken, and that have reached nothing: two jobs that don't share a
+lease do that for ever."""
 
 _ORDERS_LOOK_S: Final = 1.0
 """How often a job that reads nothing looks whether somebody wants something else."""
@@ -123,7 +109,7 @@ class SinkJob:
         self._keeps_micro_batches: str | None = None  # why, as told
         self._has_lacked_task = False
         self._known_shapes: Sequence[SchemaRecord] = ()
-        self._reached: tuple[str, Offsets] = ("", {})  # where the last query got to, by its checkpoint
+        self._has_got_on = False  # whether the last query has stored that it had applied something
         self._tables = plan.tables  # all that the sink has; a query's plan has those that it reads
         self._captured: Captured | None = None  # as of the last look
         self._asides = TablesAside(plan.name, pipeline=plan.pipeline, generation=plan.generation, report=report)
@@ -131,7 +117,6 @@ class SinkJob:
         self._obeyed: Orders = {}  # those that the newest query began with
         self._refused: TablesRefused | None = None  # tables that the destination has refused in the last query
         self._checked_again: Asides | None = None  # for which a query has ended, and may have for one of them
-        self._left_checkpoints: list[Checkpoint] = []  # of queries that no start position leads to any more
 
     def run(self) -> None:
         """Return when stopped or done. Raises LockstepError when somebody has to act; waits for servers without end."""
@@ -159,7 +144,8 @@ class SinkJob:
     def _run(self) -> None:
         backoff, overtaken = Backoff(), 0
         while not self._stop.is_set():
-            began, reached = time.monotonic(), self._reached
+            began = time.monotonic()
+            self._has_got_on = False
             try:
                 with jvm_calls(partial(spark_error, self._plan.name)):
                     is_due = self._run_query()
@@ -175,7 +161,7 @@ class SinkJob:
             except Overtaken as error:
                 # The older of two jobs learns from its lease that it is. The newer one begins again behind its last
                 # batch. Where they don't share a lease, neither may get on.
-                overtaken = overtaken + 1 if self._reached == reached else 0
+                overtaken = 0 if self._has_got_on else overtaken + 1
                 if overtaken == _OVERTAKEN_MAX:
                     raise
                 self._wait(Unavailable(error.message), backoff)
@@ -205,7 +191,6 @@ class SinkJob:
                 if not self._have_shapes_changed() and not self._has_lost_rights():
                     self._refused = refused  # with the lease of the next query
             except LockstepError:
-                # A newer job has the same checkpoint, and its query may end this one's before the claims are looked at.
                 self._look_at_claims()
                 # A row came of a shape that nobody knew when the tables were prepared: the next start knows it.
                 if not self._have_shapes_changed() and not self._has_lost_rights():
@@ -281,30 +266,19 @@ class SinkJob:
         if plan.bulk:
             opened.generations.begin_bulk()
         self._known_shapes = log.records
-        reads_from: Offsets | None = None
-        if view is None and not plan.applies_steps:
-            start, checkpoint, committed = self._start(opened, log, stored)
-        else:
-            # The view's state, or the destination, says where the log is read on. A consistent sink may have another
-            # checkpoint, from when it was none.
-            start = StartPosition(run=_CONSISTENT if plan.applies_steps else "")
-            if plan.applies_steps:
-                reads_from = self._filled_from(opened, stored)
-            committed = None if stored is None else read_on_at(stored, reads_from, log.partitions)
-            checkpoint = self._checkpoint(start)
+        if plan.applies_steps:
+            check_can_be_consistent(plan.name, stored)
         at_ms, ends = now_ms(), cluster.end_offsets(log.partitions)
         begun = self._begun(opened, log, at_ms) if stored is None else None
         known = begun if stored is None else stored
-        point = ResumePoint(plan.name, plan.generation, known, committed, start.offsets)
-        self._check_resuming(cluster, log, point, lease, orders, ends=ends, now_ms=at_ms)
-        log_epoch = self._check_resume(cluster, log, point, ends=ends, now_ms=at_ms)
+        self._check_resuming(cluster, log, known, lease, orders, ends=ends, now_ms=at_ms)
+        log_epoch = self._check_resume(cluster, log, known, ends=ends, now_ms=at_ms)
         self._asides.tell()
         # The watermark says that all is as at the source, the rows from before included.
         begun_with = progress_at_start(
             plan.pipeline,
             log,
-            as_of_start(known, ends, at_ms, skipped_by(start.offsets, stored)),
-            start,
+            as_of_start(known, ends, at_ms),
             now_ms=at_ms,
             log_epoch=log_epoch,
             asides=self._asides.by_topic(),
@@ -322,23 +296,19 @@ class SinkJob:
         consistency = kept_consistency(opened, plan.generation)
         fence = lease.claim(opened.sink.claim)
         lacks_step = keep_consistency(
-            opened, plan.generation, consistency, fence=fence, applies_steps=plan.applies_steps, reads_from=reads_from
+            opened, plan.generation, consistency, fence=fence, applies_steps=plan.applies_steps
         )
+        reached = {} if stored is None else {at: stored.positions.get(at, 0) for at in log.partitions}
         task = self._task(
             log,
             computed,
             fence=fence,
-            view=self._view_input(view, log, committed),
-            steps=self._steps_input(committed),
+            view=self._view_input(view, log, reached),
+            steps=self._steps_input(reached),
             server=opened.server(),
             identities=identities,
         )
         self._asides.begin(lease)
-        # A table that is tried again and again in vain would leave two each time.
-        while self._left_checkpoints:
-            left = self._left_checkpoints.pop()
-            if left.location != checkpoint.location:  # else the destination was put back to when it was read by that
-                left.remove()
 
         def begin() -> bool:
             if stored is not None:
@@ -353,7 +323,6 @@ class SinkJob:
 
         backfill = partial(self._backfill, log, columns, lacking, task.fence) if columns.lacking else None
         topics = TopicWatch(plan.name, log.topics)
-        retention = None if log.deletes or plan.bulk else RetentionWatch(list(log.topics))
         has_orders = partial(self._has_orders, lease, orders, Noted(self._asides.now), keeper)
         has_lost = IdentityWatch(lease, identities).has_lost
         news = threading.Event()
@@ -362,25 +331,18 @@ class SinkJob:
             cluster,
             log.tables,
             topics,
-            retention,
             uncopied=log.uncopied,
             news=news,
             has_orders=lambda: has_orders() or has_lost(),
         ) as early:
-            reached = self._reached_of(checkpoint.location, stored)
             query_plan = QueryPlan(
                 plan,
                 task,
-                checkpoint,
-                start,
                 topics,
                 log.partitions,
                 news,
                 backfill=backfill,
-                deletes=log.deletes,
-                reached=reached,
-                # Without anything new to read, a step is what it is to begin with.
-                reads_again=_reads_again(point) or lacks_step,
+                lacks_step=lacks_step,
                 goes_on=self._goes_on(log),
                 on_no_task_left=self._tell_no_task_left,
                 captured=self._captured_watch(),
@@ -401,7 +363,7 @@ class SinkJob:
                 ).run()
             finally:
                 self._has_query = False
-                self._reached = (checkpoint.location, {**reached, **keeper.reached})
+                self._has_got_on = bool(keeper.reached)
         if early.failure is not None:
             raise early.failure
         if plan.once and not (early.ending.is_set() or self._stop.is_set()):
@@ -423,7 +385,7 @@ class SinkJob:
     def _goes_on(self, log: LogFacts) -> bool:
         """Whether batches may be long ones. Tells why not, once for each reason."""
         plan = self._plan
-        reason = why_micro_batches(plan, partitions=len(log.partitions), deletes=log.deletes)
+        reason = why_micro_batches(plan, partitions=len(log.partitions))
         if reason and reason != self._keeps_micro_batches:
             self._report(KeepsMicroBatches(plan.name, plan.generation, reason))
         self._keeps_micro_batches = reason
@@ -434,16 +396,6 @@ class SinkJob:
         if not self._has_lacked_task:
             self._report(KeepsMicroBatches(self._plan.name, self._plan.generation, NO_TASK_LEFT))
         self._has_lacked_task = True
-
-    def _reached_of(self, location: str, stored: Progress | None) -> Offsets:
-        """Where the last query got to, if it had this checkpoint.
-
-        No further than the destination says: it may have been put back to an earlier state since.
-        """
-        known, reached = self._reached
-        if known != location or stored is None:
-            return {}
-        return {at: min(offset, stored.next_offsets.get(at, 0)) for at, offset in reached.items()}
 
     def _opened_lease(self) -> GenerationLease:
         """The job's lease, by a new connection: the password may be another one by now."""
@@ -568,9 +520,8 @@ class SinkJob:
         if stored is None or stored.skipped or waits:
             return None
         self._claim(opened, lease)
-        stored = as_of_start(stored, {}, now_ms(), {})
-        start, nothing = StartPosition(), LogFacts({}, [], {}, {})
-        begun = progress_at_start(self._plan.pipeline, nothing, stored, start, now_ms=now_ms())
+        stored, nothing = as_of_start(stored, {}, now_ms()), LogFacts({}, [], {}, {})
+        begun = progress_at_start(self._plan.pipeline, nothing, stored, now_ms=now_ms())
         return ProgressKeeper(opened.generations, begun, nothing, sink=self._plan.name, check_claim=lease.check)
 
     def _has_orders(self, lease: GenerationLease, orders: Orders, noted: Noted, keeper: ProgressKeeper) -> bool:
@@ -598,59 +549,8 @@ class SinkJob:
         lost = opened.generations.lost({name: known[name] for name in refused.errors if name in known})
         self._asides.fail(lease, {**refused.errors, **lost_rows(self._plan.name, lost)}, self._obeyed)
 
-    def _start(
-        self, opened: OpenedSink, log: LogFacts, stored: Progress | None
-    ) -> tuple[StartPosition, Checkpoint, Offsets | None]:
-        """Where the query starts, its checkpoint, and how far it is. Another one where other tables are read."""
-        plan = self._plan
-        start = load_start_position(opened.records, plan.generation)
-        kept = kept_consistency(opened, plan.generation)
-        if kept is not None and stored is not None:
-            # While it was consistent, its checkpoint stayed where it was.
-            start = begin_at_start_position(
-                opened.records,
-                plan.generation,
-                read_on_at(stored, kept.reads_from, {*log.partitions, *stored.next_offsets}),
-                topics=frozenset(log.topics),
-            )
-        checkpoint = self._checkpoint(start)
-        committed = checkpoint.committed()
-        if _reads_others(start, checkpoint.topics(), log, has_asides=bool(self._asides.now)):
-            if committed is not None:  # what it lacks must not pass for what was left out on purpose
-                known = ResumePoint(plan.name, plan.generation, stored, committed, start.offsets)
-                check_destination(known, committed)
-            start = begin_at_start_position(
-                opened.records,
-                plan.generation,
-                offsets_of_topics(log.partitions, start, committed, stored),
-                topics=frozenset(log.topics),
-            )
-            self._left_checkpoints.append(checkpoint)
-            checkpoint = self._checkpoint(start)
-            committed = checkpoint.committed()
-        return _of_partitions(start, log), checkpoint, committed
-
-    def _filled_from(self, opened: OpenedSink, stored: Progress | None) -> Offsets | None:
-        """From where a consistent generation is filled, None for where its progress says. Raises LockstepError."""
-        plan = self._plan
-        start = load_start_position(opened.records, plan.generation)
-        check_can_be_consistent(plan.name, stored)
-        known = kept_consistency(opened, plan.generation)
-        return filled_from(stored, start, self._checkpoint(start).committed()) if known is None else known.reads_from
-
     def _claim(self, opened: OpenedSink, lease: GenerationLease) -> None:
         claim_and_keep(opened, self._plan.generation, lambda: lease.claim(opened.sink.claim))
-
-    def _checkpoint(self, start: StartPosition) -> Checkpoint:
-        plan = self._plan
-        location = checkpoint_location(
-            plan.spark.checkpoint_directory,
-            pipeline=plan.pipeline,
-            sink=plan.name,
-            generation=plan.generation,
-            start=start,
-        )
-        return Checkpoint(self._spark, location)
 
     def _require_readable(
         self, opened: OpenedSink, cluster: TopicAdmin, lease: GenerationLease, orders: Orders
@@ -704,7 +604,7 @@ class SinkJob:
         self,
         cluster: TopicAdmin,
         log: LogFacts,
-        point: ResumePoint,
+        progress: Progress | None,
         lease: GenerationLease,
         orders: Orders,
         *,
@@ -718,15 +618,10 @@ class SinkJob:
             facts = log.topics.get(topic)
             if facts is None:
                 continue
-            alone = replace(
-                point,
-                progress=None if point.progress is None else _of_topic(point.progress, topic),
-                committed=None,
-                start=_of_topic_offsets(point.start, point.committed, topic),
-            )
             try:
                 check_resume(
-                    alone,
+                    self._plan.name,
+                    None if progress is None else _of_topic(progress, topic),
                     topics={topic: facts},
                     begins={at: begin for at, begin in begins.items() if at[0] == topic},
                     ends=ends,
@@ -753,7 +648,7 @@ class SinkJob:
         """
         if stored is None:
             return {}
-        begun = self._begun_tables(opened, tables, log, stored)
+        begun = self._begun_tables(tables, log, stored)
         now = opened.generations.identities(begun)  # first: what is removed after this look is found by the next one
         known = self._known_identities(opened)
         errors = lost_rows(self._plan.name, opened.generations.lost(known_of(known, begun)))
@@ -764,12 +659,9 @@ class SinkJob:
             raise NeedsRebuild("; ".join(error.message for error in errors.values()), hint=first.hint)
         return now
 
-    def _begun_tables(
-        self, opened: OpenedSink, tables: Collection[TableName], log: LogFacts, stored: Progress
-    ) -> list[TableName]:
+    def _begun_tables(self, tables: Collection[TableName], log: LogFacts, stored: Progress) -> list[TableName]:
         """The tables of which something was applied."""
-        read_from = load_start_position(opened.records, self._plan.generation).offsets or {}
-        topics = {topic for at in (stored.next_offsets, read_from) for (topic, _), offset in at.items() if offset}
+        topics = {topic for at in (stored.next_offsets, stored.skipped) for (topic, _), offset in at.items() if offset}
         if self._plan.settings.view is not None:
             return list(tables) if topics & log.topics.keys() else []
         return [name for name in tables if self._topic(name) in topics]
@@ -884,15 +776,15 @@ class SinkJob:
         return left is not None
 
     def _check_resume(
-        self, cluster: TopicAdmin, log: LogFacts, point: ResumePoint, *, ends: Offsets, now_ms: int
+        self, cluster: TopicAdmin, log: LogFacts, progress: Progress | None, *, ends: Offsets, now_ms: int
     ) -> int:
         """The epoch of the log that the sink may go on with. What it reads from now on is of that one, or a newer."""
         begins = {} if self._plan.trimmed else cluster.begin_offsets(log.partitions)
-        check_resume(point, topics=log.topics, begins=begins, ends=ends, now_ms=now_ms)
+        check_resume(self._plan.name, progress, topics=log.topics, begins=begins, ends=ends, now_ms=now_ms)
         newest = self._newest_epoch()
-        if point.progress is not None and newest > known_epoch(point.progress):
+        if progress is not None and newest > known_epoch(progress):
             records = read_progress(self._plan.kafka.client(), self._plan.pipeline)
-            check_epochs(point.sink, point.progress, records)
+            check_epochs(self._plan.name, progress, records)
         return newest
 
     def _newest_epoch(self) -> int:
@@ -900,7 +792,7 @@ class SinkJob:
         with closing(ProgressReader(self._plan.kafka.client(), self._plan.pipeline, [])) as reader:
             return max((record.epoch for record in reader.new_records()), default=0)
 
-    def _view_input(self, view: PlannedView | None, log: LogFacts, reached: Offsets | None) -> ViewInput | None:
+    def _view_input(self, view: PlannedView | None, log: LogFacts, reached: Offsets) -> ViewInput | None:
         plan, view_settings = self._plan, self._plan.settings.view
         if view is None or view_settings is None:
             return None
@@ -910,18 +802,18 @@ class SinkJob:
             str(state_directory(plan.spark, pipeline=plan.pipeline, sink=plan.name, generation=plan.generation)),
             control_topic(plan.pipeline, PROGRESS),
             plan.pipeline,
-            reached=reached or {},
+            reached=reached,
             log=repr(sorted((topic, facts.topic_id, facts.partitions) for topic, facts in log.topics.items())),
             trimmed=plan.trimmed,
             result_topic=self._view_topic(view),
             shards=() if view.sharding is None else tuple(shards(view.sharding, view_settings.tasks)),
         )
 
-    def _steps_input(self, reached: Offsets | None) -> StepsInput | None:
+    def _steps_input(self, reached: Offsets) -> StepsInput | None:
         plan = self._plan
         if not plan.applies_steps:
             return None
-        return StepsInput(control_topic(plan.pipeline, PROGRESS), plan.pipeline, reached or {})
+        return StepsInput(control_topic(plan.pipeline, PROGRESS), plan.pipeline, reached)
 
     def _view_topic(self, view: PlannedView) -> ViewTopicInput | None:
         """The topic of the view's rows, created where it isn't there; None where none is asked for."""
@@ -994,47 +886,16 @@ class SinkJob:
         return False
 
 
-def _reads_others(start: StartPosition, planned: Collection[str] | None, log: LogFacts, *, has_asides: bool) -> bool:
-    """Whether other topics are to be read than by the query before: tables joined, left, or were set aside.
-
-    ``planned`` are the topics of its newest batch, be that complete or not: Spark runs it again as it was planned.
-    """
-    if start.topics is not None or has_asides:
-        return start.topics != frozenset(log.topics)
-    return planned is not None and set(planned) != set(log.topics)
-
-
 def _of_topic(progress: Progress, topic: str) -> Progress:
     """What it says of this topic."""
     return replace(
         progress,
         next_offsets={at: offset for at, offset in progress.next_offsets.items() if at[0] == topic},
         skipped={at: offset for at, offset in progress.skipped.items() if at[0] == topic},
+        reads_again={at: offset for at, offset in progress.reads_again.items() if at[0] == topic},
     )
-
-
-def _of_topic_offsets(start: Offsets | None, committed: Offsets | None, topic: str) -> Offsets | None:
-    """Where a topic is read on."""
-    reads_from = start if committed is None else committed
-    return None if reads_from is None else {at: offset for at, offset in reads_from.items() if at[0] == topic}
 
 
 def _with_lacking(columns: Columns, aside: AddedValues) -> Columns:
     """The same with what rows of other tables lack, which nobody fills now."""
     return replace(columns, lacking={**columns.lacking, **aside})
-
-
-def _of_partitions(start: StartPosition, log: LogFacts) -> StartPosition:
-    """The start of what is read."""
-    if start.offsets is None:
-        return start
-    # Tables may have joined since: they are read from their beginning.
-    return replace(start, offsets={partition: start.offsets.get(partition, 0) for partition in log.partitions})
-
-
-def _reads_again(point: ResumePoint) -> bool:
-    """Whether Spark begins before what the destination says is applied: at a chosen position, or after a kill."""
-    if point.progress is None:
-        return False
-    begin = point.start or {} if point.committed is None else point.committed
-    return any(begin.get(at, 0) < end for at, end in point.progress.next_offsets.items())

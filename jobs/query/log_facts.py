@@ -52,11 +52,6 @@ class LogFacts:
         """How long all of the topics keep each version at least."""
         return min((facts.compaction_lag_ms for facts in self.topics.values()), default=0)
 
-    @property
-    def deletes(self) -> bool:
-        """Whether any of the topics loses records that nothing has come after."""
-        return any(facts.deletes for facts in self.topics.values())
-
 
 _RIGHTS: Final = ("Describe", "Read", "DescribeConfigs")
 """What a job needs on the topic of each of its tables."""
@@ -155,14 +150,7 @@ def _facts_of(topic_id: str, partitions: int, config: Mapping[str, str]) -> Topi
         partitions,
         int(config["delete.retention.ms"]) if is_compacted else FOR_EVER_MS,
         int(config["min.compaction.lag.ms"]) if is_compacted else FOR_EVER_MS,
-        loses_records(config),
     )
-
-
-def loses_records(config: Mapping[str, str]) -> bool:
-    """Whether a topic with these settings loses records that nothing has come after. Pure."""
-    limits = (config["retention.ms"], config["retention.bytes"])
-    return "delete" in config["cleanup.policy"] and limits != ("-1", "-1")
 
 
 def _not_yet(plan: SinkPlan, message: str) -> LockstepError:

@@ -70,7 +70,7 @@ class ProgressKeeper:
     def read_to(self, ends: Offsets) -> None:
         """Everything below these offsets was read, and isn't applied yet. Doesn't wait for a destination that hangs.
 
-        What a start position left out isn't counted.
+        What was left out on purpose isn't counted.
         """
         self._read_mark.reach({at: end for at, end in ends.items() if at not in self._applied.skipped})
 
@@ -129,14 +129,15 @@ class ProgressKeeper:
         with self._lock:
             return self._applied.watermark.commit_time_ms
 
-    def lacks(self, ends: Offsets) -> bool:
-        """Whether anything below ``ends`` isn't applied yet. What a start position left out isn't counted."""
+    @property
+    def positions(self) -> Offsets:
+        """Where each partition is read on."""
         with self._lock:
-            return bool(self._applied.unapplied(ends))
+            return self._applied.positions
 
     @property
     def reached(self) -> Offsets:
-        """Where those partitions are read on that a batch has told of: everything before is applied, and stored so."""
+        """The same of those partitions that a batch has told of: everything before is applied, and stored so."""
         with self._lock:
             return dict(self._reached)
 
@@ -160,8 +161,6 @@ class ProgressKeeper:
         view's, as Progress has them.
 
         Raises as ``save_progress``, and PositionMismatch when the batch was read so late that deletes may be missing.
-        Must return before Spark commits the batch: a destination whose progress is older than the checkpoint has lost
-        data.
         """
         with self._lock:
             unapplied = self._applied.unapplied(ends)
@@ -170,7 +169,7 @@ class ProgressKeeper:
             self._returned.check_deletes(unapplied, others_at_ms=others_at_ms, now_ms=self._now_ms())
             self._next = replace(self._next, shards=tuple(shards))
             _advance(self._written, written)
-            if unapplied:  # after a crash the batch comes again: its rejections are counted already
+            if unapplied:  # what is read again was counted already
                 self._count_rejected(rejected)
             self.read_to(ends)
             self._applied.apply(ends)
@@ -223,6 +222,7 @@ class ProgressKeeper:
             commit_time_ms=position.commit_time_ms,
             updated_at_ms=self._applied.complete_at_ms,
             skipped=dict(self._applied.skipped),
+            reads_again=dict(self._applied.again),
             left_at_ms=self._returned.left_at_ms,
             epoch=position.epoch,
             read_at_ms=self._applied.read_at_ms,

@@ -9,9 +9,8 @@ from cdc.kafka.topic_names import table_topic
 from jobs.generations.set_aside import Aside
 from jobs.offsets import Offsets
 from jobs.query.log_facts import LogFacts
-from jobs.query.start_position import StartPosition, skipped_by
 from jobs.query.watermark import Watermark
-from sinks.contract import Progress, TopicPartition
+from sinks.contract import Progress
 
 NOTHING_ASIDE: Final[Mapping[str, Aside]] = MappingProxyType({})
 
@@ -34,7 +33,6 @@ def progress_at_start(
     pipeline: str,
     log: LogFacts,
     stored: Progress | None,
-    start: StartPosition,
     *,
     now_ms: int,
     log_epoch: int = 0,
@@ -64,7 +62,6 @@ def progress_at_start(
         next_offsets={**known.next_offsets, **{at: 0 for at in log.partitions if at[0] in new}},
         # Those of topics that aren't read now too: when they are again, only this tells whether they are the same.
         topic_ids={topic: known.topic_ids[topic] for topic in was_read & known.topic_ids.keys()} | log.topic_ids,
-        skipped=skipped_by(start.offsets, stored),
         left_at_ms=_left_at_ms(stored, log.topics) | dict.fromkeys(new, now_ms),
         selection=selection or known.selection,
         log_epoch=max(known.log_epoch, known.epoch, log_epoch),
@@ -79,23 +76,21 @@ def progress_at_start(
     return ProgressAtStart(progress, watermark, new, is_paused=bool(held))
 
 
-def as_of_start(
-    stored: Progress | None, ends: Offsets, now_ms: int, skipped: Mapping[TopicPartition, int]
-) -> Progress | None:
+def as_of_start(stored: Progress | None, ends: Offsets, now_ms: int) -> Progress | None:
     """The stored progress. Where nothing is unread at the start, all is applied as of then, however long it was away.
 
     What comes next would else look as if it had waited as long: the watermark's records are read beside the batches.
     """
     if stored is None:
         return None
-    reached = {**stored.next_offsets, **skipped}
+    reached = {**stored.next_offsets, **stored.skipped}
     # A topic that was never read lacks nothing of before: it is read from its beginning from now on. Topics that are
     # read for the first time, or again, are judged by a time of their own.
     has_read = {topic for topic, _ in reached} - stored.left_at_ms.keys()
     if any(at[0] in has_read and reached.get(at, 0) < end for at, end in ends.items()):
         return stored
     left_at_ms = _left_at_ms(stored, {topic for topic, _ in ends})
-    if skipped:
+    if stored.skipped:
         return replace(stored, read_at_ms=now_ms, left_at_ms=left_at_ms)
     return replace(stored, updated_at_ms=now_ms, left_at_ms=left_at_ms)
 

@@ -3,11 +3,13 @@
 ``jobs.query.threads`` lists the threads beside it.
 """
 
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from threading import Event
 from typing import Any, Final
 
@@ -33,15 +35,14 @@ from jobs.executor.view_task import deliver_view, deliver_view_long
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
 from jobs.offsets import Offsets
+from jobs.query.batch_plan import BatchPlan
 from jobs.query.captured_tables import CapturedWatch
-from jobs.query.checkpoint import Checkpoint
 from jobs.query.failures import Backoff, spark_error
 from jobs.query.log_bell import listener_to
 from jobs.query.long_batch_listener import SLOTS, LongBatches
 from jobs.query.progress import ProgressKeeper
 from jobs.query.rest import Rest, look_every_s
 from jobs.query.sink_plan import SinkPlan
-from jobs.query.start_position import StartPosition
 from jobs.query.threads import (
     POLL_S,
     QueryState,
@@ -62,16 +63,13 @@ from jobs.report import LacksRecord, Reporter, SinkStarted, SinkWaiting, StatusR
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.batch_call import BatchCall
 from jobs.spark.jvm import stop_query, text_of
-from jobs.spark.source import clock_frame, range_frame, read_topics
+from jobs.spark.source import clock_frame, range_frame
 from sinks.contract import NOTHING_WRITTEN, Progress, TablesRefused, TopicPartition
 from views.retention import whole_minutes
 
 _TASKS_MAX: Final = 32
 _TASKS_MAX_PER_CORE: Final = 4
 """A batch has no more tasks than the greater of both, however many partitions it reads: each costs milliseconds."""
-
-_COMMIT_S: Final = 2.0
-_COMMIT_LOOK_S: Final = 0.02
 
 _TOPICS_MAX: Final = 64
 """Tasks are told of no more topics than these, unless their batch has more: each costs a kilobyte to carry and read."""
@@ -93,11 +91,9 @@ class QueryPlan:
     """What a query is made of.
 
     ``topics`` watches them, and ``partitions`` are all of theirs. ``news`` is set when something was published.
-    ``deletes``: some of them lose records with time.
     ``backfill`` gives rows from before the columns that they lack, where there are any. It returns whether all is done;
-    else the gate was closed. ``reached`` is where an earlier query with this checkpoint has got to in this process.
-    ``reads_again``: there is something to do before anything new comes. Spark begins before what the destination says
-    is applied, or a consistent sink lacks its first step. ``goes_on``: batches may be long ones.
+    else the gate was closed. ``lacks_step``: a consistent sink lacks its first step, which is taken also where nothing
+    is to be read. ``goes_on``: batches may be long ones.
     ``on_no_task_left`` is called for each that would be one and gets no task for that. ``captured`` says whether the
     sink is to have other tables by now: then the query ends. ``uncopied`` are the topics of those that it doesn't read
     yet, since their copy hasn't begun. ``begin`` is called before the first task: it keeps what is read from then on.
@@ -107,15 +103,11 @@ class QueryPlan:
 
     sink: SinkPlan
     task: Task
-    checkpoint: Checkpoint
-    start: StartPosition
     topics: TopicWatch
     partitions: Sequence[TopicPartition]
     news: Event
     backfill: Callable[[BatchGate], bool] | None = None
-    deletes: bool = False
-    reached: Offsets = field(default_factory=dict)
-    reads_again: bool = False
+    lacks_step: bool = False
     goes_on: bool = False
     on_no_task_left: Callable[[], None] = lambda: None
     captured: CapturedWatch | None = None
@@ -145,9 +137,7 @@ class SinkQuery:
         self._plan = plan.sink
         self._spark = spark
         self._task = plan.task
-        self._checkpoint = plan.checkpoint
         self._keeper = keeper
-        self._start_position = plan.start
         self._backfill = plan.backfill
         self._stop = stop
         self._leaving = leaving
@@ -165,13 +155,14 @@ class SinkQuery:
         self._captured = plan.captured
         self._unlearned: list[ProgressRecord] = []
         self._cluster = TopicAdmin(client)
-        self._topics, self._partitions = plan.topics, plan.partitions
-        # What a job that is killed in a rest reads again must be there.
-        self._reads_again = plan.reads_again
+        self._topics = plan.topics
+        self._batch_plan = BatchPlan(self._plan, plan.partitions, keeper, plan.topics, self._cluster)
+        self._look_s = look_every_s(len(plan.partitions))
         self._batch_minute_ms = 0
-        self._rests = not (self._plan.once or self._plan.bulk or plan.deletes)
+        # Whether to wait for something to read before the next batch, and whether to look at once.
+        self._may_rest = not (self._plan.once or plan.lacks_step)
+        self._looks_now = True
         self._bell = listener_to(client, self._plan.pipeline)
-        self._owes_commit = False  # whether Spark may not have committed the last batch
         # What tasks run, by whether a batch is long, and the topics that it was made for. Made anew where it has to be.
         self._writers: dict[bool, tuple[frozenset[str], ArrowMap]] = {}
         self._keeping = threading.Lock()  # rejections also come from the thread that listens to tasks
@@ -193,8 +184,6 @@ class SinkQuery:
         self._lease = lease
         lease.guard(self._gate)
         lease.tells(keeper.read_so_far)
-        self._previous_ends: tuple[int, Offsets] | None = None
-        self._reached_before = plan.reached
         self._begin = plan.begin
         self._has_begun = False
 
@@ -205,7 +194,7 @@ class SinkQuery:
             self._read_progress()
             beat(self._lease)  # somebody may have asked for a pause before we came
             self._load_shards()
-            self._report(SinkStarted(self._task.sink, self._task.generation, self._checkpoint.location))
+            self._report(SinkStarted(self._task.sink, self._task.generation))
             query = self._run_to_end()
         finally:
             self._progress_reader.close()
@@ -219,10 +208,10 @@ class SinkQuery:
             stored, count = self._keeper.shards, self._shard_count
             self._shards = ViewShards.of_progress(stored, count=count, reached=view.reached)
 
-    def _run_to_end(self) -> StreamingQuery | None:
-        """Start Spark's query when there is something to read, and wait until it has ended.
+    def _run_to_end(self) -> StreamingQuery:
+        """Start Spark's query, and wait until it has ended. End it when the job is asked to stop.
 
-        End it when the job is asked to stop. The side threads run meanwhile. None when there was nothing to read.
+        The side threads run meanwhile.
         """
         state, sink = self._state, self._task.sink
         targets: dict[str, Callable[[], None]] = {
@@ -235,14 +224,14 @@ class SinkQuery:
         if self._backfill is not None:
             state.filling.set()
             targets["columns"] = partial(fill_columns, state, partial(self._fill, self._backfill))
-        with side_threads(state, sink, targets, not_awaited={"log": partial(listen_to_log, state, self._bell)}):
-            if self._rests and not self._reads_again:
-                self._rest(look_now=True)
-            query = None
+        with (
+            side_threads(state, sink, targets, not_awaited={"log": partial(listen_to_log, state, self._bell)}),
+            # Spark wants to store when its clock has ticked. Nobody reads that.
+            tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True) as ticks,
+        ):
             call = BatchCall(self._batch)
-            if not self._is_over():
-                query = self._start(call)
-                self._wait_for(query)
+            query = self._start(call, Path(ticks).as_uri())
+            self._wait_for(query)
             if self._end(query):
                 call.close()
         return query
@@ -316,22 +305,13 @@ class SinkQuery:
         shards = self._shards
         return self._keeper.is_behind and (shard is None or shards is None or not shards.is_ahead(shard))
 
-    def _start(self, call: BatchCall) -> StreamingQuery:
-        if not self._task.reads_whole_transactions:
-            frame = read_topics(
-                self._spark,
-                self._plan.kafka,
-                list(self._task.tables),
-                max_offsets_per_trigger=self._plan.offsets_per_trigger,
-                start=self._start_position.offsets,
-            )
-        else:
-            frame = clock_frame(self._spark)
+    def _start(self, call: BatchCall, checkpoint: str) -> StreamingQuery:
         # Its plans tell tasks what to read: Java classes for them would take longer to make than they are of use.
         self._spark.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         writer = (
-            frame.writeStream.foreachBatch(call)
-            .option("checkpointLocation", self._checkpoint.location)
+            clock_frame(self._spark)
+            .writeStream.foreachBatch(call)
+            .option("checkpointLocation", checkpoint)
             .queryName(f"{self._task.sink}-g{self._task.generation}-{time.monotonic_ns()}")
         )
         trigger: dict[str, Any] = (
@@ -344,17 +324,13 @@ class SinkQuery:
     def _rest(self, *, look_now: bool = False) -> None:
         """Wait until there is something to read, or the query is to end."""
         state = self._state
-
-        def has_more() -> bool:
-            return self._keeper.lacks(self._cluster.committed_ends(self._partitions)) or self._time_has_passed()
-
         state.resting.set()
         try:
             Rest(
                 wait=state.wait_woken,
                 is_behind=lambda: self._keeper.is_behind,
-                has_more=has_more,
-                look_s=look_every_s(len(self._partitions)),
+                has_more=lambda: self._batch_plan.has_more() or self._time_has_passed(),
+                look_s=self._look_s,
                 is_over=lambda: self._is_over() or state.ended.is_set() or self._gate.is_closed,
             ).until_news(look_now=look_now)
         finally:
@@ -370,7 +346,7 @@ class SinkQuery:
             and whole_minutes(self._keeper.commit_time_ms) > self._batch_minute_ms
         )
 
-    def _end(self, query: StreamingQuery | None) -> bool:
+    def _end(self, query: StreamingQuery) -> bool:
         """Let the running batch finish, and stop the query. Whether it has ended.
 
         That may take as long as a server that hangs. Who leaves waits for a bounded time. Else the next query has to
@@ -379,12 +355,8 @@ class SinkQuery:
         limit_s = BATCH_ENDS_S
         self._gate.close(0)  # a column backfill ends there too, and a rest
         self._state.woken.set()
-        if query is None:
-            return True
         while True:
             self._gate.close(limit_s)
-            if self._owes_commit:
-                self._wait_for_commit(query)
             if stop_query(query):
                 return True
             message = f"the last batch of sink {self._task.sink!r} hasn't ended yet"
@@ -393,61 +365,62 @@ class SinkQuery:
                 return False
             self._report(SinkWaiting(self._task.sink, message, limit_s))
 
-    def _wait_for_commit(self, query: StreamingQuery) -> None:
-        """Let Spark commit the batch that has ended: else the next start reads it again.
+    def _batch(self, frame: DataFrame, _: int) -> None:
+        """foreachBatch: apply what there is, once there is something. Spark hears of no failure but _Stopping.
 
-        It may be days old, as one that rested or a long one, and the log may have lost it since.
+        It looks for its own words in the text of what is raised here, and its stack overflows on a JVM's trace.
         """
-        deadline = time.monotonic() + _COMMIT_S
-        while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
-            time.sleep(_COMMIT_LOOK_S)
-
-    def _batch(self, frame: DataFrame, batch_id: int) -> None:
-        """foreachBatch. Spark commits the batch when this returns, so by then everything is durable."""
-        self._owes_commit = False  # Spark has planned this one
-        if not self._gate.enter():
-            raise _Stopping
-        self._state.planned_rows = 0
-        self._state.under_way = (batch_id, time.monotonic())
-        may_rest = False
         try:
-            may_rest = self._run_batch(frame, batch_id)
-            self._owes_commit = True
+            if self._may_rest:
+                self._rest(look_now=self._looks_now)
+            while self._run_one(frame) and self._plan.once:
+                pass
         except Exception as error:
             if not isinstance(error, _Stopping):
                 self._state.keep_failure(error)
-            # Spark looks for its own words in the text of what is raised here. Its stack overflows on a JVM's trace.
             raise _Stopping from None
+
+    def _run_one(self, frame: DataFrame) -> bool:
+        """One batch. All of it is durable by its end. Whether there was anything to do."""
+        if self._is_over() or not self._gate.enter():
+            raise _Stopping
+        self._part_began = time.monotonic()
+        self._state.planned_rows = 0
+        self._state.under_way = (self._batch_id + 1, self._part_began)
+        try:
+            if not self._task.reads_whole_transactions:
+                return self._run_batch(frame)
+            self._run_whole_batch(frame)
+            return False
         finally:
             self._state.under_way = None
             self._gate.leave()
             self._state.batch_done.set()
-        if may_rest:
-            try:
-                # After a large one there may be more that no progress record tells of, as rows of a first copy.
-                self._rest(look_now=self._state.planned_rows > self._plan.spark.small_batch_rows)
-            except Exception as error:
-                self._owes_commit = False
-                self._state.keep_failure(error)
-                raise _Stopping from None
 
-    def _run_batch(self, frame: DataFrame, batch_id: int) -> bool:
-        """Whether the query may rest before it is committed."""
-        if self._task.reads_whole_transactions:
-            return self._run_whole_batch(frame, batch_id)
-        self._batch_id, self._part_began = batch_id, time.monotonic()
-        ends, starts = self._checkpoint.end_offsets(batch_id), self._starts(batch_id)
+    def _run_batch(self, frame: DataFrame) -> bool:
+        """Plan a batch of a sink that gets rows as they come, and apply it. Whether there was anything to do."""
+        starts, ends = self._planned()
         # Whether one task is quicker than one per partition. Offsets count gaps too; that only errs to the safe side.
         wanted_ranges = ranges(starts, ends)
-        rows_at_most = self._state.planned_rows = sum(part.end - (part.start or 0) for part in wanted_ranges)
+        rows_at_most = self._state.planned_rows = sum(ends[part.at] - starts[part.at] for part in wanted_ranges)
         is_small = rows_at_most <= self._plan.spark.small_batch_rows
+        is_long = is_small and self._takes_slot()
+        self._may_rest = not (is_long or self._plan.once)
+        # After a large one there may be more that no progress record tells of, as rows of a first copy.
+        self._looks_now = not is_small
+        if not (is_long or wanted_ranges):
+            return False
+        self._batch_id += 1
         # Before any of it is applied: what a recreated topic has isn't what comes next.
         self._topics.check(self._cluster, {part.topic for part in wanted_ranges})
-        is_long = is_small and self._takes_slot()
         if is_long:
             try:
-                records = range_frame(frame.sparkSession, [open_ranges(starts, ends)])
-                result = self._deliver(lambda: records, {topic for topic, _ in ends}, is_long=True)
+                # From there on again with each attempt: it may have come far before it failed.
+                result = self._deliver(
+                    lambda: range_frame(frame.sparkSession, [open_ranges({**starts, **self._keeper.positions}, ends)]),
+                    {topic for topic, _ in ends},
+                    is_long=True,
+                )
             finally:
                 SLOTS.give_back()
             # A long batch tells where it is, past the markers of transactions; no row has stored that.
@@ -460,20 +433,26 @@ class SinkQuery:
             result = self._deliver(lambda: records, {part.topic for part in wanted_ranges}, is_long=False)
             written = result.next_offsets
         self._keep_rejections(result)
-        # Spark's next batch begins where it has planned the end of this one; ours begins where a long one has got to.
-        reached = {at: max(end, starts.get(at, 0), result.next_offsets.get(at, 0)) for at, end in ends.items()}
-        progress = self._keeper.batch_applied(reached, rejected=len(result.rejected), written=written)
-        self._previous_ends = (batch_id, reached)
-        self._report_applied(result, progress)
-        # A long one ends when there is more. One with rejections is committed at once: they would be told again after
-        # a kill, also those that somebody has closed since. So is one of several windows: read again after days, the
-        # first would bring a row back that the next deletes, where the destination has forgotten the delete.
-        has_told = bool(result.rejected or result.resolved)
-        return self._rests and not is_long and not has_told and result.windows <= 1
+        reached = {at: max(end, result.next_offsets.get(at, 0)) for at, end in ends.items()}
+        self._report_applied(
+            result, self._keeper.batch_applied(reached, rejected=len(result.rejected), written=written)
+        )
+        return True
 
-    def _run_whole_batch(self, frame: DataFrame, batch_id: int) -> bool:
+    def _planned(self) -> tuple[Offsets, Offsets]:
+        """Where the next batch begins and ends. Raises as ``BatchPlan.next``, but waits for the brokers."""
+        backoff = Backoff()
+        while True:
+            try:
+                return self._batch_plan.next()
+            except DataLost:
+                raise
+            except Unavailable as error:
+                self._wait_out(error, backoff)
+
+    def _run_whole_batch(self, frame: DataFrame) -> None:
         """The same where the task says by itself what it reads: a view's state, or the sink, knows how far it is."""
-        self._batch_id, self._part_began = batch_id, time.monotonic()
+        self._batch_id += 1
         # Before its tasks look: they know of as much, or more.
         self._batch_minute_ms = max(self._batch_minute_ms, whole_minutes(self._keeper.commit_time_ms))
         topics = self._task.tables.keys()
@@ -520,7 +499,8 @@ class SinkQuery:
         elif result.lacks_record and self._plan.once and not self._plan.bulk:  # after a bulk load another job goes on
             what = "view" if self._task.steps is None else "sink"
             raise lacks_record(f"{what} {self._plan.name!r}", awaits_copy=result.awaits_copy)
-        return self._rests and not is_long and not (result.rejected or result.resolved)
+        self._may_rest = not is_long
+        self._looks_now = bool(result.rejected or result.resolved)  # it may have ended for these alone
 
     def _reach_of_shards(self, result: Result, shards: ViewShards) -> None:
         """How far the shards of a view are, and with them the view. It is nowhere new before all have said so."""
@@ -643,14 +623,6 @@ class SinkQuery:
             )
         )
 
-    def _starts(self, batch_id: int) -> Offsets:
-        """Where a batch begins: where its predecessor has got to, else the query's start position."""
-        if self._previous_ends is not None and self._previous_ends[0] == batch_id - 1:
-            return self._previous_ends[1]
-        starts = self._checkpoint.end_offsets(batch_id - 1) if batch_id else dict(self._start_position.offsets or {})
-        # The checkpoint doesn't know how far a long batch got behind its range.
-        return starts | {at: max(offset, starts.get(at, 0)) for at, offset in self._reached_before.items()}
-
     def _deliver(self, records: Callable[[], DataFrame], topics: Collection[str], *, is_long: bool) -> Result:
         """Apply a batch's records, which are of these topics: one pass. Waits while the destination doesn't answer."""
         if not self._has_begun:
@@ -674,10 +646,14 @@ class SinkQuery:
                 self._topics.check(self._cluster, topics)  # which names the way out, where a topic isn't the same
             if isinstance(first, DataLost) or not isinstance(first, Unavailable):
                 raise first  # the next query begins at what the destination has
-            retry_in_s = backoff.next_s(first)
-            self._report(SinkWaiting(self._task.sink, first.message, retry_in_s))
-            if self._gate.wait_closed(retry_in_s):
-                raise _Stopping
+            self._wait_out(first, backoff)
+
+    def _wait_out(self, error: Unavailable, backoff: Backoff) -> None:
+        """Wait for a server. Raises _Stopping where the query ends meanwhile."""
+        retry_in_s = backoff.next_s(error)
+        self._report(SinkWaiting(self._task.sink, error.message, retry_in_s))
+        if self._gate.wait_closed(retry_in_s):
+            raise _Stopping
 
     def _keep_rejections(self, result: Result | Told) -> None:
         """Write dead letters, remove void ones, and let the next batch know.
@@ -739,7 +715,7 @@ class SinkQuery:
             return record
         return replace(record, uncopied=tuple(self._task.tables))
 
-    def _raise_failure(self, query: StreamingQuery | None) -> None:
+    def _raise_failure(self, query: StreamingQuery) -> None:
         failure = self._state.failure
         if isinstance(failure, LockstepError):
             raise failure
@@ -747,7 +723,7 @@ class SinkQuery:
             return  # a batch that was interrupted is read again
         if failure is not None:
             raise failure
-        error = None if query is None else query.exception()
+        error = query.exception()
         if error is not None:
             raise spark_error(self._task.sink, text_of(error))
 

@@ -1,10 +1,7 @@
 """Between two batches of a query that has applied all that was published: it rests until there is something new.
 
-Spark would ask the brokers five times a second where every partition ends. With thousands of them that alone takes a
-quarter of a core. Capture publishes a progress record with what it publishes, so one partition tells of all.
-
-A rest is a part of Spark's batch: the batch is committed when the rest is over. A job that is killed in it reads that
-batch again.
+To ask the brokers five times a second where every partition ends takes a quarter of a core with thousands of them.
+Capture publishes a progress record with what it publishes, so one partition tells of all.
 """
 
 import time

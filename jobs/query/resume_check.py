@@ -7,11 +7,12 @@ from typing import Final
 from cdc.model.errors import PositionMismatch
 from cdc.protocol.control_records import ProgressRecord
 from jobs.offsets import Offsets
-from jobs.query.start_position import skipped_by
 from sinks.contract import Progress, TopicPartition
 
 FOR_EVER_MS: Final = 1 << 62
 """How long a topic that isn't compacted keeps a tombstone, or a version: compaction takes neither."""
+
+_NOTHING: Final = Progress({}, 0, 0, 0, {})
 
 _CLOCKS_DIFFER_MS: Final = 600_000
 """By so much the clocks of two machines that are set by the net may differ, or a clock may be put back."""
@@ -26,63 +27,54 @@ class TopicFacts:
     delete_retention_ms: int
     compaction_lag_ms: int = 0
     """Records younger than this are there, whatever came after them."""
-    deletes: bool = False
-    """Whether records go that nothing has come after, as they get old or many."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResumePoint:
-    """The two memories of a sink: its destination's progress, and the committed offsets of Spark's checkpoint."""
-
-    sink: str
-    generation: int
-    progress: Progress | None
-    committed: Offsets | None
-    start: Offsets | None = None
-    """Where to read from without a checkpoint; None: from offset 0."""
 
 
 def check_resume(
-    point: ResumePoint, *, topics: Mapping[str, TopicFacts], begins: Offsets, ends: Offsets, now_ms: int
+    sink: str,
+    progress: Progress | None,
+    *,
+    topics: Mapping[str, TopicFacts],
+    begins: Offsets,
+    ends: Offsets,
+    now_ms: int,
 ) -> None:
     """Raise PositionMismatch when going on would lose something; the hint is the way out.
 
-    ``topics`` are the topics to be read, which begin and end at these offsets now. A missing checkpoint is fine:
-    everything is read again, and the tags make that harmless.
+    ``progress`` is the destination's, None where it has none: then all is read. ``topics`` are the topics to be read,
+    which begin and end at these offsets now.
     """
-    _check_log_is_whole(point, begins)
-    if point.progress is not None:
-        _check_topics(point, point.progress, topics)
-    _check_read_is_there(point, ends)  # of the same topics: one that was recreated may be shorter
-    if point.progress is not None:
-        _check_absence(point, point.progress, topics=topics, ends=ends, now_ms=now_ms)
-    if point.committed is not None:
-        check_destination(point, point.committed)
+    known = progress or _NOTHING
+    _check_log_is_whole(sink, known, begins)
+    _check_topics(sink, known, topics)
+    check_read_is_there(
+        sink, {**known.next_offsets, **known.skipped}, ends
+    )  # of the same topics: one that was recreated may be shorter
+    _check_absence(sink, known, topics=topics, ends=ends, now_ms=now_ms)
 
 
-def _check_log_is_whole(point: ResumePoint, begins: Offsets) -> None:
+def _check_log_is_whole(sink: str, progress: Progress, begins: Offsets) -> None:
     """What is still to be read must exist. Compaction keeps a topic's beginning, so somebody has deleted records."""
-    reads_from = point.start if point.committed is None else point.committed
+    positions = progress.positions
     for at, begin in sorted(begins.items()):
-        first_wanted = 0 if reads_from is None else reads_from.get(at, 0)
-        if first_wanted < begin:
+        if (first_wanted := positions.get(at, 0)) < begin:
             topic, partition = at
             raise PositionMismatch(
                 f"topic {topic}, partition {partition}, begins at {begin}: the records from {first_wanted} on, which"
-                f" sink {point.sink!r} has still to read, were deleted",
+                f" sink {sink!r} has still to read, were deleted",
                 hint="rows that weren't written since are missing in the log: let capture copy the table again"
                 " (lockstep snapshot table TABLE), then build with `lockstep rebuild --trimmed`, which compares"
                 " with the source",
             )
 
 
-def _check_read_is_there(point: ResumePoint, ends: Offsets) -> None:
-    """What counts as read must exist: what comes next in its place would be passed over."""
-    stored = {} if point.progress is None else {**point.progress.next_offsets, **point.progress.skipped}
-    for read in (stored, point.start or {}, point.committed or {}):
-        for at, end in sorted(ends.items()):
-            if read.get(at, 0) > end:
-                raise _put_back(point.sink, at, read=read[at], end=end)
+def check_read_is_there(sink: str, read: Mapping[TopicPartition, int], ends: Offsets) -> None:
+    """Raise PositionMismatch where partitions end before what was ``read`` of them.
+
+    What comes next in its place would be passed over.
+    """
+    for at, end in sorted(ends.items()):
+        if read.get(at, 0) > end:
+            raise _put_back(sink, at, read=read[at], end=end)
 
 
 def check_epochs(sink: str, progress: Progress, records: Iterable[ProgressRecord]) -> None:
@@ -122,8 +114,7 @@ def check_same_topics(sink: str, known: Mapping[str, TopicFacts], now: Mapping[s
 
     ``now`` has the topics' ids and numbers of partitions.
 
-    Nothing else would notice. Spark goes on at its offsets, past the new topic's first records, and into new
-    partitions.
+    Nothing else would notice: reading goes on at its offsets, past the new topic's first records.
     """
     for topic, facts in known.items():
         topic_id, partitions = now.get(topic, (facts.topic_id, facts.partitions))
@@ -133,14 +124,14 @@ def check_same_topics(sink: str, known: Mapping[str, TopicFacts], now: Mapping[s
             raise _other_partitions(sink, topic, now=partitions, before=facts.partitions)
 
 
-def _check_topics(point: ResumePoint, progress: Progress, topics: Mapping[str, TopicFacts]) -> None:
+def _check_topics(sink: str, progress: Progress, topics: Mapping[str, TopicFacts]) -> None:
     for topic, facts in topics.items():
         known_topic_id = progress.topic_ids.get(topic)
         if known_topic_id is not None and known_topic_id != facts.topic_id:
-            raise _recreated(point.sink, topic)
+            raise _recreated(sink, topic)
         known_partitions = sum(1 for name, _ in progress.next_offsets if name == topic)
         if known_partitions and known_partitions != facts.partitions:
-            raise _other_partitions(point.sink, topic, now=facts.partitions, before=known_partitions)
+            raise _other_partitions(sink, topic, now=facts.partitions, before=known_partitions)
 
 
 def _recreated(sink: str, topic: str) -> PositionMismatch:
@@ -160,9 +151,9 @@ def _other_partitions(sink: str, topic: str, *, now: int, before: int) -> Positi
 
 
 def _check_absence(
-    point: ResumePoint, progress: Progress, *, topics: Mapping[str, TopicFacts], ends: Offsets, now_ms: int
+    sink: str, progress: Progress, *, topics: Mapping[str, TopicFacts], ends: Offsets, now_ms: int
 ) -> None:
-    skipped = skipped_by(point.start, progress)  # it isn't to be read
+    skipped = progress.skipped  # it isn't to be read
     complete_at_ms = (progress.read_at_ms or progress.updated_at_ms) if skipped else progress.updated_at_ms
     for (topic, partition), next_offset in {**progress.next_offsets, **skipped}.items():
         facts = topics.get(topic)
@@ -173,17 +164,17 @@ def _check_absence(
             continue
         if away_ms < -_CLOCKS_DIFFER_MS:
             raise PositionMismatch(
-                f"sink {point.sink!r} was applied up to a time that is {-away_ms / 3_600_000:.1f} hours ahead of this"
+                f"sink {sink!r} was applied up to a time that is {-away_ms / 3_600_000:.1f} hours ahead of this"
                 " clock: nobody knows how long it was away, and deletes may be missing",
                 hint="set the clock, if it is behind; else "
-                + _rebuild(point.sink, "rows that were deleted in between would stay"),
+                + _rebuild(sink, "rows that were deleted in between would stay"),
             )
         if away_ms <= facts.delete_retention_ms:
             continue
         raise PositionMismatch(
-            f"sink {point.sink!r} was away for {away_ms / 3_600_000:.1f} hours; topic {topic} keeps tombstones for "
+            f"sink {sink!r} was away for {away_ms / 3_600_000:.1f} hours; topic {topic} keeps tombstones for "
             f"{facts.delete_retention_ms / 3_600_000:.1f} hours, so deletes may be missing",
-            hint=_rebuild(point.sink, "rows that were deleted in between would stay"),
+            hint=_rebuild(sink, "rows that were deleted in between would stay"),
         )
 
 
@@ -205,25 +196,6 @@ def check_deletes_are_there(
                 hint=_rebuild(sink, "rows that were deleted in between would stay")
                 + "; where reading takes that long, first set delete.retention.ms of the topic to more",
             )
-
-
-def check_destination(point: ResumePoint, committed: Offsets) -> None:
-    """Raise PositionMismatch when the destination lacks what the checkpoint counts as done."""
-    stored = {} if point.progress is None else {**point.progress.next_offsets, **point.progress.skipped}
-    for (topic, partition), offset in committed.items():
-        if stored.get((topic, partition), 0) < offset:
-            raise PositionMismatch(
-                f"sink {point.sink!r} has lost data: its own progress on {topic}, partition {partition}, is "
-                f"{stored.get((topic, partition), 0)}, but everything below {offset} was applied to it",
-                hint=_rewind(point),
-            )
-
-
-def _rewind(point: ResumePoint) -> str:
-    return (
-        f"to read the log again from its beginning: lockstep apply {point.sink} --from-lsn 0/0; "
-        "rows that are there already are skipped by their tags"
-    )
 
 
 def _rebuild(sink: str, otherwise: str) -> str:

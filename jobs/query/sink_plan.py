@@ -87,19 +87,16 @@ def why_no_long_batches(settings: SinkSettings, tables: Sequence[TableName]) -> 
     return None
 
 
-def why_micro_batches(plan: SinkPlan, *, partitions: int, deletes: bool) -> str | None:
+def why_micro_batches(plan: SinkPlan, *, partitions: int) -> str | None:
     """Why a sink keeps micro-batches that reads so many partitions; empty where nobody asked for others. Pure.
 
-    ``deletes``: some topics lose records with time. None where its batches go on.
+    None where its batches go on.
     """
     spark = plan.spark
     if plan.once or plan.bulk or spark.trigger == "micro-batch":
         return ""
     if not spark.is_local:
         return "the task of a long batch talks to the driver on its own machine, and this is a cluster"
-    if deletes:
-        # Spark commits a batch when it ends: after a kill, its range must be there to be read again.
-        return "Kafka deletes records of its topics by age or size, and a long batch is committed late"
     if spark.trigger == "auto" and partitions > PARTITIONS_MAX:
         return f"it reads {partitions} partitions; a task that goes on asks for all of them, also when nothing comes"
     return why_no_long_batches(plan.settings, plan.tables)

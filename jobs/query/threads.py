@@ -5,7 +5,7 @@ thread                    reads                                  writes         
 ========================  =====================================  =================================  ==================
 ``sink-<sink>-g<n>``      whether the query is active            starts and stops the query         the job is over
 ``SinkJob.run``
-Spark's own               the checkpoint, the task's results     the destination, dead letters,     the query ends
+Spark's own               the log's ends, the task's results     the destination, dead letters,     the query ends
 ``SinkQuery._batch``                                             progress, ``QueryState``
 ``watermark-<sink>``      ``__progress``, after each batch and   progress (``ProgressKeeper``       ``ended``, after a
 ``follow_watermark``      when something was published, and the  locks), ``failure``                last look
@@ -23,7 +23,7 @@ Spark's own               the checkpoint, the task's results     the destination
 ``listen_to_tasks``       applied, whether the gate is wanted    end, ``failure``
 ``columns-<sink>``        the destination's rows                 the rows that lack a column, step  all rows have it,
 ``fill_columns``                                                 by step, beside the batches        or the gate closed
-``schema-<sink>``         ``__schema``, topics and settings,     ``ending``, ``failure``            soon after the
+``schema-<sink>``         ``__schema``, topics, orders,          ``ending``, ``failure``            soon after the
 ``ended_early``           after ``news``                                                            query; not awaited
 ========================  =====================================  =================================  ==================
 """
@@ -45,7 +45,7 @@ from jobs.generations.lease import GenerationLease
 from jobs.query.log_bell import Bell
 from jobs.query.schema_watch import SchemaWatch
 from jobs.query.sink_plan import SinkPlan
-from jobs.query.topic_watch import Looks, RetentionWatch, TopicWatch
+from jobs.query.topic_watch import Looks, TopicWatch
 from jobs.report import BatchGoesOn, Reporter, SinkWaiting
 from sinks.contract import Progress
 
@@ -354,7 +354,6 @@ def ended_early(
     cluster: TopicAdmin,
     tables: Mapping[TableName, Table],
     topics: TopicWatch,
-    retention: RetentionWatch | None = None,
     *,
     uncopied: Collection[TableName] = (),
     news: threading.Event,
@@ -362,8 +361,8 @@ def ended_early(
 ) -> Iterator[EarlyEnd]:
     """Set ``ending`` when a table has got another shape, or a topic isn't the same. The latter is a ``failure`` too.
 
-    With ``retention`` also when a topic has come to lose records, when an ``uncopied`` table has got its first shape,
-    and when ``has_orders`` says so. ``news`` is set when something was published, and cleared here.
+    Also when an ``uncopied`` table has got its first shape, and when ``has_orders`` says so. ``news`` is set when
+    something was published, and cleared here.
     """
     early, over = EarlyEnd(), threading.Event()
     watch = SchemaWatch(cluster, plan.kafka.client(), plan.pipeline, tables, uncopied)
@@ -381,13 +380,10 @@ def ended_early(
         looks.has_looked(time.monotonic())
         return has_moved
 
-    def has_come_to_lose_records() -> bool:
-        return retention is not None and retention.loses_records(cluster)
-
     def watch_log() -> None:
         while not over.wait(_SCHEMA_LOOK_S) and not early.ending.is_set():
             try:
-                if has_log_moved() or has_other_orders() or has_come_to_lose_records():
+                if has_log_moved() or has_other_orders():
                     early.ending.set()
             except PositionMismatch as error:
                 early.failure = error

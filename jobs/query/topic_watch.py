@@ -1,26 +1,19 @@
 """Whether the topics that a job reads are still those that it began with.
 
-Nothing else would notice. Spark and the tasks go on at their offsets, past a new topic's first records.
+Nothing else would notice. Tasks go on at their offsets, past a new topic's first records.
 """
 
 import threading
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.protocol.control_records import TopicIdentity
-from jobs.query.log_facts import loses_records
 from jobs.query.resume_check import TopicFacts, check_same_topics
 
 TOPICS_AT_ONCE: Final = 200
 """As many of the topics of which nothing was heard are asked about in one look: an answer about thousands takes the
 client a tenth of a second."""
-
-_SETTINGS_AT_ONCE: Final = 100
-_SETTINGS_LOOK_S: Final = 15.0
-"""An answer about settings has dozens for each topic, and they are rarely changed."""
-
 
 QUIET_S: Final = 5.0
 """How often the log is looked at while nothing is published."""
@@ -47,29 +40,6 @@ class Looks:
         """A look has got its answers."""
         self._left = max(0, self._left - 1)
         self._looked_s = now_s
-
-
-class RetentionWatch:
-    """Whether one of these topics, which kept the newest record of each key, loses records with time by now.
-
-    A query that rests may be killed and has to read its last batch again: it mustn't rest any more then.
-    """
-
-    def __init__(self, topics: Sequence[str], *, monotonic_s: Callable[[], float] = time.monotonic) -> None:
-        self._topics = topics
-        self._monotonic_s = monotonic_s
-        self._turn = 0
-        self._looked_s = monotonic_s()  # the settings were read just now
-
-    def loses_records(self, cluster: TopicAdmin) -> bool:
-        """Of the next hundred, every 15 s; else False. Raises Unavailable without an answer."""
-        if self._monotonic_s() - self._looked_s < _SETTINGS_LOOK_S:
-            return False
-        self._looked_s = self._monotonic_s()
-        in_turn = self._topics[self._turn : self._turn + _SETTINGS_AT_ONCE]
-        configs = cluster.configs(in_turn)
-        self._turn = self._turn + _SETTINGS_AT_ONCE if self._turn + _SETTINGS_AT_ONCE < len(self._topics) else 0
-        return any(map(loses_records, configs.values()))
 
 
 class TopicWatch:

@@ -69,7 +69,7 @@ _SETTINGS: Mapping[str, str] = {
     "spark.sql.shuffle.partitions": "2",
     # Two copies of a task at once would only do the same writes twice.
     "spark.speculation": "false",
-    # A failed task has retried its sink already; the batch is begun again from the checkpoint instead.
+    # A failed task has retried its sink already; the batch is begun again instead.
     "spark.task.maxFailures": "1",
     # Waiting for an executor that held the same partition before gains nothing here.
     "spark.locality.wait": "0",

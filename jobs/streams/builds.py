@@ -6,7 +6,7 @@ from contextlib import closing
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import stream_result_topic
 from jobs.generations.record import Phase, list_generations, set_phase
-from jobs.query.checkpoint import Checkpoint
+from jobs.streams.checkpoint import Checkpoint
 from jobs.streams.plan import StreamQueryPlan
 from sinks.contract import OpenedSink
 

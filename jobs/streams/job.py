@@ -48,7 +48,6 @@ from jobs.generations.record import (
     begin_generation,
 )
 from jobs.offsets import Offsets
-from jobs.query.checkpoint import Checkpoint, PlannedBatch, checkpoint_location
 from jobs.query.failures import BACKOFF_MAX_S, Backoff, spark_error
 from jobs.query.identity_watch import IdentityWatch
 from jobs.query.threads import beat
@@ -57,9 +56,10 @@ from jobs.settings import OFFSETS_MAX
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.batch_call import BatchCall
 from jobs.spark.jvm import jvm_calls, stop_query, text_of
-from jobs.spark.source import kafka_options, starting_offsets
 from jobs.streams.builds import Builds, newest_generation
+from jobs.streams.checkpoint import Checkpoint, PlannedBatch, checkpoint_location
 from jobs.streams.frames import LATE, MALFORMED, quoted, result_texts, side_frame, union
+from jobs.streams.kafka_source import kafka_options, starting_offsets
 from jobs.streams.pattern_state import too_many_events
 from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.planning import planned
@@ -306,7 +306,7 @@ class _Run:
             self._query = (
                 writer.queryName(f"{name}-g{self._generation}-{time.monotonic_ns()}").trigger(**trigger).start()
             )
-            self._report(SinkStarted(name, self._generation, location))
+            self._report(SinkStarted(name, self._generation))
             is_due = self._wait(self._query)
             self._end()
             self._raise_failure(self._query, may_be_interrupted=is_due or self._stop.is_set())
@@ -441,7 +441,7 @@ class _Run:
     def _checkpoint_of(self, generation: int) -> Checkpoint:
         plan = self._plan
         location = checkpoint_location(
-            plan.spark.checkpoint_directory, pipeline=plan.pipeline, sink=plan.name, generation=generation
+            plan.spark.checkpoint_directory, pipeline=plan.pipeline, query=plan.name, generation=generation
         )
         return Checkpoint(self._session, location)
 

@@ -22,7 +22,7 @@ from cdc.model.tag import Tag
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord
 from cdc.protocol.copy_ledger import CopiedRange, is_range_key
 from cdc.protocol.envelope import LEFT_OUT_START, TAG_END, TAG_HEADER, TAG_START, parse_value
-from jobs.spark.java_tokens import ALLOWED_URLS
+from jobs.streams.java_tokens import ALLOWED_URLS
 from lockstep.config import Config
 
 

@@ -144,8 +144,8 @@ class DriverJob:
         plan, known, self._known = self._plan, self._known, answer
         if answer.beats < known.beats:  # another driver has begun it again, and counts from 0
             known = BuildAnswer(answer.run)
-        if answer.checkpoint is not None and answer.checkpoint != known.checkpoint:
-            self._report(SinkStarted(plan.name, plan.generation, answer.checkpoint))
+        if answer.queries > known.queries:
+            self._report(SinkStarted(plan.name, plan.generation))
         if answer.batch is not None and answer.rows > known.rows:
             self._report(StatusReport(**{**answer.batch, "rows": answer.rows - known.rows}))
         if answer.waiting and answer.waiting != known.waiting:

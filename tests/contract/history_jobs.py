@@ -19,12 +19,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cdc.model.errors import DataLost, Fenced, PositionMismatch
+from cdc.model.errors import DataLost, Fenced
 from cdc.model.table import quote_identifier
 from cdc.protocol.control_records import ProgressRecord
 from jobs.query.log_facts import LogFacts
 from jobs.query.progress import ProgressKeeper
-from jobs.query.resume_check import ResumePoint, TopicFacts, check_resume
+from jobs.query.resume_check import TopicFacts, check_resume
+from jobs.query.start_position import moved_to
 from sinks.contract import Batch, OpenedSink, Progress
 from stack.stack import Stack
 from tests.contract.copies import PutBack
@@ -81,19 +82,21 @@ class Process:
     opened: OpenedSink
     fence: int
     keeper: ProgressKeeper
-    reads_from: Offsets
     overwrite_equal_tags: bool
     known: Progress | None
     learned: int = 0
     planned: _Planned | None = None
     past: list[_Planned] = field(default_factory=list)
 
+    @property
+    def reads_from(self) -> Offsets:
+        return self.keeper.positions
+
 
 @dataclass
 class Job:
-    """What outlives a job's processes: its checkpoint."""
+    """What outlives a job's processes: how it was started."""
 
-    committed: Offsets | None = None
     overwrite_equal_tags: bool = False
     process: Process | None = None
 
@@ -240,8 +243,16 @@ class Run:
     def read_again(self) -> None:
         """Somebody has a job read the log from its beginning, maybe to replace rows of the same tag."""
         job = self.picks.choice(self.jobs)
-        self.kill(job)
-        job.committed = None
+        for each in self.jobs:
+            self.kill(each)
+        if self.held.progress is not None and not self.in_bulk:
+            opened = self.destination.opened(self.name)
+            stored = opened.generations.load_progress()
+            assert stored == self.held.progress
+            self.held.fence = opened.sink.claim()
+            self.held.progress = moved_to(stored, dict.fromkeys(ALL_PARTITIONS, 0))
+            opened.generations.save_progress(self.held.progress, whole=())
+            opened.sink.close()
         job.overwrite_equal_tags = self.picks.random() < 0.5
         self.tell(f"from-the-beginning {self.jobs.index(job)}, overwrite_equal_tags={job.overwrite_equal_tags}")
 
@@ -265,7 +276,8 @@ class Run:
     def finish(self, job: Job) -> None:
         """It reads the log to its end."""
         for _ in range(1000):
-            if job.committed == self.log.ends and job.process is not None and job.process.planned is None:
+            process = job.process
+            if process is not None and process.planned is None and process.reads_from == self.log.ends:
                 return
             self.go_on(job, to_the_end=True)
         raise AssertionError("a job doesn't come to the end of the log")
@@ -281,9 +293,7 @@ class Run:
         self.tell(f"job {self.jobs.index(job)} with fence {process.fence}")
         match self._step(process):
             case "saved":
-                if to_the_end or self.picks.random() < 0.9:
-                    job.committed = process.reads_from
-                else:  # it dies before it commits its checkpoint
+                if not to_the_end and self.picks.random() < 0.1:
                     self.kill(job)
             case "ended":
                 self.kill(job)
@@ -294,13 +304,7 @@ class Run:
         opened.sink.prepare(TABLES, go_live=not self.in_bulk)
         stored = opened.generations.load_progress()
         assert stored == self.held.progress
-        point = ResumePoint("shop", 1, stored, job.committed)
-        try:
-            check_resume(point, topics=_TOPICS, begins={}, ends=self.log.ends, now_ms=_now_ms())
-        except PositionMismatch:
-            # The way out that it names: the log is read again from its beginning.
-            job.committed = None
-            self.tell("refused to resume")
+        check_resume("shop", stored, topics=_TOPICS, begins={}, ends=self.log.ends, now_ms=_now_ms())
         fence = opened.sink.claim()
         if self.destination.fences:
             assert fence > self.held.fence
@@ -309,11 +313,11 @@ class Run:
         newest = [replace(record, bounds=self.log.bounds()) for record in self.log.progress[-1:]]
         # The destination and the tags refuse an older job by themselves.
         keeper = keeper_of(opened.generations, LogFacts({}, [], _TOPICS, _TABLE_OF), stored, now_ms=_now_ms)
-        process = Process(opened, fence, keeper, job.committed or {}, job.overwrite_equal_tags, stored)
+        process = Process(opened, fence, keeper, job.overwrite_equal_tags, stored)
         self._learn(process, newest)  # as cdc.kafka.control_topics.ProgressReader gives it first
         process.learned = len(self.log.progress)
         job.process = process
-        self.tell(f"started {self.jobs.index(job)} with fence {fence} at {sorted((job.committed or {}).values())}")
+        self.tell(f"started {self.jobs.index(job)} with fence {fence} at {sorted(process.reads_from.values())}")
 
     def _plan(self, process: Process, *, to_the_end: bool) -> _Planned:
         """A batch, cut anywhere, in portions that are cut anywhere."""
@@ -396,12 +400,12 @@ class Run:
             return False
         except Fenced:
             stored = {} if self.held.progress is None else self.held.progress.next_offsets
-            ahead = any(planned.ends[at] < offset for at, offset in stored.items())
+            known = {} if process.known is None else process.known.next_offsets
+            ahead = any(known.get(at, 0) < offset for at, offset in stored.items())
             assert self._is_fenced(process) or ahead, "nobody else has written"
             self.tell("overtaken")
             return False
         self._saved(process, saved)
-        process.reads_from = dict(planned.ends)
         return True
 
     def _learn(self, process: Process, records: Sequence[ProgressRecord]) -> None:

@@ -79,7 +79,7 @@ class ShippedJobs:
         )
 
 
-def test_a_lost_worker_costs_no_row_and_the_next_start_goes_on_at_the_checkpoint(
+def test_a_lost_worker_costs_no_row_and_the_next_start_goes_on_where_it_was(
     pipeline: Pipeline, cluster: SparkCluster
 ) -> None:
     jobs = ShippedJobs(pipeline, cluster)

@@ -3,6 +3,7 @@
 import itertools
 import os
 import random
+import signal
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,7 @@ from cdc.model.event import JsonValue
 from cdc.protocol.control_records import SchemaRecord
 from jobs.driver import TAKEN_OVER
 from jobs.generations.status import JobState, JobStatus, job_status
-from jobs.query.checkpoint import Checkpoint, checkpoint_location
+from jobs.query.start_position import moved_to
 from sinks.contract import Progress
 from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings, open_sink
@@ -31,6 +32,7 @@ from sinks.warehouse import generations
 from sinks.warehouse.settings import WarehouseSettings
 from stack.stack import Endpoints
 from tests.builders import column, table
+from tests.contract.copies import redis_copy
 from tests.databases import until
 from tests.events import Change, Delete, Log, Put, kafka_settings
 from tests.job_process import JobProcess, run_sinks, spark_settings
@@ -111,9 +113,16 @@ class Pipeline:
         """A job in a process of its own."""
         return JobProcess(**self.arguments(**arguments), once=once)
 
-    def checkpoint(self) -> str:
-        directory = spark_settings(self.directory).checkpoint_directory
-        return checkpoint_location(directory, pipeline=self.name, sink="cache", generation=1)
+    def read_again(self, name: str = "cache", settings: SinkSettings | None = None) -> None:
+        """Have the next job read the log from its beginning, as `lockstep apply --from-lsn 0/0` does."""
+        opened = open_sink(name, settings or self.cache, 1)
+        try:
+            opened.sink.claim()
+            stored = opened.generations.load_progress()
+            assert stored is not None
+            opened.generations.save_progress(moved_to(stored, dict.fromkeys(stored.next_offsets, 0)), whole=())
+        finally:
+            opened.sink.close()
 
     def rows(self, name: str = "cache", settings: SinkSettings | None = None) -> Rows:
         with closing(open_sink(name, settings or self.cache, 1).sink) as sink:
@@ -189,7 +198,8 @@ def test_a_job_purges_what_was_deleted_and_the_log_read_again_brings_none_of_it_
                 break
         assert stored() == (0, len(pipeline.expected))
         assert job.stop() == 0
-    again = pipeline.apply_once(spark, sinks=sinks, checkpoint_directory=str(pipeline.directory / "another"))
+    pipeline.read_again(pipeline.warehouse_name, purging)
+    again = pipeline.apply_once(spark, sinks=sinks)
     assert (again.poll(), again.total("applied"), again.total("rejected")) == (0, 0, 0)
     assert again.total("stale") > len(pipeline.expected)
     assert stored() == (0, len(pipeline.expected))
@@ -204,49 +214,15 @@ SIZES = pytest.mark.parametrize("settings", [{}, {"small_batch_rows": 0}], ids=[
 def test_an_idle_job_rests_and_goes_on_when_something_comes(
     pipeline: Pipeline, spark: SparkSession, settings: dict[str, int]
 ) -> None:
-    """Spark's batch is committed when the rest is over: the next one shows that it was in one."""
-    committed = Checkpoint(spark, pipeline.checkpoint()).committed
     lsn = pipeline.write(put(1))
     with pipeline.job(spark, trigger="micro-batch", **settings) as job:
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         for number in (2, 3):
-            assert committed() != pipeline.progress().next_offsets
             lsn = pipeline.write(put(number))
             job.wait_until(lambda seen, lsn=lsn: seen.get("watermark_lsn") == lsn)  # type: ignore[misc]
             assert pipeline.rows() == pipeline.expected
         assert job.stop() == 0
-    # An orderly stop leaves nothing to be read again.
-    assert committed() == pipeline.progress().next_offsets
-
-
-@pytest.mark.soak
-def test_a_batch_of_several_windows_is_committed_before_the_query_rests(
-    pipeline: Pipeline, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Read again after a long rest, an earlier window would bring back for a while what a later one deletes."""
-    committed = Checkpoint(spark, pipeline.checkpoint()).committed
-    lsn = pipeline.write(*(put(number, "n" * 100_000) for number in range(60)))
-    monkeypatch.setattr("jobs.query.sink_plan.WINDOW_BYTES", 1 << 20)
-    with pipeline.job(spark, trigger="micro-batch") as job:
-        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
-        until(lambda: committed() == pipeline.progress().next_offsets)
-        assert job.stop() == 0
-
-
-@pytest.mark.soak
-def test_batches_that_reject_or_close_are_committed_at_once(pipeline: Pipeline, spark: SparkSession) -> None:
-    """Read again after a kill, they would open rejections that somebody has closed since."""
-    committed = Checkpoint(spark, pipeline.checkpoint()).committed
-    lsn = pipeline.log.commit([put(1, TOO_LONG)])
-    with pipeline.job(spark) as job:
-        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
-        until(lambda: committed() == pipeline.progress().next_offsets)
-        lsn = pipeline.write(put(1, "short"))
-        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
-        until(lambda: committed() == pipeline.progress().next_offsets)
-        assert job.stop() == 0
-    assert pipeline.rows() == pipeline.expected
-    assert job.total("rejected") == 1
+    assert job.total("rows") == 3
 
 
 @pytest.mark.soak
@@ -281,15 +257,45 @@ def test_no_watermark_is_raised_by_what_a_recreated_topic_has_got(
 
 
 @pytest.mark.soak
-def test_a_job_that_is_killed_in_a_rest_reads_its_last_batch_again(pipeline: Pipeline, spark: SparkSession) -> None:
+def test_a_killed_job_reads_nothing_again_that_it_had_stored(pipeline: Pipeline, spark: SparkSession) -> None:
+    """Read again, rejections would be open again that somebody has closed since."""
+    pipeline.log.commit([put(3, TOO_LONG)])
     lsn = pipeline.write(put(1), put(2))
-    job = pipeline.process(trigger="micro-batch")
-    job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
-    job.kill()
+    with pipeline.process() as job:
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        job.kill()
     pipeline.write(put(2, "again"), Delete(ORDERS, {"id": 1}))
-    after = pipeline.apply_once(spark)
-    assert (after.total("rows"), after.total("stale")) == (5, 2)
+    after = pipeline.apply_once(spark, checkpoint_directory=str(pipeline.directory / "another"))
+    assert (after.total("rows"), after.total("stale"), after.total("rejected")) == (3, 0, 0)
     assert pipeline.rows() == pipeline.expected
+    assert not list(pipeline.directory.rglob("offsets")), "a sink has its progress, and nothing else"
+
+
+def test_a_job_that_is_killed_in_a_batch_reads_it_again(pipeline: Pipeline, spark: SparkSession) -> None:
+    sinks = {pipeline.warehouse_name: pipeline.warehouse}
+    pipeline.write(put(1))
+    assert pipeline.apply_once(spark, sinks=sinks).poll() == 0
+    known = open_sink(pipeline.warehouse_name, pipeline.warehouse, 1)
+    pipeline.write(put(1, "second"), put(2))
+    with psycopg.connect(pipeline.endpoints.warehouse_dsn) as holder:
+        holder.execute(f"lock table {pipeline.warehouse_name}_g1.orders in exclusive mode")
+        with pipeline.process(sinks=sinks) as job:
+            until(lambda: _is_waiting(pipeline, holder))
+            job.kill()
+    stored = known.generations.load_progress()
+    known.sink.close()
+    assert stored is not None
+    after = pipeline.apply_once(spark, sinks=sinks)
+    assert (after.poll(), after.total("rows")) == (0, 2)
+    assert pipeline.rows(pipeline.warehouse_name, pipeline.warehouse) == pipeline.expected
+
+
+def _is_waiting(pipeline: Pipeline, holder: psycopg.Connection[Any]) -> bool:
+    """Whether somebody waits for a lock that this connection holds."""
+    query = "select count(*) from pg_stat_activity where %s = any(pg_blocking_pids(pid))"
+    with psycopg.connect(pipeline.endpoints.warehouse_dsn) as warehouse:
+        found = warehouse.execute(query, [holder.info.backend_pid]).fetchone()
+    return found is not None and found[0] > 0
 
 
 def test_reading_the_log_again_from_its_start_changes_nothing(pipeline: Pipeline, spark: SparkSession) -> None:
@@ -297,11 +303,14 @@ def test_reading_the_log_again_from_its_start_changes_nothing(pipeline: Pipeline
     sinks = {"cache": pipeline.cache, pipeline.warehouse_name: pipeline.warehouse}
     assert pipeline.apply_once(spark, sinks=sinks).poll() == 0
     assert pipeline.progress().watermark_lsn == lsn
-    job = pipeline.apply_once(spark, sinks=sinks, checkpoint_directory=str(pipeline.directory / "another"))
+    for name, settings in sinks.items():
+        pipeline.read_again(name, settings)
+    job = pipeline.apply_once(spark, sinks=sinks)
     assert job.poll() == 0
     assert (job.total("applied"), job.total("rejected")) == (0, 0)
     assert job.total("stale") > 0
     assert pipeline.rows() == pipeline.rows(pipeline.warehouse_name, pipeline.warehouse) == pipeline.expected
+    assert pipeline.apply_once(spark, sinks=sinks).total("rows") == 0
 
 
 @pytest.mark.soak
@@ -450,13 +459,47 @@ def test_a_log_that_kafka_has_an_earlier_copy_of_is_refused_before_and_after_a_r
         pipeline.write(*(put(key, "copied") for key in range(100)))
 
 
-def test_a_destination_that_lost_its_data_is_refused(pipeline: Pipeline, spark: SparkSession) -> None:
-    pipeline.write(put(1, "before"))
+def test_a_destination_that_was_put_back_is_read_for_again_from_there(pipeline: Pipeline, spark: SparkSession) -> None:
+    pipeline.write(put(1, "before"), put(2))
     assert pipeline.apply_once(spark).poll() == 0
+    put_back = redis_copy(pipeline.endpoints.redis_url, pipeline.name)
+    pipeline.write(put(1, "after"), Delete(ORDERS, {"id": 2}), put(3))
+    assert pipeline.apply_once(spark).poll() == 0
+    put_back()
+    assert pipeline.rows() != pipeline.expected
+    again = pipeline.apply_once(spark)
+    assert (again.poll(), again.total("applied"), again.total("stale")) == (0, 3, 0)
+    assert pipeline.rows() == pipeline.expected
     emptied = pipeline.cache.model_copy(update={"prefix": f"{pipeline.name}-emptied"})
-    job = pipeline.apply_once(spark, sinks={"cache": emptied})
-    assert job.poll() == 1
-    assert "has lost data" in job.wait_for("SinkFailed")["error"]
+    assert pipeline.apply_once(spark, sinks={"cache": emptied}).poll() == 0
+    assert pipeline.rows("cache", emptied) == pipeline.expected
+
+
+def test_a_log_that_has_lost_what_a_sink_has_still_to_read_is_refused(pipeline: Pipeline, spark: SparkSession) -> None:
+    pipeline.write(put(1))
+    assert pipeline.apply_once(spark).poll() == 0
+    _lose_records(pipeline)
+    assert "were deleted" in pipeline.apply_once(spark).wait_for("SinkFailed")["error"]
+    assert pipeline.rows() == pipeline.expected
+
+
+@pytest.mark.soak
+def test_a_log_that_loses_what_a_running_sink_has_still_to_read_stops_it(pipeline: Pipeline) -> None:
+    """A task that goes on would have the records already."""
+    lsn = pipeline.write(put(1))
+    with pipeline.process(trigger="micro-batch") as job:
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        os.kill(job.pid, signal.SIGSTOP)
+        _lose_records(pipeline)
+        os.kill(job.pid, signal.SIGCONT)
+        assert "no longer holds" in job.wait_for("SinkFailed")["error"]
+    assert pipeline.rows() == pipeline.expected
+
+
+def _lose_records(pipeline: Pipeline) -> None:
+    pipeline.log.commit([put(key) for key in range(2, 50)])
+    pipeline.log.delete_records(ORDERS)
+    pipeline.log.commit([put(key) for key in range(50, 100)])
 
 
 @pytest.mark.parametrize("trigger", ["micro-batch", "continuous"])

@@ -6,7 +6,6 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +21,8 @@ from jobs.executor import log_reader
 from jobs.executor.log_reader import LogReader, Range, open_ranges, ranges, read_log, spread
 from jobs.offsets import Offsets
 from jobs.spark.arrow_map import ArrowMap
-from jobs.spark.source import portable_client, range_frame, read_topics
+from jobs.spark.source import portable_client, range_frame
+from jobs.streams.kafka_source import kafka_options
 from stack.stack import Endpoints
 
 pytestmark = pytest.mark.live
@@ -93,17 +93,10 @@ def task_rows(*wanted: Range) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"ranges": [log_reader.dump_ranges(wanted)]})
 
 
-def through_spark(spark: SparkSession, log: Log, topics: Sequence[str], directory: Path) -> list[dict[str, Any]]:
-    """What Spark's own source has, by which batches are planned."""
-    batches: list[pa.RecordBatch] = []
-
-    def batch(frame: Any, _number: int) -> None:
-        batches.extend(frame.select(*OF_SPARK).toArrow().to_batches())
-
-    frame = read_topics(spark, log.kafka, topics, max_offsets_per_trigger=1_000_000)
-    query = frame.writeStream.foreachBatch(batch).option("checkpointLocation", str(directory / "checkpoint"))
-    query.trigger(availableNow=True).start().awaitTermination()
-    return rows(batches)
+def through_spark(spark: SparkSession, log: Log, topics: Sequence[str]) -> list[dict[str, Any]]:
+    """What Spark's own source has."""
+    options = {**kafka_options(log.kafka), "subscribe": ",".join(topics), "startingOffsets": "earliest"}
+    return rows(spark.read.format("kafka").options(**options).load().select(*OF_SPARK).toArrow().to_batches())
 
 
 def through_tasks(
@@ -120,7 +113,7 @@ def through_tasks(
 
 
 @pytest.mark.busy
-def test_tasks_read_what_spark_reads(spark: SparkSession, log: Log, tmp_path: Path) -> None:
+def test_tasks_read_what_spark_reads(spark: SparkSession, log: Log) -> None:
     three_partitions, two_partitions = log.topic(3), log.topic(2)
     numbers = itertools.count()
 
@@ -142,7 +135,7 @@ def test_tasks_read_what_spark_reads(spark: SparkSession, log: Log, tmp_path: Pa
     assert {(three_partitions, 0), (three_partitions, 1), (two_partitions, 0), (two_partitions, 1)} == {
         part.at for part in wanted
     }
-    known = through_spark(spark, log, topics, tmp_path)
+    known = through_spark(spark, log, topics)
     assert len(known) == 50 + 5 + 20 + 1 + 1
     read, tasks = through_tasks(spark, log, wanted, tasks_max=100)
     assert [{name: row[name] for name in OF_SPARK} for row in read] == known

@@ -130,7 +130,7 @@ def test_what_the_job_reports_reaches_who_asked_for_it_and_its_end_does(store: M
     asking = DriverJob(_plan(store), report=reports.append)
     request, build, job = _asked(store)
     assert (request.tables, request.trimmed) == ((ORDERS.name,), False)
-    job.report(SinkStarted("cache", _BUILT, "checkpoints/2"))
+    job.report(SinkStarted("cache", _BUILT))
     job.report(SinkWaiting("cache", "Kafka is silent", 1.0))
     _until(lambda: SinkWaiting("cache", "Kafka is silent", 0.01) in reports)
     for number, rows in enumerate((30, 12)):
@@ -139,7 +139,7 @@ def test_what_the_job_reports_reaches_who_asked_for_it_and_its_end_does(store: M
     job.ended.set()
     assert _ended(asking) is None
     build.stop()
-    assert reports[0] == SinkStarted("cache", _BUILT, "checkpoints/2")
+    assert reports[0] == SinkStarted("cache", _BUILT)
     records = open_memory(store).records
     assert (load_request(records, _BUILT), load_answer(records, _BUILT)) == (None, None)
 

@@ -23,7 +23,7 @@ from jobs.report import (
 def test_every_report_is_one_line_with_its_facts(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     for report in (
-        SinkStarted("search", 2, "checkpoints/search/g2"),
+        SinkStarted("search", 2),
         StatusReport("search", 2, 7, 10, 8, 1, 1, 90, 0x16_B374D848),
         WatermarkRaised("search", 2, 0x16_B374D848, 0),
         SinkWaiting("search", "redis: connection lost", 0.5),

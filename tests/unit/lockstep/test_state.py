@@ -8,7 +8,6 @@ from cdc.protocol.control_records import CaptureState, Gap, ProgressRecord, Snap
 from jobs.generations.lease import Claimed
 from jobs.generations.record import Generation
 from jobs.generations.status import JobState, JobStatus
-from jobs.query.start_position import StartPosition
 from lockstep.generations import Description
 from lockstep.state import GenerationState, PipelineState
 from tests.builders import progress
@@ -76,6 +75,6 @@ def test_a_capture_that_never_ran_is_no_error() -> None:
 def test_a_table_that_joined_is_named_beside_the_lsn_that_is_not_true_of_it_yet() -> None:
     joining = progress(0x100, joining=("shop.public.late",))
     description = Description(Generation(1, is_live=True, record=None), joining, (), JobStatus(JobState.ABSENT))
-    told = GenerationState(description, Claimed(1, 1), StartPosition())
+    told = GenerationState(description, Claimed(1, 1))
     assert told.to_json()["joining"] == ["shop.public.late"]
     assert "    not all of it yet: shop.public.late, which joined" in list(told.lines("cache"))

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from cdc.kafka.client import new_client
 from cdc.kafka.settings import KAFKA_PASSWORD_VARIABLE, KafkaSettings
 from cdc.settings import Tls
-from jobs.spark.source import kafka_options
+from jobs.streams.kafka_source import kafka_options
 
 
 def settings(**given: str | int) -> KafkaSettings:

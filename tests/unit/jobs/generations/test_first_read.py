@@ -4,7 +4,7 @@ import pytest
 
 from cdc.model.errors import PositionMismatch
 from jobs.generations.first_read import dump_first_read, first_read, first_read_name, load_first_read
-from jobs.query.resume_check import ResumePoint, TopicFacts, check_resume
+from jobs.query.resume_check import TopicFacts, check_resume
 from jobs.query.view_shards import ViewShards
 from sinks.memory import open_memory
 from tests.generations import prepared_store
@@ -26,7 +26,8 @@ def test_what_a_first_batch_may_have_written_is_known_though_nothing_was_applied
 
     def resume(*, topic_id: str = "id", hours: int = 1, end: int = 7) -> None:
         check_resume(
-            ResumePoint("s", 1, begun, None),
+            "s",
+            begun,
             topics={"t": TopicFacts(topic_id, 2, 24 * _HOUR_MS)},
             begins={},
             ends={("t", 0): end, ("t", 1): 0},
@@ -54,10 +55,9 @@ def test_a_view_of_which_only_some_shards_have_told_how_far_they_are_was_away_as
     assert stored is not None
     assert (stored.next_offsets, stored.shards) == (dict.fromkeys(partitions, 0), ({}, {("t", 0): 7, ("t", 1): 4}))
     facts = {"t": TopicFacts("id", 2, 24 * _HOUR_MS)}
-    point = ResumePoint("s", 1, stored, None)
-    check_resume(point, topics=facts, begins={}, ends=dict.fromkeys(partitions, 9), now_ms=5 + 24 * _HOUR_MS)
+    check_resume("s", stored, topics=facts, begins={}, ends=dict.fromkeys(partitions, 9), now_ms=5 + 24 * _HOUR_MS)
     with pytest.raises(PositionMismatch, match="deletes may be missing"):
-        check_resume(point, topics=facts, begins={}, ends=dict.fromkeys(partitions, 9), now_ms=5 + 25 * _HOUR_MS)
+        check_resume("s", stored, topics=facts, begins={}, ends=dict.fromkeys(partitions, 9), now_ms=5 + 25 * _HOUR_MS)
 
 
 def test_the_first_time_counts_and_so_does_the_first_topic() -> None:

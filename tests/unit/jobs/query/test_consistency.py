@@ -7,16 +7,12 @@ import pytest
 from cdc.model.errors import Fenced, LockstepError
 from cdc.model.table import TableName
 from jobs.consistency import Consistency, known_consistency, load_consistency, save_consistency
-from jobs.offsets import Offsets
 from jobs.query.consistency import (
     check_can_be_consistent,
     claim_and_keep,
-    filled_from,
     keep_consistency,
     kept_consistency,
-    read_on_at,
 )
-from jobs.query.start_position import StartPosition, begin_at_start_position
 from sinks.memory import MemoryRecords, MemoryStore, open_memory
 from tests.builders import progress
 from tests.generations import prepared_store
@@ -29,7 +25,7 @@ def test_each_step_has_its_lsn_and_that_of_the_first_one() -> None:
 
 
 A, B = ("shop.public.a", 0), ("shop.public.b", 0)
-REACHED = Consistency(1, 16, 5, 16, start=0)
+REACHED = Consistency(1, 16, 5, 16)
 
 
 class Generation:
@@ -45,11 +41,11 @@ class Generation:
     def keep(self, record: Consistency | None) -> None:
         save_consistency(self.opened.records, 1, record)
 
-    def begin(self, *, applies_steps: bool = True, reads_from: Offsets | None = None) -> bool:
+    def begin(self, *, applies_steps: bool = True) -> bool:
         """A job begins. Whether it lacks its first step."""
         known = kept_consistency(self.opened, 1)
         fence = self.opened.sink.claim()
-        return keep_consistency(self.opened, 1, known, fence=fence, applies_steps=applies_steps, reads_from=reads_from)
+        return keep_consistency(self.opened, 1, known, fence=fence, applies_steps=applies_steps)
 
 
 def test_a_job_that_applies_records_as_they_come_takes_the_promise_back() -> None:
@@ -58,7 +54,7 @@ def test_a_job_that_applies_records_as_they_come_takes_the_promise_back() -> Non
     assert generation.record is None
     assert generation.begin()
     assert generation.begin()
-    assert generation.record == Consistency(fence=3, start=0)
+    assert generation.record == Consistency(fence=3)
     generation.keep(replace(REACHED, fence=3))
     assert not generation.begin()
     assert generation.record == replace(REACHED, fence=4)
@@ -73,20 +69,8 @@ def test_a_job_that_knows_nothing_of_the_record_has_made_it_void() -> None:
     generation.keep(replace(REACHED, fence=1))
     generation.opened.sink.claim()
     assert kept_consistency(generation.opened, 1) is None
-    assert generation.begin(reads_from={A: 3})
-    assert generation.record == Consistency(fence=3, reads_from={A: 3}, start=0)
-
-
-def test_an_order_to_read_from_elsewhere_makes_the_record_void() -> None:
-    """Such an order is for a plain sink. It may be consistent again before any job has run."""
-    generation = Generation()
-    generation.begin()
-    generation.keep(replace(REACHED, fence=1))
-    assert kept_consistency(generation.opened, 1) == replace(REACHED, fence=1)
-    begin_at_start_position(generation.opened.records, 1, {A: 3})
-    assert kept_consistency(generation.opened, 1) is None
     assert generation.begin()
-    assert generation.record == Consistency(fence=2, start=1)
+    assert generation.record == Consistency(fence=3)
 
 
 def test_a_claim_for_another_reason_leaves_the_record_true() -> None:
@@ -119,43 +103,7 @@ def test_a_job_that_was_replaced_changes_no_record() -> None:
     for applies_steps in (True, False):
         with pytest.raises(Fenced):
             keep_consistency(generation.opened, 1, None, fence=fence, applies_steps=applies_steps)
-    assert generation.record == Consistency(fence=3, start=0)
-
-
-def test_where_a_filled_generation_is_read_from_lasts_until_its_first_step() -> None:
-    generation = Generation()
-    generation.begin(reads_from={A: 3})
-    known = generation.record
-    assert known is not None
-    assert known.reads_from == {A: 3}
-    generation.begin()
-    assert generation.record == replace(known, fence=2), "a job that is killed begins there again"
-    assert known.after(epoch=1, lsn=16, commit_time_ms=5).reads_from is None
-
-
-@pytest.mark.parametrize(
-    ("start", "committed", "expected"),
-    [
-        (StartPosition(), {A: 3}, None),  # Spark's commit comes later than the rows
-        (StartPosition(1, {A: 2, B: 4}), None, {A: 2, B: 4}),
-        (StartPosition(1, {A: 2, B: 4}), {A: 3, B: 4}, {A: 3, B: 4}),
-        (StartPosition(1, None), None, {A: 0, B: 0}),
-        (StartPosition(1, {A: 2, B: 4}), {A: 5}, None),  # B is set aside
-        (StartPosition(1, {A: 2, B: 4}), {A: 5, B: 4}, None),
-    ],
-)
-def test_a_generation_that_is_read_for_again_goes_on_with_that(
-    start: StartPosition, committed: Offsets | None, expected: Offsets | None
-) -> None:
-    assert filled_from(progress(next_offsets={A: 5, B: 4}), start, committed) == expected
-    assert filled_from(None, start, committed) is None
-
-
-def test_the_destination_says_where_it_is_read_on() -> None:
-    stored = progress(next_offsets={A: 5})
-    assert read_on_at(stored, None, [A, B]) == {A: 5, B: 0}
-    assert read_on_at(stored, {A: 3, B: 2}, [A, B]) == {A: 3, B: 0}
-    assert read_on_at(stored, {}, [A]) == {A: 5}
+    assert generation.record == Consistency(fence=3)
 
 
 def test_a_generation_that_lacks_a_part_of_the_log_is_refused() -> None:

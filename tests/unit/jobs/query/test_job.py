@@ -23,19 +23,16 @@ from cdc.model.errors import (
 )
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord, SchemaRecord
-from jobs.consistency import Consistency, save_consistency
 from jobs.generations.lease import Clock, GenerationLease, is_running
 from jobs.generations.set_aside import Aside, AsideState, Order, Wish, asides_name, dump_asides, load_asides
-from jobs.offsets import Offsets
 from jobs.query.captured_tables import Captured
-from jobs.query.job import SinkJob, _reads_others
+from jobs.query.job import SinkJob
 from jobs.query.log_facts import LogFacts
 from jobs.query.progress import ProgressKeeper
 from jobs.query.progress_at_start import as_of_start, left_topics
-from jobs.query.resume_check import ResumePoint, TopicFacts
+from jobs.query.resume_check import TopicFacts
 from jobs.query.set_aside_tables import Noted, SetAside
 from jobs.query.sink_plan import SinkPlan
-from jobs.query.start_position import StartPosition, begin_at_start_position, load_start_position
 from jobs.report import SinkWaiting
 from sinks.contract import OpenedSink, Progress, TablesRefused
 from sinks.memory import MemoryRecords, MemoryStore, open_memory
@@ -80,16 +77,6 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool | Unavailable]:
 
     monkeypatch.setattr("jobs.query.job.have_shapes_changed", look)
     return found
-
-
-def test_a_query_goes_on_where_the_last_one_got_to_but_no_further_than_the_destination() -> None:
-    at, other = ("t", 0), ("t", 1)
-    job = _Job(LockstepError("never"))
-    job._reached = ("g1", {at: 9, other: 4})
-    stored = Progress({at: 7, other: 5}, 0, 0, 0, {})
-    assert job._reached_of("g1", stored) == {at: 7, other: 4}
-    assert job._reached_of("g1-1", stored) == {}
-    assert job._reached_of("g1", None) == {}
 
 
 _AWAY = Unavailable("the brokers don't answer", retry_after_s=0.01)
@@ -307,10 +294,10 @@ def test_a_table_that_is_resumed_too_late_does_not_end_the_job_of_the_others() -
 def test_a_job_that_another_one_has_overtaken_begins_again_unless_it_is_the_older_one(
     looks: list[bool | Unavailable],
 ) -> None:
-    newer = _Job(Overtaken("the checkpoint has been written to"))
+    newer = _Job(Overtaken("another job has applied more"))
     newer.run()
     assert newer.queries == 2
-    older = _Job(Overtaken("the checkpoint has been written to"))
+    older = _Job(Overtaken("another job has applied more"))
     store = MemoryStore()
     older._lease = GenerationLease(open_memory(store), 1, clock=Clock(itertools.count(0.0, 10.0).__next__))
     older._lease.claim(lambda: 0)
@@ -404,11 +391,11 @@ def test_two_jobs_that_overtake_each_other_do_not_do_so_for_ever(
             if self.queries == 20:
                 return False
             if gets_on and self.queries % 3 == 0:
-                self._reached = ("g1", {("t", 0): self.queries})
+                self._has_got_on = True
             raise self._error
 
     monkeypatch.setattr("jobs.query.job.Backoff.next_s", lambda *_: 0.0)
-    job = Overtaking(Overtaken("another job has the same checkpoint", hint="stop one of the two jobs"))
+    job = Overtaking(Overtaken("another job has applied more", hint="stop one of the two jobs"))
     if gets_on:
         job.run()
         assert job.queries == 20
@@ -420,7 +407,6 @@ def test_two_jobs_that_overtake_each_other_do_not_do_so_for_ever(
 
 
 def test_whatever_ends_a_job_that_a_newer_one_has_overtaken_is_that_one(looks: list[bool | Unavailable]) -> None:
-    """Their queries share a checkpoint, and what Spark says of that is of many kinds."""
     older, store = _Job(LockstepError("the query failed")), MemoryStore()
     older._lease = GenerationLease(open_memory(store), 1)
     older._lease.claim(lambda: 0)
@@ -528,9 +514,8 @@ def test_rows_of_a_table_that_failed_in_its_first_batch_may_have_lost_their_dele
     log = _log("a", "b", b_is=b_is)
     cluster = cast("Any", SimpleNamespace(begin_offsets=lambda partitions: dict.fromkeys(partitions, 0)))
     ends = {("p.public.a", 0): 6, ("p.public.b", 0): 9}
-    point = ResumePoint("s", 1, stored, {("p.public.a", 0): 6}, None)
     if refused is None:
-        job._check_resuming(cluster, log, point, lease, {}, ends=ends, now_ms=clock[0])
+        job._check_resuming(cluster, log, stored, lease, {}, ends=ends, now_ms=clock[0])
         asides = {"p.public.b": job._asides.now[_B]}
         keeper = keeper_of(opened.generations, log, stored, now_ms=lambda: clock[0], asides=asides)
         clock[0] += _HOUR_MS
@@ -538,7 +523,7 @@ def test_rows_of_a_table_that_failed_in_its_first_batch_may_have_lost_their_dele
             keeper.batch_applied({("p.public.b", 0): 9}, rejected=0)
         return
     with pytest.raises(SetAside):
-        job._check_resuming(cluster, log, point, lease, {}, ends=ends, now_ms=clock[0])
+        job._check_resuming(cluster, log, stored, lease, {}, ends=ends, now_ms=clock[0])
     aside = load_asides(opened.records, 1)[_B]
     assert aside.state is AsideState.FAILED
     assert refused in str(aside.reason)
@@ -558,7 +543,7 @@ def test_a_table_that_is_read_for_the_first_time_is_no_table_that_had_left() -> 
 def test_a_sink_that_was_away_is_not_behind_because_of_a_table_that_it_has_just_begun_to_read() -> None:
     at, late = ("p.public.a", 0), ("p.public.late", 0)
     stored = Progress({at: 5, late: 0}, 100, 7, 1_000, {}, left_at_ms={late[0]: 900})
-    quiet = as_of_start(stored, {at: 5, late: 9}, 900_000, {})
+    quiet = as_of_start(stored, {at: 5, late: 9}, 900_000)
     assert quiet is not None
     assert (quiet.updated_at_ms, quiet.left_at_ms) == (900_000, {late[0]: 900})
 
@@ -583,10 +568,10 @@ def test_a_table_that_joins_is_read_from_now_on_however_long_the_sink_was_away()
     """Nothing of it is older than the first look at it: no delete can be missing."""
     at, late = ("p.public.a", 0), ("p.public.late", 0)
     stored = Progress({at: 5}, 100, 7, 1_000, {})
-    quiet = as_of_start(stored, {at: 5, late: 9}, 900_000, {})
+    quiet = as_of_start(stored, {at: 5, late: 9}, 900_000)
     assert quiet is not None
     assert quiet.updated_at_ms == 900_000
-    assert as_of_start(stored, {at: 6, late: 9}, 900_000, {}) is stored, "a table that it had has gone on"
+    assert as_of_start(stored, {at: 6, late: 9}, 900_000) is stored, "a table that it had has gone on"
 
 
 def test_a_running_view_learns_that_a_table_left_and_waits_until_it_is_back() -> None:
@@ -729,16 +714,17 @@ def test_a_sink_that_was_away_for_long_and_missed_nothing_is_not_behind() -> Non
     """Its first batch may come before the thread that follows the watermark has looked once."""
     at, other = ("p.public.a", 0), ("p.public.b", 0)
     stored = Progress({at: 5, other: 3}, 100, 7, 1_000, {})
-    assert as_of_start(stored, {at: 6}, 9_000, {}) is stored
-    started = as_of_start(stored, {at: 5}, 9_000, {})
+    assert as_of_start(stored, {at: 6}, 9_000) is stored
+    started = as_of_start(stored, {at: 5}, 9_000)
     assert started is not None
     assert (started.updated_at_ms, started.left_at_ms) == (9_000, {"p.public.b": 1_000})
-    assert as_of_start(None, {at: 0}, 9_000, {}) is None
+    assert as_of_start(None, {at: 0}, 9_000) is None
     # Of a part that was left out nobody knows more than before.
-    beyond = as_of_start(stored, {at: 9}, 9_000, {at: 9})
+    beyond = as_of_start(replace(stored, skipped={at: 9}), {at: 9}, 9_000)
     assert beyond is not None
     assert (beyond.updated_at_ms, beyond.read_at_ms) == (1_000, 9_000)
-    assert as_of_start(stored, {at: 9}, 9_000, {at: 8}) is stored
+    behind = replace(stored, skipped={at: 8})
+    assert as_of_start(behind, {at: 9}, 9_000) is behind
 
 
 def test_a_topic_that_is_read_no_longer_keeps_the_time_at_which_itleft_topics() -> None:
@@ -758,26 +744,6 @@ def test_a_topic_that_is_read_no_longer_keeps_the_time_at_which_itleft_topics() 
     back = after(later, "p.public.a", "p.public.b")
     assert (back.left_at_ms, back.watermark_lsn) == ({"p.public.b": 1_000}, 100), "it lacks deletes from that time on"
     assert (without.joining, back.joining) == ((), ("p.public.b",))
-
-
-@pytest.mark.parametrize(
-    ("start", "planned", "has_asides", "expected"),
-    [
-        (StartPosition(), None, False, False),
-        (StartPosition(), {"p.public.a"}, False, False),
-        # Also where the first batch was killed, and nothing is complete.
-        (StartPosition(), {"p.public.a", "p.public.b"}, False, True),
-        (StartPosition(), set[str](), False, True),
-        (StartPosition(), {"p.public.a"}, True, True),
-        (StartPosition(1, topics=frozenset({"p.public.a"})), {"p.public.b"}, False, False),
-        (StartPosition(1, topics=frozenset({"p.public.b"})), None, False, True),
-    ],
-)
-def test_a_batch_that_was_planned_with_other_topics_is_not_run_again(
-    start: StartPosition, planned: set[str] | None, has_asides: bool, expected: bool
-) -> None:
-    log = LogFacts({}, [], {"p.public.a": TopicFacts("id", 1, 1)}, {"p.public.a": table().name})
-    assert _reads_others(start, planned, log, has_asides=has_asides) is expected
 
 
 def test_a_job_that_is_to_stop_does_not_wait_for_the_brokers(looks: list[bool | Unavailable]) -> None:
@@ -820,58 +786,3 @@ def test_the_watermark_waits_for_a_paused_table_and_not_for_one_that_was_out(
     assert progress.joining == ((aside,) if lacks else ()), "it isn't true of one that was out"
     assert progress.next_offsets[aside, 0] == 3
     assert progress.left_at_ms == {aside: 4}
-
-
-class _WithCheckpoints(SinkJob):
-    """A job whose first checkpoint is somewhere, and whose later ones are new."""
-
-    def __init__(self, committed: Offsets) -> None:
-        plan = SinkPlan("s", _NOTHING, 1, "p", _NOTHING, (), _NOTHING, once=False)
-        super().__init__(plan, _NOTHING, stop=threading.Event(), report=lambda _: None)
-        self._committed = committed
-
-    def _checkpoint(self, start: StartPosition) -> Any:
-        committed = None if start.run else self._committed
-        topics = None if committed is None else {topic for topic, _ in committed}
-        return SimpleNamespace(location=f"g1{start.directory}", committed=lambda: committed, topics=lambda: topics)
-
-
-def test_a_sink_that_was_consistent_goes_on_where_it_is_and_not_where_it_was_plain_last() -> None:
-    """Its plain checkpoint stayed where it was, and the log may have lost what comes next there."""
-    a, gone = ("p.public.a", 0), ("p.public.gone", 0)
-    opened, job = open_memory(prepared_store(1)), _WithCheckpoints({a: 3})
-    log = LogFacts({}, [a], {a[0]: TopicFacts("id", 1, 1)}, {a[0]: table().name})
-    stored = Progress({a: 9, gone: 4}, 100, 7, 1_000, {})
-    assert job._start(opened, log, stored)[0] == StartPosition(), "it was plain all the time"
-    save_consistency(opened.records, 1, Consistency(1, 16, 5, 16, fence=opened.sink.claim()))
-    for _ in range(2):  # the first one is killed before it takes the record back
-        start, checkpoint, committed = job._start(opened, log, stored)
-        assert (start.number, start.offsets, start.topics, committed) == (1, {a: 9}, frozenset([a[0]]), None)
-        assert checkpoint.location == f"g1{start.directory}"
-    assert load_start_position(opened.records, 1).offsets == {a: 9, gone: 4}, "that one goes on there one day"
-    save_consistency(opened.records, 1, None)
-    assert job._start(opened, log, stored)[0] == start
-
-
-def test_a_sink_that_was_consistent_is_read_from_where_somebody_has_ordered_since() -> None:
-    """By `apply --from-lsn`, before its first plain job."""
-    a = ("p.public.a", 0)
-    opened, job = open_memory(prepared_store(1)), _WithCheckpoints(None)
-    log = LogFacts({}, [a], {a[0]: TopicFacts("id", 1, 1)}, {a[0]: table().name})
-    save_consistency(opened.records, 1, Consistency(1, 16, 5, 16, fence=opened.sink.claim(), start=0))
-    ordered = begin_at_start_position(opened.records, 1, {a: 0})
-    start, _, committed = job._start(opened, log, Progress({a: 9}, 100, 7, 1_000, {}))
-    assert (start, committed) == (ordered, None)
-
-
-def test_a_sink_that_is_to_become_consistent_while_it_is_read_for_again_goes_on_with_that() -> None:
-    a = ("p.public.a", 0)
-    opened, job = open_memory(prepared_store(1)), _WithCheckpoints({a: 3})
-    stored = Progress({a: 9}, 100, 7, 1_000, {})
-    assert job._filled_from(opened, stored) is None
-    begin_at_start_position(opened.records, 1, {a: 5})
-    assert job._filled_from(opened, stored) == {a: 5}
-    save_consistency(opened.records, 1, Consistency(fence=opened.sink.fence(), reads_from={a: 4}, start=1))
-    assert job._filled_from(opened, stored) == {a: 4}
-    save_consistency(opened.records, 1, Consistency(1, 16, 5, 16, fence=opened.sink.fence(), start=1))
-    assert job._filled_from(opened, stored) is None, "that is over"

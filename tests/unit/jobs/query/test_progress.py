@@ -12,7 +12,6 @@ from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord
 from jobs.generations.read_so_far import ReadSoFar
 from jobs.generations.set_aside import Aside, AsideState
-from jobs.offsets import Offsets
 from jobs.query.progress import RENEWAL_MS, ProgressKeeper
 from sinks.contract import Generations, Progress
 from sinks.memory import MemoryStore, open_memory
@@ -182,15 +181,26 @@ def test_only_what_batches_told_of_counts_as_reached() -> None:
     assert kept.reached == {(TOPIC, 0): 3}
 
 
-def _beyond_a_gap(stored: Progress, clock: Clock, starts_at: Offsets) -> ProgressKeeper:
-    log = log_of(TOPIC, retention_ms=HOUR_MS)
-    return keeper_of(destination(), log, stored, now_ms=clock, starts_at=starts_at)
+def test_what_is_read_again_is_known_after_a_restart_until_it_has_caught_up() -> None:
+    stored = Progress({(TOPIC, 0): 5, (TOPIC, 1): 7}, 100, 0, 0, {TOPIC: "id"}, reads_again={(TOPIC, 0): 1})
+    kept, generations = keeper(stored)
+    assert kept.positions == {(TOPIC, 0): 1, (TOPIC, 1): 7}
+    for reached, again in ((3, {(TOPIC, 0): 3}), (2, {(TOPIC, 0): 3}), (5, {})):
+        progress = kept.batch_applied({(TOPIC, 0): reached, (TOPIC, 1): 7}, rejected=1)
+        assert (progress.reads_again, progress.next_offsets) == (again, stored.next_offsets)
+        assert generations.load_progress() == progress
+    assert kept.positions == stored.next_offsets
+    assert progress.rejected == 0, "they were counted before"
+
+
+def _with_gap(stored: Progress, clock: Clock) -> ProgressKeeper:
+    return keeper_of(destination(), log_of(TOPIC, retention_ms=HOUR_MS), stored, now_ms=clock)
 
 
 def test_what_comes_behind_a_gap_is_no_backlog_however_long_the_gap_stays() -> None:
     clock = Clock()
     stored = Progress({(TOPIC, 0): 5}, 100, 0, clock.now_ms, {TOPIC: "id"})
-    kept = _beyond_a_gap(stored, clock, {(TOPIC, 0): 8})
+    kept = _with_gap(replace(stored, skipped={(TOPIC, 0): 8}), clock)
     for number in range(9, 13):
         kept.learn([record(100 * number, number)])
         reached = kept.batch_applied({(TOPIC, 0): number}, rejected=0)
@@ -198,14 +208,14 @@ def test_what_comes_behind_a_gap_is_no_backlog_however_long_the_gap_stays() -> N
         kept.learn([])
     assert (reached.updated_at_ms, reached.skipped) == (stored.updated_at_ms, {(TOPIC, 0): 12})
     # One that waits behind the gap for too long is as late as any other.
-    late = _beyond_a_gap(reached, clock, {(TOPIC, 0): 12})
+    late = _with_gap(reached, clock)
     late.learn([record(5000, 20)])
     clock.now_ms += 3_600_001
     with pytest.raises(PositionMismatch, match="hours behind"):
         late.batch_applied({(TOPIC, 0): 20}, rejected=0)
     # The gap itself can't be read after all by now.
     with pytest.raises(PositionMismatch, match="hours behind"):
-        _beyond_a_gap(reached, clock, {}).batch_applied({(TOPIC, 0): 8}, rejected=0)
+        _with_gap(replace(reached, skipped={}), clock).batch_applied({(TOPIC, 0): 8}, rejected=0)
 
 
 def test_a_batch_that_was_read_after_tombstones_may_be_gone_is_refused_again_and_again() -> None:

@@ -14,7 +14,6 @@ from cdc.protocol.control_records import ProgressRecord, TopicIdentity
 from jobs.dead_letters.limit import TooManyOpen
 from jobs.executor.long_batch import Told
 from jobs.executor.result import Failure, RejectedEvent, Result
-from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
 from jobs.query.captured_tables import Captured, CapturedWatch
 from jobs.query.query import SinkQuery, lacks_record, told_topics
@@ -26,7 +25,6 @@ from jobs.report import SinkWaiting
 from sinks.contract import TablesRefused
 from sinks.memory import MemoryStore, open_memory
 from tests.builders import table
-from tests.databases import until
 from tests.generations import Time, prepared_store
 from tests.keepers import keeper_of, log_of
 
@@ -278,7 +276,7 @@ def test_a_view_that_refuses_more_rows_than_a_batch_may_stops_whatever_the_parts
             self._task = cast("Any", SimpleNamespace(view=object(), tables={}, sink="v"))
             self._shards, self._shard_count = None, 1
             self._topics, self._cluster = cast("Any", SimpleNamespace(check=lambda *_: None)), cast("Any", None)
-            self._takes_slots, self._rests = False, True
+            self._takes_slots, self._batch_id = False, -1
             self._keeper = cast("Any", SimpleNamespace(reached={}, commit_time_ms=0))
             self._batch_minute_ms = 0
             self._state, self._stop, self._leaving = QueryState(), threading.Event(), threading.Event()
@@ -292,10 +290,10 @@ def test_a_view_that_refuses_more_rows_than_a_batch_may_stops_whatever_the_parts
     frame = cast("Any", SimpleNamespace(sparkSession=None))
     if stops:
         with pytest.raises(LockstepError, match="sink 'v' rejected 3 events of one batch"):
-            View()._run_whole_batch(frame, 1)
+            View()._run_whole_batch(frame)
         assert kept == [[b"a"]], "what was kept stays, and the part that is too much comes again"
     else:
-        assert not View()._run_whole_batch(frame, 1)
+        View()._run_whole_batch(frame)
         assert len(kept) == len(parts)
 
 
@@ -330,42 +328,6 @@ def test_a_query_that_only_loads_holds_no_records_of_hours_that_it_can_not_learn
             assert query._read_progress()
     assert len(query._unlearned) <= 1
     assert (reads, query._stop.is_set()) == (1_000 if answers else 1, False)
-
-
-def test_a_batch_that_ends_because_the_query_does_is_committed_before_spark_is_stopped() -> None:
-    """A long one may have begun days ago: who reads it again may not find it in the log any more."""
-    under_way = threading.Event()
-
-    class Going(SinkQuery):
-        def __init__(self) -> None:
-            self._state, self._gate, self._owes_commit = QueryState(), BatchGate(), False
-
-        def _run_batch(self, *_: object) -> bool:
-            under_way.set()
-            until(lambda: self._gate.is_wanted)
-            return False
-
-    class Spark:
-        """It commits between two looks."""
-
-        isActive = True  # noqa: N815  Spark's name
-        is_committed = was_committed = False
-
-        @property
-        def status(self) -> dict[str, bool]:
-            is_active, self.is_committed = not self.is_committed, not batch.is_alive()
-            return {"isTriggerActive": is_active}
-
-        def stop(self) -> None:
-            self.isActive, self.was_committed = False, self.is_committed
-
-    query, spark = Going(), Spark()
-    batch = threading.Thread(target=query._batch, args=(None, 1))
-    batch.start()
-    assert under_way.wait(300)
-    query._end(cast("Any", spark))
-    batch.join(300)
-    assert spark.was_committed
 
 
 def test_a_job_that_wakes_up_writes_no_dead_letters_where_a_newer_one_runs() -> None:
@@ -424,11 +386,8 @@ def test_a_bug_in_a_rest_ends_the_query_with_itself_and_not_with_what_spark_make
 
     class Resting(SinkQuery):
         def __init__(self) -> None:
-            self._state, self._gate = QueryState(), BatchGate()
-            self._plan = _namespace(spark=_namespace(small_batch_rows=0))
-
-        def _run_batch(self, *_: object) -> bool:
-            return True
+            self._state = QueryState()
+            self._may_rest = self._looks_now = True
 
         def _rest(self, *, look_now: bool = False) -> None:
             raise RuntimeError("a bug")

@@ -10,7 +10,6 @@ from cdc.protocol.control_records import ProgressRecord
 from jobs.offsets import Offsets
 from jobs.query.resume_check import (
     FOR_EVER_MS,
-    ResumePoint,
     TopicFacts,
     check_epochs,
     check_resume,
@@ -34,16 +33,14 @@ def progress(
 
 def check(
     stored: Progress | None,
-    committed: Offsets | None,
     *,
     topics: Mapping[str, TopicFacts] | None = None,
     ends: Offsets | None = None,
     begins: Offsets | None = None,
-    start: Offsets | None = None,
 ) -> None:
-    point = ResumePoint("search", 1, stored, committed, start)
     check_resume(
-        point,
+        "search",
+        stored,
         topics=topics or {TOPIC: FACTS},
         begins=begins or {(TOPIC, 0): 0, (TOPIC, 1): 0},
         ends=ends or {(TOPIC, 0): 50, (TOPIC, 1): 50},
@@ -52,111 +49,84 @@ def check(
 
 
 def test_a_new_sink_starts() -> None:
-    check(None, None)
+    check(None)
 
 
 def test_a_sink_goes_on_where_it_was() -> None:
-    check(progress(), STORED)
-
-
-def test_a_missing_checkpoint_is_fine() -> None:
-    check(progress(), None)
-
-
-def test_progress_ahead_of_the_checkpoint_is_a_crash_between_the_two() -> None:
-    check(progress(), {(TOPIC, 0): 5, (TOPIC, 1): 20})
+    check(progress())
 
 
 def test_a_topic_that_was_recreated_is_refused() -> None:
     with pytest.raises(PositionMismatch, match=r"orders was recreated .*") as caught:
-        check(progress(topic_id="another"), STORED)
+        check(progress(topic_id="another"))
     assert "lockstep snapshot table TABLE" in str(caught.value)
 
 
 def test_a_topic_that_was_recreated_and_is_shorter_is_told_as_that() -> None:
     with pytest.raises(PositionMismatch, match="orders was recreated"):
-        check(progress(topic_id="another"), STORED, ends={(TOPIC, 0): 1, (TOPIC, 1): 0})
+        check(progress(topic_id="another"), ends={(TOPIC, 0): 1, (TOPIC, 1): 0})
 
 
 def test_another_number_of_partitions_is_refused() -> None:
     with pytest.raises(PositionMismatch, match="has 3 partitions, sink 'search' has read 2"):
-        check(progress(), STORED, topics={TOPIC: TopicFacts("first", 3, 24 * HOUR_MS)})
+        check(progress(), topics={TOPIC: TopicFacts("first", 3, 24 * HOUR_MS)})
 
 
 def test_a_sink_that_was_away_longer_than_tombstones_live_is_refused() -> None:
     with pytest.raises(PositionMismatch, match=r"was away for 25.0 hours; .* keeps tombstones for 24.0 hours"):
-        check(progress(updated_at_ms=NOW_MS - 25 * HOUR_MS), STORED)
+        check(progress(updated_at_ms=NOW_MS - 25 * HOUR_MS))
 
 
 def test_a_clock_that_was_ahead_does_not_say_how_long_a_sink_was_away() -> None:
     ahead = progress(updated_at_ms=NOW_MS + HOUR_MS)
     with pytest.raises(PositionMismatch, match=r"1.0 hours ahead of this clock: .* deletes may be missing"):
-        check(ahead, STORED)
-    check(ahead, STORED, ends=STORED)
-    check(progress(updated_at_ms=NOW_MS + 60_000), STORED)
+        check(ahead)
+    check(ahead, ends=STORED)
+    check(progress(updated_at_ms=NOW_MS + 60_000))
 
 
 def test_a_topic_that_was_not_read_for_a_while_was_away_though_the_sink_was_not() -> None:
     """Its table was taken out, and is back."""
     left = replace(progress(updated_at_ms=NOW_MS), left_at_ms={TOPIC: NOW_MS - 25 * HOUR_MS})
     with pytest.raises(PositionMismatch, match=r"was away for 25.0 hours"):
-        check(left, STORED)
-    check(replace(left, left_at_ms={TOPIC: NOW_MS - 23 * HOUR_MS}), STORED)
+        check(left)
+    check(replace(left, left_at_ms={TOPIC: NOW_MS - 23 * HOUR_MS}))
 
 
 def test_what_was_left_out_on_purpose_keeps_no_sink_away_until_it_is_to_be_read() -> None:
-    ends = {(TOPIC, 0): 50, (TOPIC, 1): 50}
-    start = {(TOPIC, 0): 30, (TOPIC, 1): 30}
-    old = replace(progress(updated_at_ms=NOW_MS - 25 * HOUR_MS), skipped=ends)
-    check(old, None, start=start)  # it has read all that came behind
-    check(replace(old, skipped=start, read_at_ms=NOW_MS - HOUR_MS), None, start=start)
-    for point in ({(TOPIC, 0): 0, (TOPIC, 1): 0}, start):
+    ends, behind = {(TOPIC, 0): 50, (TOPIC, 1): 50}, {(TOPIC, 0): 30, (TOPIC, 1): 30}
+    old = progress(updated_at_ms=NOW_MS - 25 * HOUR_MS)
+    check(replace(old, skipped=ends))  # it has read all that came behind
+    check(replace(old, skipped=behind, read_at_ms=NOW_MS - HOUR_MS))
+    closed = replace(old, read_at_ms=NOW_MS - HOUR_MS, reads_again={(TOPIC, 0): 0, (TOPIC, 1): 0})
+    for known in (replace(old, skipped=behind), closed):
         with pytest.raises(PositionMismatch, match=r"was away for 25.0 hours"):
-            check(replace(old, skipped=start), None, start=point)
-    with pytest.raises(PositionMismatch, match=r"was away for 25.0 hours"):
-        check(replace(old, read_at_ms=NOW_MS - HOUR_MS), None, start={(TOPIC, 0): 0, (TOPIC, 1): 0})
+            check(known)
 
 
 def test_a_sink_that_missed_nothing_may_be_away_for_ever() -> None:
-    check(progress(updated_at_ms=NOW_MS - 25 * HOUR_MS), STORED, ends=STORED)
-
-
-def test_a_destination_that_is_behind_the_checkpoint_has_lost_data() -> None:
-    with pytest.raises(PositionMismatch, match="has lost data") as caught:
-        check(progress({(TOPIC, 0): 10, (TOPIC, 1): 19}), STORED)
-    assert "lockstep apply search --from-lsn 0/0" in str(caught.value)
-
-
-def test_an_empty_destination_with_a_checkpoint_has_lost_data() -> None:
-    with pytest.raises(PositionMismatch, match="has lost data"):
-        check(None, STORED)
-
-
-def test_what_comes_after_a_gap_counts_as_there() -> None:
-    check(replace(progress(), skipped={(TOPIC, 0): 40}), {(TOPIC, 0): 40, (TOPIC, 1): 20})
+    check(progress(updated_at_ms=NOW_MS - 25 * HOUR_MS), ends=STORED)
 
 
 def test_a_log_that_has_lost_what_is_still_to_be_read_is_refused() -> None:
     begins = {(TOPIC, 0): 0, (TOPIC, 1): 15}
     with pytest.raises(PositionMismatch, match=r"partition 1, begins at 15: the records from 0 on") as caught:
-        check(None, None, begins=begins)
+        check(None, begins=begins)
     assert "lockstep snapshot table" in str(caught.value)
     with pytest.raises(PositionMismatch, match="from 5 on"):
-        check(None, None, begins=begins, start={(TOPIC, 0): 0, (TOPIC, 1): 5})
-    check(progress(), STORED, begins=begins)  # what was deleted has been read
-    check(None, None, begins=begins, start={(TOPIC, 0): 0, (TOPIC, 1): 15})
+        check(replace(progress(), reads_again={(TOPIC, 1): 5}), begins=begins)
+    check(progress(), begins=begins)  # what was deleted has been read
+    check(replace(progress({}), skipped={(TOPIC, 1): 15}), begins=begins)
 
 
-@pytest.mark.parametrize("remembered", ["progress", "checkpoint", "start"])
-def test_a_log_that_ends_before_what_was_read_is_refused(remembered: str) -> None:
+@pytest.mark.parametrize("left_out", [True, False])
+def test_a_log_that_ends_before_what_was_read_is_refused(left_out: bool) -> None:
     ends = {(TOPIC, 0): 10, (TOPIC, 1): 19}
-    stored = progress({}) if remembered == "start" else progress()
-    committed = STORED if remembered == "checkpoint" else None
-    start = STORED if remembered == "start" else None
+    stored = replace(progress({}), skipped=STORED) if left_out else progress()
     with pytest.raises(PositionMismatch, match=r"partition 1, up to 20, but the end was 19: Kafka was put") as caught:
-        check(stored, committed, ends=ends, start=start)
+        check(stored, ends=ends)
     assert "lockstep rebuild search --switch" in str(caught.value)
-    check(stored, committed, ends=STORED, start=start)
+    check(stored, ends=STORED)
 
 
 def epoch_record(epoch: int, *ends: int) -> ProgressRecord:
@@ -199,4 +169,4 @@ def test_partitions_that_are_added_under_a_running_job_are_refused() -> None:
 
 def test_a_topic_that_is_not_compacted_loses_no_delete_however_long_a_sink_is_away() -> None:
     facts = replace(FACTS, delete_retention_ms=FOR_EVER_MS)
-    check(progress(updated_at_ms=1), STORED, topics={TOPIC: facts})
+    check(progress(updated_at_ms=1), topics={TOPIC: facts})

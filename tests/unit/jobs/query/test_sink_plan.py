@@ -32,11 +32,11 @@ def test_a_task_goes_on_where_few_rows_are_cheap(settings: SinkSettings, expecte
     assert (why_no_long_batches(settings, TABLES) is None) is expected
 
 
-def _why(partitions: int = 6, *, deletes: bool = False, once: bool = False, **spark: str) -> str | None:
+def _why(partitions: int = 6, *, once: bool = False, **spark: str) -> str | None:
     nothing = cast("Any", None)
     settings = SparkSettings.model_validate(spark)
     plan = SinkPlan("s", RedisSettings(url="redis://nowhere"), 1, "p", nothing, TABLES, settings, once=once)
-    return why_micro_batches(plan, partitions=partitions, deletes=deletes)
+    return why_micro_batches(plan, partitions=partitions)
 
 
 def test_batches_go_on_by_default_where_that_costs_less() -> None:
@@ -45,8 +45,6 @@ def test_batches_go_on_by_default_where_that_costs_less() -> None:
     assert "partitions" in (_why(PARTITIONS_MAX + 1) or "")
     assert _why(PARTITIONS_MAX + 1, trigger="continuous") is None
     assert "cluster" in (_why(master="yarn") or "")
-    assert "by age or size" in (_why(deletes=True) or "")
-    assert "by age or size" in (_why(deletes=True, trigger="continuous") or "")
 
 
 def test_who_asked_for_micro_batches_is_not_told_why_they_are_there() -> None:

@@ -1,18 +1,9 @@
 """From where the log is read."""
 
 from cdc.protocol.control_records import ProgressRecord
-from jobs.query.checkpoint import checkpoint_location
-from jobs.query.start_position import (
-    StartPosition,
-    begin_at_start_position,
-    load_start_position,
-    offsets_after_lsn,
-    offsets_of_topics,
-    skipped_by,
-)
-from jobs.spark.source import starting_offsets
+from jobs.offsets import Offsets
+from jobs.query.start_position import moved_to, offsets_after_lsn
 from sinks.contract import Progress
-from sinks.memory import MemoryStore, open_memory
 
 ORDERS, ITEMS = "shop.public.orders", "shop.public.items"
 PARTITIONS = [(ORDERS, 0), (ORDERS, 1), (ITEMS, 0)]
@@ -52,72 +43,36 @@ def test_where_nothing_is_known_of_a_partition_it_is_read_from_its_start() -> No
     assert offsets_after_lsn(RECORDS, 99, PARTITIONS) == dict.fromkeys(PARTITIONS, 0)
 
 
-def test_a_start_position_comes_back_and_each_has_its_own_checkpoint() -> None:
-    opened = open_memory(MemoryStore(), 2)
-    assert load_start_position(opened.records, 2) == StartPosition()
-    first = begin_at_start_position(opened.records, 2, {(ORDERS, 0): 5})
-    second = begin_at_start_position(opened.records, 2, None)
-    assert load_start_position(opened.records, 2) == second == StartPosition(2, None, run=second.run)
-    assert first.offsets == {(ORDERS, 0): 5}
-    assert load_start_position(opened.records, 1) == StartPosition()
-    locations = [
-        checkpoint_location("c", pipeline="p", sink="s", generation=2, start=start)
-        for start in (StartPosition(), first, second)
-    ]
-    assert locations == ["c/p/s/g2", f"c/p/s/g2-1-{first.run}", f"c/p/s/g2-2-{second.run}"]
+O0, O1 = (ORDERS, 0), (ORDERS, 1)
 
 
-def test_a_start_position_after_the_destination_was_put_back_has_no_checkpoint_of_one_from_before() -> None:
-    """Where it had, the query would go on from there, and not from where it was told to."""
-    opened = open_memory(MemoryStore(), 2)
-    lost = begin_at_start_position(opened.records, 2, {(ORDERS, 0): 5})
-    opened.records.save("g2.start_position", None)
-    again = begin_at_start_position(opened.records, 2, {(ORDERS, 0): 0})
-    assert again.directory != lost.directory
+def _at(offset: int, **fields: Offsets) -> Progress:
+    return Progress({O0: offset}, 0, 0, 0, {}, **fields)
 
 
 def test_going_back_leaves_nothing_out() -> None:
-    assert skipped_by({(ORDERS, 0): 3}, Progress({(ORDERS, 0): 5}, 0, 0, 0, {})) == {}
-    assert skipped_by(None, None) == {}
+    moved = moved_to(_at(5), {O0: 3})
+    assert (moved.skipped, moved.reads_again, moved.next_offsets, moved.positions) == ({}, {O0: 3}, {O0: 5}, {O0: 3})
+    assert moved_to(_at(5), {O0: 5}) == _at(5)
 
 
-def test_going_forward_leaves_out_what_lies_between_also_when_it_goes_on_after_a_restart() -> None:
-    assert skipped_by({(ORDERS, 0): 8}, Progress({(ORDERS, 0): 5}, 0, 0, 0, {})) == {(ORDERS, 0): 8}
-    later = Progress({(ORDERS, 0): 5}, 0, 0, 0, {}, skipped={(ORDERS, 0): 20})
-    assert skipped_by({(ORDERS, 0): 8}, later) == {(ORDERS, 0): 20}
-    assert skipped_by({(ORDERS, 0): 8}, None) == {(ORDERS, 0): 8}
+def test_going_forward_leaves_out_what_lies_between() -> None:
+    moved = moved_to(_at(5), {O0: 8})
+    assert (moved.skipped, moved.reads_again, moved.positions) == ({O0: 8}, {}, {O0: 8})
+    assert moved_to(Progress({}, 0, 0, 0, {}), {O0: 8}).skipped == {O0: 8}
+
+
+def test_what_was_applied_behind_a_gap_is_read_again_from_within_it() -> None:
+    moved = moved_to(_at(5, skipped={O0: 20}), {O0: 8})
+    assert (moved.skipped, moved.reads_again) == ({O0: 20}, {O0: 8})
 
 
 def test_a_gap_is_closed_by_reading_from_before_it() -> None:
-    stored = Progress({(ORDERS, 0): 5}, 0, 0, 0, {}, skipped={(ORDERS, 0): 20})
-    assert skipped_by({(ORDERS, 0): 4}, stored) == {}
+    moved = moved_to(_at(5, skipped={O0: 20}), {O0: 4})
+    assert (moved.skipped, moved.positions) == ({}, {O0: 4})
 
 
-def test_sparks_notation_names_every_partition() -> None:
-    assert starting_offsets({(ORDERS, 1): 6, (ORDERS, 0): 5}) == '{"shop.public.orders": {"0": 5, "1": 6}}'
-
-
-def test_where_other_tables_are_read_those_that_leave_keep_their_position() -> None:
-    progress = Progress({(ORDERS, 0): 9, (ORDERS, 1): 9, (ITEMS, 0): 7}, 0, 0, 0, {})
-    committed = {(ORDERS, 0): 8, (ORDERS, 1): 9, (ITEMS, 0): 7}
-    orders = [(ORDERS, 0), (ORDERS, 1)]
-    assert offsets_of_topics(orders, StartPosition(), committed, progress) == committed
-    later = StartPosition(1, committed, topics=frozenset([ORDERS]))
-    further = {(ORDERS, 0): 20, (ORDERS, 1): 21}
-    assert offsets_of_topics(PARTITIONS, later, further, progress) == {**further, (ITEMS, 0): 7}
-
-
-def test_a_table_that_comes_back_goes_on_no_further_than_the_destination_says() -> None:
-    """It may have been put back to before the table was paused."""
-    start = StartPosition(1, {(ORDERS, 0): 8, (ITEMS, 0): 7}, topics=frozenset([ORDERS]))
-    progress = Progress({(ORDERS, 0): 9, (ITEMS, 0): 4}, 0, 0, 0, {})
-    offsets = offsets_of_topics([(ORDERS, 0), (ITEMS, 0)], start, {(ORDERS, 0): 9}, progress)
-    assert offsets == {(ORDERS, 0): 9, (ITEMS, 0): 4}
-    assert offsets_of_topics([(ITEMS, 0)], StartPosition(), None, None) == {(ITEMS, 0): 0}
-
-
-def test_which_topics_are_read_from_a_start_comes_back() -> None:
-    records = open_memory(MemoryStore(), 2).records
-    position = begin_at_start_position(records, 2, {(ITEMS, 0): 3}, topics=frozenset([ORDERS]))
-    assert load_start_position(records, 2) == position
-    assert position.topics == frozenset([ORDERS])
+def test_partitions_of_which_nothing_was_ordered_stay_where_they_are() -> None:
+    stored = _at(5, skipped={O1: 20}, reads_again={O1: 3})
+    moved = moved_to(stored, {O0: 4})
+    assert (moved.skipped, moved.reads_again) == ({O1: 20}, {O1: 3, O0: 4})

@@ -19,7 +19,7 @@ from jobs.query.threads import (
     patience_s,
     store_told,
 )
-from jobs.query.topic_watch import RetentionWatch, TopicWatch
+from jobs.query.topic_watch import TopicWatch
 from tests.databases import until
 
 
@@ -61,10 +61,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
     def watching(cluster: _Answers, news: Event | None = None, has_orders: Callable[[], bool] = lambda: False) -> Any:
         topics = TopicWatch("s", {"p.public.t": TopicFacts("a", 1, 0)})
-        retention = RetentionWatch(["p.public.t"])
-        return ended_early(
-            plan, cast("Any", cluster), {}, topics, retention, news=news or Event(), has_orders=has_orders
-        )
+        return ended_early(plan, cast("Any", cluster), {}, topics, news=news or Event(), has_orders=has_orders)
 
     return watching
 
@@ -89,21 +86,6 @@ def test_a_query_does_not_go_on_when_a_bug_keeps_it_from_looking_at_its_topics(w
     with watch(_Answers(RuntimeError("a bug"))) as early:
         assert early.ending.wait(300)
     assert str(early.failure) == "a bug"
-
-
-def test_a_topic_that_comes_to_lose_records_lets_the_next_query_begin(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next one doesn't rest: what it reads again after a kill must be there."""
-    monkeypatch.setattr("jobs.query.threads.SchemaWatch.has_moved", lambda _: False)
-    monkeypatch.setattr("jobs.query.topic_watch._SETTINGS_LOOK_S", 0.0)
-    cluster = _Answers({"p.public.t": ("a", 1)}, retention="-1")
-    with watch(cluster) as early:
-        until(lambda: cluster.questions > 2)
-        assert not early.ending.is_set(), "it keeps everything"
-        cluster.retention = "60000"
-        assert early.ending.wait(300)
-    assert early.failure is None
 
 
 def test_brokers_are_left_in_peace_until_something_is_published(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:

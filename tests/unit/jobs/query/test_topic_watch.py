@@ -7,7 +7,7 @@ import pytest
 
 from cdc.model.errors import PositionMismatch, Unavailable
 from jobs.query.resume_check import TopicFacts
-from jobs.query.topic_watch import QUIET_S, TOPICS_AT_ONCE, Looks, RetentionWatch, TopicWatch
+from jobs.query.topic_watch import QUIET_S, TOPICS_AT_ONCE, Looks, TopicWatch
 
 TOPICS = [f"t{number:04}" for number in range(2 * TOPICS_AT_ONCE + 1)]
 
@@ -78,35 +78,6 @@ def test_what_a_batch_reads_is_asked_about_and_nothing_else(brokers: Any) -> Non
     assert brokers.asked == [[TOPICS[3]]]
     with pytest.raises(PositionMismatch, match="was recreated"):
         many.check(cast("Any", brokers), {TOPICS[7]})
-
-
-class _Settings:
-    """Brokers with a topic that loses records by size."""
-
-    def __init__(self, trimmed: str) -> None:
-        self._trimmed = trimmed
-        self.asked: list[int] = []
-
-    def configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-        self.asked.append(len(topics))
-        limits = {"retention.ms": "-1", "retention.bytes": "-1"}
-        return {
-            topic: limits
-            | {"cleanup.policy": "compact"}
-            | ({"cleanup.policy": "delete", "retention.bytes": "1000"} if topic == self._trimmed else {})
-            for topic in topics
-        }
-
-
-def test_the_settings_of_all_topics_are_looked_at_a_hundred_at_a_time() -> None:
-    now, brokers = [0.0], _Settings(TOPICS[249])
-    watch = RetentionWatch(TOPICS[:250], monotonic_s=lambda: now[0])
-    found = []
-    for second in range(1, 61):
-        now[0] = float(second)
-        found.append(watch.loses_records(cast("Any", brokers)))
-    assert brokers.asked == [100, 100, 50, 100]
-    assert [second for second, lost in enumerate(found, start=1) if lost] == [45]
 
 
 def test_all_topics_have_their_turn_after_something_was_published_and_then_looks_are_rare() -> None:

@@ -9,39 +9,23 @@ from lockstep.config import Config, read
 from lockstep.doctor.directories import directory_findings
 from tests.shop_settings import SHOP
 
-_FILE = (
-    SHOP
-    + """[sinks.cache]
-type = "redis"
-url = "redis://127.0.0.1:1"
-"""
-)
 
-
-def _config(directory: Path, more: str = "") -> Config:
-    (directory / "lockstep.toml").write_text(_FILE + more)
+def _config(directory: Path, data_directory: str = ".lockstep") -> Config:
+    (directory / "lockstep.toml").write_text(
+        SHOP.replace("[pipeline]", f'[pipeline]\ndata_directory = "{data_directory}"')
+    )
     return read(directory / "lockstep.toml")
 
 
 def test_what_is_not_there_yet_can_be_made_and_nothing_is_made(tmp_path: Path) -> None:
     assert directory_findings(_config(tmp_path)) == []
     assert [each.name for each in tmp_path.iterdir()] == ["lockstep.toml"]
-    url = '[spark]\ncheckpoint_directory = "s3a://bucket/checkpoints"\n'
-    assert directory_findings(_config(tmp_path, url)) == []
 
 
-@pytest.mark.parametrize(
-    ("more", "setting"),
-    [
-        ('[spark]\ncheckpoint_directory = "lockstep.toml/values"\n', "spark.checkpoint_directory"),
-        ('[spark]\ncheckpoint_directory = "lockstep.toml"\n', "spark.checkpoint_directory"),
-        ('[spark]\ncheckpoint_directory = "a\\u0000b"\n', "spark.checkpoint_directory"),
-        (f'[spark]\ncheckpoint_directory = "{"a" * 300}"\n', "spark.checkpoint_directory"),
-    ],
-)
-def test_where_no_directory_can_be_is_an_error(tmp_path: Path, more: str, setting: str) -> None:
-    (finding,) = directory_findings(_config(tmp_path, more))
-    assert (finding.severity, finding.subject) == (Severity.ERROR, setting)
+@pytest.mark.parametrize("path", ["lockstep.toml/values", "lockstep.toml", "a\\u0000b", "a" * 300])
+def test_where_no_directory_can_be_is_an_error(tmp_path: Path, path: str) -> None:
+    (finding,) = directory_findings(_config(tmp_path, path))
+    assert (finding.severity, finding.subject) == (Severity.ERROR, "pipeline.data_directory")
     assert finding.what.startswith("no directory can be there: ")
 
 
@@ -51,8 +35,7 @@ def test_a_link_to_nowhere_is_an_error(tmp_path: Path) -> None:
     for directory in ("link", "link/values"):
         with pytest.raises(FileExistsError):
             (tmp_path / directory).mkdir(parents=True, exist_ok=True)
-        config = _config(tmp_path, f'[spark]\ncheckpoint_directory = "{directory}"\n')
-        (finding,) = directory_findings(config)
+        (finding,) = directory_findings(_config(tmp_path, directory))
         assert (finding.severity, finding.what) == (
             Severity.ERROR, f"no directory can be there: {tmp_path / 'link'} is none"
         )  # fmt: skip
@@ -60,7 +43,7 @@ def test_a_link_to_nowhere_is_an_error(tmp_path: Path) -> None:
 
 def test_where_this_user_may_not_write_is_a_warning_since_another_one_may(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
-    config = _config(tmp_path, '[spark]\ncheckpoint_directory = "theirs/values"\n')
+    config = _config(tmp_path, "theirs/values")
     findings = directory_findings(config, may_write=lambda path: path != tmp_path / "theirs")
-    assert [(each.severity, each.subject) for each in findings] == [(Severity.WARNING, "spark.checkpoint_directory")]
+    assert [(each.severity, each.subject) for each in findings] == [(Severity.WARNING, "pipeline.data_directory")]
     assert str(tmp_path / "theirs") in findings[0].what

@@ -52,7 +52,7 @@ def test_the_jobs_reports_become_figures(address: str) -> None:
         assert opened is not None
         counted = of_sinks.measured(told.append, opened)
         reports = [
-            SinkStarted("search", 2, "there"),
+            SinkStarted("search", 2),
             StatusReport("search", 2, 7, 10, 8, 1, 1, 1500, 4096),
             StatusReport("search", 2, 8, 5, 5, 0, 0, 20, 8192),
             WatermarkRaised("search", 2, 9000, 1_700_000_001_500),
@@ -75,7 +75,7 @@ def test_the_jobs_reports_become_figures(address: str) -> None:
         counted(SinkFailed("search", None, LockstepError("full")))
         assert _scraped(address)["lockstep_sink_running", of] == 0
         assert _scraped(address)["lockstep_sink_failures_total", (("sink", "search"),)] == 1
-        counted(SinkStarted("search", 2, "there"))
+        counted(SinkStarted("search", 2))
         counted(SinkStopped("search", 2))
         assert _scraped(address)["lockstep_sink_running", of] == 0
         assert told[: len(reports)] == reports

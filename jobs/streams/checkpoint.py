@@ -1,4 +1,4 @@
-"""Spark's checkpoint of a query: where a batch ends, and what is committed. Read through Hadoop's file systems."""
+"""Spark's checkpoint of a stream query: where a batch ends, what is committed. Read through Hadoop's file systems."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,7 +9,6 @@ from pyspark.sql import SparkSession
 
 from cdc.model.errors import LockstepError
 from jobs.offsets import Offsets
-from jobs.query.start_position import StartPosition
 from jobs.spark.jvm import JVM_ERRORS
 
 _VERSION = "v1"
@@ -17,15 +16,9 @@ _NOTHING = "-"
 """The line of a source of which nothing was planned yet."""
 
 
-def checkpoint_location(
-    directory: str, *, pipeline: str, sink: str, generation: int, start: StartPosition | None = None
-) -> str:
-    """One checkpoint per pipeline, sink, generation and start position.
-
-    It is ``<directory>/<pipeline>/<sink>/g<n>``, then ``g<n>-1-<run>`` and so on. Two pipelines may share the
-    directory.
-    """
-    return f"{directory.rstrip('/')}/{pipeline}/{sink}/g{generation}{start.directory if start else ''}"
+def checkpoint_location(directory: str, *, pipeline: str, query: str, generation: int) -> str:
+    """One checkpoint per pipeline, query and generation. Two pipelines may share the directory."""
+    return f"{directory.rstrip('/')}/{pipeline}/{query}/g{generation}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +27,6 @@ class PlannedBatch:
 
     ends: Offsets
     watermark_ms: int
-
-
-def parse_offsets(text: str) -> Offsets:
-    """The content of ``offsets/<batch>`` of a query with one source. Raises LockstepError."""
-    return parse_planned(text, sources=1).ends
 
 
 def parse_planned(text: str, *, sources: int) -> PlannedBatch:
@@ -73,13 +61,6 @@ class Checkpoint:
         self._io = jvm.org.apache.commons.io.IOUtils
         self._files = self._path_of(location).getFileSystem(context._jsc.hadoopConfiguration())
 
-    def end_offsets(self, batch_id: int) -> Offsets:
-        """Where a batch ends; Spark writes it before the batch runs. Raises LockstepError when it isn't known."""
-        text = self._read(f"offsets/{batch_id}")
-        if text is None:
-            raise LockstepError(f"the checkpoint {self.location} has no offsets of batch {batch_id}")
-        return parse_offsets(text)
-
     def planned(self, batch_id: int, *, sources: int) -> PlannedBatch | None:
         """What Spark has planned of a batch of a query with so many sources, None where that isn't known."""
         text = self._read(f"offsets/{batch_id}")
@@ -92,19 +73,6 @@ class Checkpoint:
     def newest_committed(self) -> int | None:
         """The newest batch that is complete; None when there is none."""
         return self._newest("commits")
-
-    def committed(self) -> Offsets | None:
-        """Where the last complete batch ends, None when there is none. Raises LockstepError when that isn't known."""
-        batch_id = self.newest_committed()
-        return None if batch_id is None else self.end_offsets(batch_id)
-
-    def topics(self) -> frozenset[str] | None:
-        """The topics of the newest batch that was planned, be it complete or not; None when there is none.
-
-        Spark runs a batch again that it had planned, with these topics. Raises LockstepError when they aren't known.
-        """
-        batch_id = self.newest_planned()
-        return None if batch_id is None else frozenset(topic for topic, _ in self.end_offsets(batch_id))
 
     def remove(self) -> None:
         """Delete the directory, where that can be. No query may have it: one would read the log from its start."""

@@ -1,11 +1,11 @@
-"""jobs.spark.java_tokens: how Java's client gets tokens."""
+"""jobs.streams.java_tokens: how Java's client gets tokens."""
 
 import pytest
 
 from cdc.kafka.settings import KAFKA_PASSWORD_VARIABLE, KafkaSettings
 from cdc.model.errors import ConfigurationError
 from cdc.settings import Tls
-from jobs.spark.source import kafka_options
+from jobs.streams.kafka_source import kafka_options
 
 
 def settings(**librdkafka: str | int) -> KafkaSettings:

@@ -3,14 +3,14 @@
 import pytest
 
 from cdc.model.errors import LockstepError
-from jobs.query.checkpoint import Checkpoint, checkpoint_location, parse_offsets, parse_planned
+from jobs.streams.checkpoint import Checkpoint, checkpoint_location, parse_planned
 
 METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":1700000000000,"conf":{}}'
 
 
 def test_offsets_of_every_partition_are_read() -> None:
     text = f'v1\n{METADATA}\n{{"shop.public.orders":{{"0":17,"1":4}},"shop.public.items":{{"0":0}}}}'
-    assert parse_offsets(text) == {
+    assert parse_planned(text, sources=1).ends == {
         ("shop.public.orders", 0): 17,
         ("shop.public.orders", 1): 4,
         ("shop.public.items", 0): 0,
@@ -20,12 +20,12 @@ def test_offsets_of_every_partition_are_read() -> None:
 @pytest.mark.parametrize("text", ["", "v1", f"v1\n{METADATA}", f"v9\n{METADATA}\n{{}}", f"v1\n{METADATA}\n{{}}\n{{}}"])
 def test_an_unknown_form_is_not_guessed_at(text: str) -> None:
     with pytest.raises(LockstepError, match="a form that this version doesn't know"):
-        parse_offsets(text)
+        parse_planned(text, sources=1)
 
 
-def test_every_generation_of_every_pipelines_sink_has_a_checkpoint_of_its_own() -> None:
+def test_every_generation_of_every_pipelines_query_has_a_checkpoint_of_its_own() -> None:
     locations = {
-        checkpoint_location("s3a://bucket/state/", pipeline=pipeline, sink="search", generation=generation)
+        checkpoint_location("s3a://bucket/state/", pipeline=pipeline, query="search", generation=generation)
         for pipeline in ("shop", "stock")
         for generation in (1, 2)
     }
@@ -46,19 +46,6 @@ class _Files(Checkpoint):
 
     def _read(self, name: str) -> str | None:
         return self._texts.get(name)
-
-
-def test_the_topics_of_a_batch_that_was_planned_are_known_before_it_is_complete() -> None:
-    """Spark runs it again with these."""
-    assert _Files({}).topics() is None
-    files = {"offsets/0": f'v1\n{METADATA}\n{{"shop.public.orders":{{"0":17}},"shop.public.items":{{"0":0}}}}'}
-    killed = _Files(files)
-    assert killed.committed() is None
-    assert killed.topics() == {"shop.public.orders", "shop.public.items"}
-    assert _Files({**files, "commits/0": ""}).committed() == {
-        ("shop.public.orders", 0): 17,
-        ("shop.public.items", 0): 0,
-    }
 
 
 def test_a_query_of_several_sources_has_a_line_for_each_and_one_watermark() -> None:

@@ -1,0 +1,93 @@
+"""From where to where the next batch of a query reads: from the sink's progress on, up to the log's end."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.model.errors import PositionMismatch, Unavailable
+from jobs.offsets import Offsets
+from jobs.query.progress import ProgressKeeper
+from jobs.query.resume_check import check_read_is_there
+from jobs.query.sink_plan import SinkPlan
+from jobs.query.topic_watch import TopicWatch
+from sinks.contract import TopicPartition
+
+_TRIES: Final = 3
+"""So often brokers are asked that say the log ends before what was read of it: after they have changed places, they may
+need a moment until they know all of it."""
+
+
+class BatchPlan:
+    """Plans one batch after the other. Raises Unavailable where brokers don't answer."""
+
+    def __init__(
+        self,
+        plan: SinkPlan,
+        partitions: Sequence[TopicPartition],
+        keeper: ProgressKeeper,
+        topics: TopicWatch,
+        cluster: TopicAdmin,
+    ) -> None:
+        self._sink, self._most = plan.name, plan.offsets_per_trigger
+        self._once = plan.once
+        self._partitions = partitions
+        self._keeper = keeper
+        self._topics = topics
+        self._cluster = cluster
+        # Whether the log may have lost its beginning, which nobody wants.
+        self._passes_lost = plan.trimmed
+        # Where a query ends that applies what there is.
+        self._last_ends: Offsets | None = None
+        # How often in a row the log has ended before what was read.
+        self._ended_before = 0
+
+    def has_more(self) -> bool:
+        """Whether the log ends elsewhere than reading is. It may also have lost what was read."""
+        positions = self._keeper.positions
+        return any(positions.get(at, 0) != end for at, end in self._cluster.committed_ends(self._partitions).items())
+
+    def next(self) -> tuple[Offsets, Offsets]:
+        """Where the next batch begins and ends in each partition.
+
+        Raises PositionMismatch where a topic isn't the one that was read, or ends before that.
+        """
+        if self._passes_lost:
+            self._pass_lost()
+        known = self._keeper.positions
+        starts = {at: known.get(at, 0) for at in self._partitions}
+        ends = self._last_ends or self._ends_behind(starts)
+        if self._once:
+            self._last_ends = ends
+        return starts, planned_ends(starts, ends, most=self._most)
+
+    def _pass_lost(self) -> None:
+        known, begins = self._keeper.positions, self._cluster.begin_offsets(self._partitions)
+        lost = {at: begin for at, begin in begins.items() if begin and not known.get(at, 0)}
+        if lost:
+            self._keeper.batch_applied(lost, rejected=0)
+        self._passes_lost = False
+
+    def _ends_behind(self, starts: Offsets) -> Offsets:
+        ends = self._cluster.committed_ends(self._partitions)
+        try:
+            check_read_is_there(self._sink, starts, ends)
+        except PositionMismatch as lost:
+            self._topics.check(self._cluster, {at[0] for at, end in ends.items() if starts[at] > end})
+            self._ended_before += 1
+            if self._ended_before == _TRIES:
+                raise
+            raise Unavailable(lost.message) from lost
+        self._ended_before = 0
+        return ends
+
+
+def planned_ends(starts: Offsets, ends: Offsets, *, most: int) -> Offsets:
+    """The ends of a batch that begins at ``starts`` and reads up to ``ends``, of about ``most`` records. Pure.
+
+    Where there are more, each partition gives the same share of what it has, and one record at least.
+    """
+    lacking = {at: end - starts.get(at, 0) for at, end in ends.items()}
+    total = sum(lacking.values())
+    if total <= most:
+        return ends
+    return {at: ends[at] - count + (count and max(1, count * most // total)) for at, count in lacking.items()}
