@@ -22,7 +22,7 @@ from deltalake.table import TableMerger
 from pydantic import SecretStr
 
 import sinks.delta.bulk_load
-from cdc.model.errors import DataLost, Fenced, LockstepError, Unavailable
+from cdc.model.errors import Fenced, LockstepError, Unavailable
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
 from sinks.access import Login
@@ -484,24 +484,6 @@ def test_a_table_that_somebody_has_removed_is_an_error(lake: Lake) -> None:
         assert "rebuild" in (failure.value.hint or "")
 
 
-def reached(offset: int) -> Any:
-    return progress(offset, next_offsets={("shop.public.items", 0): offset})
-
-
-def test_a_lake_that_is_put_back_under_a_running_job_is_noticed(lake: Lake, tmp_path: Path) -> None:
-    sink = lake.sink(1, ITEMS)
-    generations, fence = generations_of(sink), sink.claim()
-    generations.save_progress(reached(1))
-    put_back = directory_copy(lake.root, "shop", tmp_path / "copy")
-    sink.apply(batch(item(1, "lost", 1), fence=fence))
-    generations.save_progress(reached(2))
-    put_back()
-    assert sink.apply(batch(item(2, "b", 2), fence=fence)).applied == 1
-    with pytest.raises(DataLost, match="lacks progress"):
-        generations.save_progress(reached(3))
-    assert notes_of(sink) == {2: "b"}
-
-
 @pytest.mark.parametrize("others", [1, 8], ids=["behind it", "beyond it"])
 @pytest.mark.soak
 def test_a_writer_that_wakes_up_over_a_lake_that_was_put_back_and_went_on_is_fenced(
@@ -576,6 +558,3 @@ def test_readers_are_shown_the_rows_that_are_not_deleted(lake: Lake) -> None:
     dataset = DeltaTable(lake.root / "shop_g1/items").to_pyarrow_dataset()
     assert dataset.to_table(["id", "note"], filter=~ds.field("_deleted")).to_pylist() == [{"id": 2, "note": "b"}]
     assert [(row["id"], row["note"], row["_deleted"]) for row in lake.rows()] == [(1, None, True), (2, "b", False)]
-
-
-# Merges that leave out files
