@@ -34,7 +34,7 @@ BUDGETS: Final = {
     "lines of the core": 95_253,
     "lines of extensions": 7_213,
     "lines of stack and bench": 9_996,
-    "lines of tests": 97_007,
+    "lines of tests": 97_009,
     "words of docs": 43_070,
     "settings": 178,
 }
