@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from cdc.kafka.consumer import close_consumer, open_consumer
+from cdc.kafka.reading import Refused, messages, reading
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of, reason
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import ForeignRecord, Unavailable
 from cdc.model.table import Table, TableName
-from cdc.model.timeouts import KAFKA_SILENT_S
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord, TopicIdentity, is_schema_key
 from cdc.protocol.copy_ledger import CopiedRange, is_range_key
 
@@ -45,42 +45,14 @@ _FORGED_MAX = 100
 """So many records of others are passed over in place of a state: each may be large."""
 
 
-def _records(consumer: Consumer, limits: Mapping[str, tuple[int, int]]) -> Iterator[Message]:
-    """Every committed record of one-partition topics, each from its start to its end. Those of a topic are in order.
-
-    Raises Unavailable when nothing comes for long, and KafkaException for a topic that can't be read.
-    """
-    # The ends are given: while somebody writes all the time, the consumer never reports one.
-    unread = {topic for topic, (start, end) in limits.items() if start < end}
-    if not unread:
-        return
-    consumer.assign([TopicPartition(topic, 0, limits[topic][0]) for topic in sorted(unread)])
-    heard = time.monotonic()
-    while unread:
-        message = consumer.poll(0.2)
-        now = time.monotonic()
-        if now - heard > KAFKA_SILENT_S:
-            raise Unavailable(f"the end of topic {min(unread)} wasn't reached: nothing came for {KAFKA_SILENT_S:.0f} s")
-        if message is None:
-            continue
-        topic, error = message.topic() or "", message.error()
-        if topic in unread:  # others that were read go on to tell of what is written
-            heard = now
-        if error is None:
-            if topic in unread:
-                yield message
-                if (message.offset() or 0) >= limits[topic][1] - 1:
-                    unread.discard(topic)
-        elif error.code() == KafkaError._PARTITION_EOF:
-            # A broker that has just come back may tell of an earlier end: what follows comes when it knows of it.
-            if (message.offset() or 0) >= limits[topic][1]:
-                unread.discard(topic)
-        else:
-            raise KafkaException(error)
-
-
 def _committed_end(cluster: TopicAdmin, topic: str) -> int:
     return cluster.committed_ends([(topic, 0)])[topic, 0]
+
+
+def _committed(client: ClientSettings, topic: str) -> Iterator[Message]:
+    """All committed records of a one-partition topic, in order. Raises Unavailable."""
+    with reading(client, [topic]) as consumer:
+        yield from messages(consumer, {(topic, 0): (0, _committed_end(TopicAdmin(client), topic))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +88,13 @@ def read_compacted_topics(client: ClientSettings, topics: Sequence[str]) -> dict
     cluster.require(topics)
     ends = cluster.committed_ends([(topic, 0) for topic in topics])
     # Opened when there is something to read: what a client asks before costs it 50 ms.
-    consumer = open_consumer(client, topics)
-    try:
-        return _newest(topics, _records(consumer, {topic: (0, end) for (topic, _), end in ends.items()}))
-    except KafkaException as error:
-        raise Unavailable(f"topic {', '.join(topics)} can't be read: {reason(error)}") from error
-    finally:
-        close_consumer(consumer)
+    with reading(client, topics) as consumer:
+        return _newest(topics, messages(consumer, {at: (0, end) for at, end in ends.items()}))
 
 
-def _newest(topics: Collection[str], messages: Iterable[Message]) -> dict[str, dict[bytes, StoredRecord]]:
+def _newest(topics: Collection[str], read: Iterable[Message]) -> dict[str, dict[bytes, StoredRecord]]:
     newest: dict[str, dict[bytes, StoredRecord]] = {topic: {} for topic in topics}
-    for message in messages:
+    for message in read:
         records = newest[message.topic() or ""]
         key, value = message.key(), message.value()
         if not isinstance(key, bytes):
@@ -159,17 +126,11 @@ def read_state(client: ClientSettings, prefix: str, slot: str) -> CaptureState |
 
 def _records_of_key(client: ClientSettings, topic: str, key: bytes) -> Sequence[StoredRecord]:
     """The newest records of a key that a one-partition topic still has, but its tombstones, in order."""
-    consumer = open_consumer(client, [topic])
     found: deque[StoredRecord] = deque(maxlen=_FORGED_MAX)
-    try:
-        for message in _records(consumer, {topic: (0, _committed_end(TopicAdmin(client), topic))}):
-            value = message.value()
-            if message.key() == key and isinstance(value, bytes):
-                found.append(StoredRecord(value, _what(message)))
-    except KafkaException as error:
-        raise Unavailable(f"topic {topic} can't be read: {reason(error)}") from error
-    finally:
-        close_consumer(consumer)
+    for message in _committed(client, topic):
+        value = message.value()
+        if message.key() == key and isinstance(value, bytes):
+            found.append(StoredRecord(value, _what(message)))
     return found
 
 
@@ -214,17 +175,9 @@ def read_tables(client: ClientSettings, prefix: str) -> dict[TableName, Table]:
 
 def read_progress(client: ClientSettings, prefix: str) -> Iterator[ProgressRecord]:
     """All that the progress topic still holds, oldest first. Raises Unavailable, and as ``_progress_record``."""
-    topic = control_topic(prefix, PROGRESS)
-    consumer = open_consumer(client, [topic])
-    try:
-        for message in _records(consumer, {topic: (0, _committed_end(TopicAdmin(client), topic))}):
-            record = _progress_record(message)
-            if record is not None:
-                yield record
-    except KafkaException as error:
-        raise Unavailable(f"topic {topic} can't be read: {reason(error)}") from error
-    finally:
-        close_consumer(consumer)
+    for message in _committed(client, control_topic(prefix, PROGRESS)):
+        if (record := _progress_record(message)) is not None:
+            yield record
 
 
 def _progress_record(message: Message) -> ProgressRecord | None:
@@ -380,7 +333,7 @@ class ProgressReader:
             self._consumer = open_consumer(
                 self._client, [self._topic], fetch_wait_ms=_FOLLOW_WAIT_MS, lost_is_error=True
             )
-        for message in _records(self._consumer, {self._topic: (start, end)}):
+        for message in messages(self._consumer, {(self._topic, 0): (start, end)}):
             record = _progress_record(message)
             following = max(following, (message.offset() or 0) + 1)
             if record is not None:

@@ -3,19 +3,16 @@
 A log cleaner takes records away by and by, and readers of what is committed don't see all that is there.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from struct import Struct
 from typing import Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Message
 
-from cdc.kafka.consumer import close_consumer, open_consumer
-from cdc.kafka.topic_admin import TopicAdmin, partitions_of, reason
-from cdc.model.errors import Unavailable
-from cdc.model.timeouts import KAFKA_SILENT_S
+from cdc.kafka.reading import messages, reading
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.protocol.envelope import DELETE_START, EVENT_START, TAG_END, TAG_HEADER, TAG_START
 from cdc.spilling import SpillingMap
 
@@ -52,18 +49,10 @@ def key_records(
     partitions = partitions_of([topic], cluster.partition_counts([topic]))
     ends = cluster.end_offsets(partitions, while_waiting=while_waiting)
     found = []
-    consumer = open_consumer(client, [topic], committed=False)
-    try:
-        for _, partition in partitions:
-            for message in _messages(consumer, TopicPartition(topic, partition, 0), ends[topic, partition]):
-                while_waiting()
-                key = message.key()
-                if isinstance(key, bytes) and is_wanted(key):
-                    found.append(_record(message))
-    except KafkaException as error:
-        raise Unavailable(f"topic {topic} can't be read: {reason(error)}") from error
-    finally:
-        close_consumer(consumer)
+    for at in partitions:
+        for message in _read(client, at, (0, ends[at]), committed=False, while_waiting=while_waiting):
+            if is_wanted(_key(message)):
+                found.append(_record(message))
     return found
 
 
@@ -88,10 +77,10 @@ def replaced_records(
     found = dict[bool, KeyRecord]()
     with SpillingMap(directory) as newest:
         committed = cluster.committed_ends([at])[at]
-        for message in _read(client, at, committed, only_committed=True, while_waiting=while_waiting):
+        for message in _read(client, at, (0, committed), committed=True, while_waiting=while_waiting):
             newest[_key(message)] = _OFFSET.pack(message.offset() or 0)
         end = min(below, cluster.end_offsets([at], while_waiting=while_waiting)[at])
-        for message in _read(client, at, end, only_committed=False, while_waiting=while_waiting):
+        for message in _read(client, at, (0, end), committed=False, while_waiting=while_waiting):
             record = _record(message)
             if not record.is_tombstone and newest.get(_key(message)) == _OFFSET.pack(record.offset):
                 continue
@@ -103,21 +92,13 @@ def replaced_records(
 def _read(
     client: Mapping[str, str | int],
     at: tuple[str, int],
-    end: int,
+    offsets: tuple[int, int],
     *,
-    only_committed: bool,
+    committed: bool,
     while_waiting: Callable[[], None],
 ) -> Iterator[Message]:
-    topic, partition = at
-    consumer = open_consumer(client, [topic], committed=only_committed)
-    try:
-        for message in _messages(consumer, TopicPartition(topic, partition, 0), end):
-            while_waiting()
-            yield message
-    except KafkaException as error:
-        raise Unavailable(f"topic {topic} can't be read: {reason(error)}") from error
-    finally:
-        close_consumer(consumer)
+    with reading(client, [at[0]], committed=committed) as consumer:
+        yield from messages(consumer, {at: offsets}, while_waiting=while_waiting)
 
 
 def _key(message: Message) -> bytes:
@@ -127,18 +108,12 @@ def _key(message: Message) -> bytes:
 
 def still_there(client: Mapping[str, str | int], topic: str, at: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
     """Those of these (partition, offset) at which there is a record still. Raises as ``key_records``."""
-    there = set()
-    consumer = open_consumer(client, [topic], committed=False)
-    try:
-        for partition, offset in at:
-            first = next(_messages(consumer, TopicPartition(topic, partition, offset), offset + 1), None)
-            if first is not None and first.offset() == offset:
-                there.add((partition, offset))
-    except KafkaException as error:
-        raise Unavailable(f"topic {topic} can't be read: {reason(error)}") from error
-    finally:
-        close_consumer(consumer)
-    return there
+    with reading(client, [topic], committed=False) as consumer:
+        return {
+            (partition, offset)
+            for partition, offset in at
+            if next(messages(consumer, {(topic, partition): (offset, offset + 1)}), None) is not None
+        }
 
 
 def _record(message: Message) -> KeyRecord:
@@ -153,31 +128,3 @@ def _record(message: Message) -> KeyRecord:
     tag = text.decode(errors="replace") if isinstance(text, bytes) else ""
     at = (message.partition() or 0, message.offset() or 0, message.timestamp()[1])
     return KeyRecord(*at, value is None, is_deletion, tag)
-
-
-def _messages(consumer: Consumer, start: TopicPartition, end: int) -> Iterator[Message]:
-    """What a partition has below an end that is known to have been reached by its log."""
-    if start.offset >= end:
-        return
-    consumer.assign([start])
-    heard = time.monotonic()
-    while True:
-        message = consumer.poll(0.2)
-        if message is None:
-            if time.monotonic() - heard > KAFKA_SILENT_S:
-                raise Unavailable(
-                    f"the end of topic {start.topic} wasn't reached: nothing came for {KAFKA_SILENT_S:.0f} s"
-                )
-            continue
-        heard = time.monotonic()
-        error, offset = message.error(), message.offset() or 0
-        if error is None:
-            if offset >= end:
-                return
-            yield message
-            if offset == end - 1:
-                return
-        elif error.code() != KafkaError._PARTITION_EOF:
-            raise KafkaException(error)
-        elif offset >= end:  # a broker that has just come back may tell of an earlier end
-            return

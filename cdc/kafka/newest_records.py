@@ -1,15 +1,13 @@
 """The newest records of topics, to see who wrote them."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Message
 
-from cdc.kafka.consumer import close_consumer, open_consumer
-from cdc.kafka.topic_admin import TopicAdmin, partitions_of, reason
-from cdc.model.errors import Unavailable
-from cdc.model.timeouts import KAFKA_SILENT_S
+from cdc.kafka.reading import messages, reading
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 
 _TAIL_OFFSETS = 50
 """How far before its end a partition is read: transaction markers have offsets too, and compaction leaves gaps."""
@@ -34,45 +32,24 @@ def newest_records(client: Mapping[str, str | int], topics: Sequence[str]) -> li
     """
     cluster = TopicAdmin(client)
     partitions = partitions_of(topics, cluster.partition_counts(topics))
-    ends = {at: end for at, end in cluster.end_offsets(partitions).items() if end > 0} if partitions else {}
-    if not ends:
-        return []
-    consumer = open_consumer(client, topics)
-    newest: dict[tuple[str, int], NewestRecord] = {}
-    unread = set(ends)
-    heard = time.monotonic()
-    try:
-        consumer.assign([TopicPartition(*at, max(0, end - _TAIL_OFFSETS)) for at, end in ends.items()])
-        while unread:
-            message = consumer.poll(0.2)
-            if time.monotonic() - heard > KAFKA_SILENT_S:
-                nothing = f"nothing came of them for {KAFKA_SILENT_S:.0f} s"
-                raise Unavailable(f"the end of {len(unread)} partitions wasn't reached: {nothing}")
-            if message is None:
-                continue
-            at = (message.topic() or "", message.partition() or 0)
-            if at in unread:  # others that were read go on to tell of what is written
-                heard = time.monotonic()
-            error = message.error()
-            if error is None:
-                newest[at] = NewestRecord(
-                    *at,
-                    message.offset() or 0,
-                    _bytes(message.key()),
-                    _bytes(message.value()),
-                    {name: _bytes(value) for name, value in dict(message.headers() or []).items()},
-                )
-                if newest[at].offset >= ends[at] - 1:
-                    unread.discard(at)  # where somebody writes all the time, the consumer tells of no end
-            elif error.code() == KafkaError._PARTITION_EOF:
-                unread.discard(at)
-            else:
-                raise KafkaException(error)  # noqa: TRY301  translated below like all others
-    except KafkaException as error:
-        raise Unavailable(f"topics can't be read: {reason(error)}") from error
-    finally:
-        close_consumer(consumer)
-    return [newest[at] for at in sorted(newest)]
+    ends = cluster.committed_ends(partitions) if partitions else {}
+    limits = {at: (max(0, end - _TAIL_OFFSETS), end) for at, end in ends.items() if end > 0}
+    newest: dict[tuple[str, int], Message] = {}
+    if limits:
+        with reading(client, topics, what="topics") as consumer:
+            newest = {
+                (message.topic() or "", message.partition() or 0): message for message in messages(consumer, limits)
+            }
+    return [
+        NewestRecord(
+            *at,
+            message.offset() or 0,
+            _bytes(message.key()),
+            _bytes(message.value()),
+            {name: _bytes(value) for name, value in dict(message.headers() or []).items()},
+        )
+        for at, message in sorted(newest.items(), key=itemgetter(0))
+    ]
 
 
 def _bytes(text: str | bytes | None) -> bytes | None:

@@ -59,6 +59,7 @@ _CLIENT = {
 }
 
 _WAIT_SLICE_S = 0.5
+_AGAIN_S = 0.1
 
 _PROGRESS_RETENTION_MS = 3 * 24 * 3600 * 1000
 _SEGMENT_MS = 24 * 3600 * 1000  # only closed segments are compacted
@@ -99,6 +100,11 @@ _UNANSWERED = (
     # A request was under way to a broker that the others have given up.
     KafkaError._DESTROY_BROKER,
 )
+
+
+class _NoOffset(Unavailable):
+    """A broker has answered, and has no offset."""
+
 
 _NO_SUCH_OFFSET = -1
 """No record is of that time or later. librdkafka has another number below zero for a leader that didn't answer."""
@@ -371,24 +377,15 @@ class TopicAdmin:
         our user may not describe is absent too, as if it didn't exist; whoever concludes something from the absence
         ``must_see`` it. Raises Unavailable, and with ``must_see`` LockstepError for one that our user may not describe.
         """
-        wanted = list(dict.fromkeys(topics))
-        return self._patiently(partial(self._partition_counts, wanted, must_see)) if wanted else {}
-
-    def _partition_counts(self, topics: Sequence[str], must_see: bool, timeout_s: float) -> dict[str, int]:
-        futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
-        _settle(futures, None)
         counts = {}
-        for topic, future in futures.items():
-            try:
-                counts[topic] = len(self._result(future).partitions)
-            except Unavailable as error:
-                if must_see and _has_code(error, NOT_ALLOWED):
-                    raise LockstepError(
-                        f"it isn't known whether topic {topic} exists: {reason(error.__cause__ or error)}",
-                        hint=without_rights(["Describe"]),
-                    ) from error
-                if not _is_of_broker(error):
-                    raise
+        for topic, described in self._described(topics).items():
+            if not isinstance(described, Unavailable):
+                counts[topic] = len(described.partitions)
+            elif must_see and _has_code(described, NOT_ALLOWED):
+                raise LockstepError(
+                    f"it isn't known whether topic {topic} exists: {reason(described.__cause__ or described)}",
+                    hint=without_rights(["Describe"]),
+                ) from described
         return counts
 
     def all_partition_counts(self) -> dict[str, int]:
@@ -406,28 +403,16 @@ class TopicAdmin:
         ``rights`` are named as in the docs: ``Read``, ``DescribeConfigs``. Who may not describe a topic isn't told more
         of it, not even whether it exists. One that doesn't exist lacks nothing.
         """
-        return self._patiently(partial(self._lacking_rights, topics, rights)) if topics else {}
-
-    def _lacking_rights(
-        self, topics: Collection[str], rights: Collection[str], timeout_s: float
-    ) -> dict[str, list[str]]:
-        futures = self._admin.describe_topics(
-            TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=timeout_s
-        )
-        _settle(futures, None)
         lacking = {}
-        for topic, future in futures.items():
-            try:
-                operations = self._result(future).authorized_operations
-            except Unavailable as error:
-                if _has_code(error, NOT_ALLOWED):
-                    lacking[topic] = ["Describe"]
-                elif not _has_code(error, (KafkaError.UNKNOWN_TOPIC_OR_PART,)):
-                    raise
-            else:
-                granted = {_right(operation) for operation in operations or ()}
-                if operations and (without := [right for right in rights if right not in granted]):
+        for topic, described in self._described(topics, with_rights=True).items():
+            if not isinstance(described, Unavailable):
+                granted = {_right(operation) for operation in described.authorized_operations or ()}
+                if granted and (without := [right for right in rights if right not in granted]):
                     lacking[topic] = without
+            elif _has_code(described, NOT_ALLOWED):
+                lacking[topic] = ["Describe"]
+            elif not _has_code(described, (KafkaError.UNKNOWN_TOPIC_OR_PART,)):
+                raise described
         return lacking
 
     def why_not_created(self, plans: Sequence[TopicPlan]) -> dict[str, LockstepError]:
@@ -480,58 +465,50 @@ class TopicAdmin:
         Brokers don't tell their version to this client; their settings do, since that version brought one along.
         Raises Unavailable when no broker answers.
         """
-        resources = [ConfigResource(ResourceType.BROKER, str(broker)) for broker in self._broker_ids()]
-        futures = self._admin.describe_configs(resources, request_timeout=_REQUEST_TIMEOUT_S)
-        _settle(futures, None)
-        return any(_SINCE_4_1 in self._result(future) for future in futures.values())
+        brokers = self._entries(ResourceType.BROKER, [str(broker) for broker in self._metadata().brokers])
+        return any(_SINCE_4_1 in entries for entries in brokers.values())
 
     def brokers(self) -> int:
         """How many brokers there are. Raises Unavailable when none answers."""
-        return len(self._broker_ids())
-
-    def _broker_ids(self) -> list[int]:
-        return list(self._metadata().brokers)
+        return len(self._metadata().brokers)
 
     def configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """The settings of each of these topics, defaults included."""
-        configs: dict[str, dict[str, str]] = {}
-        for start in range(0, len(topics), _CONFIGS_AT_ONCE):
-            portion = topics[start : start + _CONFIGS_AT_ONCE]
-            resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in portion]
+        return {
+            topic: {name: entry.value for name, entry in entries.items()}
+            for topic, entries in self._entries(ResourceType.TOPIC, topics).items()
+        }
+
+    def _entries(self, kind: ResourceType, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        entries: dict[str, dict[str, Any]] = {}
+        for start in range(0, len(names), _CONFIGS_AT_ONCE):
+            resources = [ConfigResource(kind, name) for name in names[start : start + _CONFIGS_AT_ONCE]]
             futures = self._admin.describe_configs(resources, request_timeout=_REQUEST_TIMEOUT_S)
             _settle(futures, None)
-            for resource, future in futures.items():
-                configs[resource.name] = {name: entry.value for name, entry in self._result(future).items()}
-        return configs
+            entries |= {resource.name: self._result(future) for resource, future in futures.items()}
+        return entries
 
     def setting(self, topic: str, name: str) -> str | None:
         """What a topic has of a setting. Raises Unavailable, and LockstepError where we may not ask."""
-        try:
-            return self.configs([topic])[topic].get(name)
-        except Unavailable as error:
-            if not _has_code(error, NOT_ALLOWED):
-                raise
-            raise LockstepError(
-                f"the settings of topic {topic} aren't told to us", hint=without_rights(["DescribeConfigs"])
-            ) from error
+        return self._config_of(topic, f"the settings of topic {topic} aren't told to us").get(name)
 
     def record_limit(self, topic: str) -> RecordLimit:
         """How large a record the topic takes. Raises Unavailable, and LockstepError where we may not ask."""
+        hidden = f"topic {topic} doesn't take so large a record, and how large it may be isn't told to us"
+        return record_limit(self._config_of(topic, hidden))
+
+    def _config_of(self, topic: str, hidden: str) -> dict[str, str]:
+        """A topic's settings. ``hidden`` is what to say where we may not ask."""
         try:
-            return record_limit(self.configs([topic])[topic])
+            return self.configs([topic])[topic]
         except Unavailable as error:
             if not _has_code(error, NOT_ALLOWED):
                 raise
-            raise LockstepError(
-                f"topic {topic} doesn't take so large a record, and how large it may be isn't told to us",
-                hint=without_rights(["DescribeConfigs"]),
-            ) from error
+            raise LockstepError(hidden, hint=without_rights(["DescribeConfigs"])) from error
 
     def own_config(self, topic: str, names: Collection[str]) -> dict[str, str | None]:
         """What was set of these settings for this topic alone; None where it has the brokers'."""
-        resource = ConfigResource(ResourceType.TOPIC, topic)
-        (future,) = self._admin.describe_configs([resource], request_timeout=_REQUEST_TIMEOUT_S).values()
-        entries = self._result(future)
+        entries = self._entries(ResourceType.TOPIC, [topic])[topic]
         is_own = {name: entries[name].source == ConfigSource.DYNAMIC_TOPIC_CONFIG.value for name in names}
         return {name: entries[name].value if is_own[name] else None for name in names}
 
@@ -649,22 +626,52 @@ class TopicAdmin:
         self, topics: Sequence[str], *, while_waiting: Callable[[], None] | None = None
     ) -> dict[str, TopicIdentity]:
         """Id and number of partitions of each of these topics; no other topic of the cluster is asked about."""
-        return self._patiently(partial(self._identities, topics, while_waiting))
+        identities = {}
+        for topic, described in self._described(topics, while_waiting=while_waiting).items():
+            if isinstance(described, Unavailable):
+                raise described
+            identities[topic] = TopicIdentity(str(described.topic_id), len(described.partitions))
+        return identities
 
-    def _identities(
-        self, topics: Sequence[str], while_waiting: Callable[[], None] | None, timeout_s: float
-    ) -> dict[str, TopicIdentity]:
-        futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
+    def _described(
+        self,
+        topics: Collection[str],
+        *,
+        with_rights: bool = False,
+        while_waiting: Callable[[], None] | None = None,
+    ) -> dict[str, Any]:
+        """What the brokers say of each of these topics, or their refusal. Raises Unavailable without an answer."""
+        wanted = list(dict.fromkeys(topics))
+        ask = partial(self._describe, wanted, with_rights, while_waiting)
+        return self._patiently(ask, while_waiting=while_waiting) if wanted else {}
+
+    def _describe(
+        self, topics: list[str], with_rights: bool, while_waiting: Callable[[], None] | None, timeout_s: float
+    ) -> dict[str, Any]:
+        futures = self._admin.describe_topics(
+            TopicCollection(topics), include_authorized_operations=with_rights, request_timeout=timeout_s
+        )
         _settle(futures, while_waiting)
-        descriptions = {topic: self._result(future, while_waiting) for topic, future in futures.items()}
-        return {
-            topic: TopicIdentity(str(described.topic_id), len(described.partitions))
-            for topic, described in descriptions.items()
-        }
+        described: dict[str, Any] = {}
+        for topic, future in futures.items():
+            try:
+                described[topic] = self._result(future, while_waiting)
+            except Unavailable as error:
+                if not _is_of_broker(error):
+                    raise
+                described[topic] = error
+        return described
 
-    def _patiently(self, ask: Callable[[float], _Answer]) -> _Answer:
-        """The answer to a question that takes seconds to wait. Where none comes, another client asks, and waits longer:
-        the first one may be waiting for a dead broker. Raises what ``ask`` raises, and Refused at once.
+    def _patiently(
+        self,
+        ask: Callable[[float], _Answer],
+        *,
+        passing: Collection[int] = _UNANSWERED,
+        while_waiting: Callable[[], None] | None = None,
+    ) -> _Answer:
+        """The answer to a question that takes seconds to wait. Where one of the ``passing`` errors comes instead,
+        another client asks, and waits longer: the first one may be waiting for a dead broker. Raises what ``ask``
+        raises, and Refused at once.
         """
         deadline = time.monotonic() + _REQUEST_TIMEOUT_S
         attempt_s = _FIRST_ATTEMPT_S
@@ -673,29 +680,27 @@ class TopicAdmin:
                 return ask(attempt_s)
             except Unavailable as error:
                 self._replace_client()
-                if not _has_code(error, _UNANSWERED) or time.monotonic() > deadline:
+                if not (isinstance(error, _NoOffset) or _has_code(error, passing)) or time.monotonic() > deadline:
                     raise
-                attempt_s = min(2 * attempt_s, _REQUEST_TIMEOUT_S)
+            attempt_s = min(2 * attempt_s, _REQUEST_TIMEOUT_S)
+            if while_waiting is not None:
+                while_waiting()
+            time.sleep(_AGAIN_S)
 
     def require(self, topics: Sequence[str]) -> None:
         """Raises LockstepError for the first of these topics that doesn't exist or that we may not read."""
-        futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=_REQUEST_TIMEOUT_S)
-        _settle(futures, None)
-        for topic, future in futures.items():
-            try:
-                self._result(future)
-            except Unavailable as error:
-                cause = error.__cause__
-                if isinstance(cause, KafkaException) and cause.args[0].code() in _UNREADABLE:
-                    is_missing = cause.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
-                    raise LockstepError(
-                        f"topic {topic} can't be read: {reason(cause)}",
-                        hint="`lockstep capture` creates it: it has never run under this pipeline.name with this Kafka,"
-                        " or somebody has deleted the topic"
-                        if is_missing
-                        else "docs/kafka.md has the rights that are needed",
-                    ) from error
-                raise
+        for topic, described in self._described(topics).items():
+            if not isinstance(described, Unavailable):
+                continue
+            if not _has_code(described, _UNREADABLE):
+                raise described
+            raise LockstepError(
+                f"topic {topic} can't be read: {reason(described.__cause__ or described)}",
+                hint="`lockstep capture` creates it: it has never run under this pipeline.name with this Kafka,"
+                " or somebody has deleted the topic"
+                if _has_code(described, (KafkaError.UNKNOWN_TOPIC_OR_PART,))
+                else "docs/kafka.md has the rights that are needed",
+            ) from described
 
     def end_offsets(
         self, partitions: Sequence[tuple[str, int]], *, while_waiting: Callable[[], None] | None = None
@@ -735,37 +740,25 @@ class TopicAdmin:
         so does the client itself for a leader that is dead. Taken for an end, that would be before all events. With
         ``may_lack`` -1 is an answer.
         """
-        deadline = time.monotonic() + _REQUEST_TIMEOUT_S
-        attempt_s = _FIRST_ATTEMPT_S
-        while True:
-            try:
-                self._connect([topic for topic, _ in specs], attempt_s, while_waiting)
-                futures = self._admin.list_offsets(
-                    {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
-                    isolation_level=isolation,
-                    request_timeout=attempt_s,
-                )
-                _settle(futures, while_waiting)
-                offsets: dict[tuple[str, int], int] = {
-                    (at.topic, at.partition): self._result(future, while_waiting).offset
-                    for at, future in futures.items()
-                }
-            except Unavailable as error:
-                self._replace_client()
-                if not _has_code(error, _LEADERLESS + _UNANSWERED) or time.monotonic() > deadline:
-                    raise
-            else:
-                unknown = [at for at, o in offsets.items() if o < 0 and not (may_lack and o == _NO_SUCH_OFFSET)]
-                if not unknown:
-                    return offsets
-                self._replace_client()
-                if time.monotonic() > deadline:
-                    topic, partition = unknown[0]
-                    raise Unavailable(f"Kafka doesn't tell where topic {topic}, partition {partition}, begins or ends")
-            attempt_s = min(2 * attempt_s, _REQUEST_TIMEOUT_S)
-            if while_waiting is not None:
-                while_waiting()
-            time.sleep(0.1)
+
+        def ask(timeout_s: float) -> dict[tuple[str, int], int]:
+            self._connect([topic for topic, _ in specs], timeout_s, while_waiting)
+            futures = self._admin.list_offsets(
+                {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
+                isolation_level=isolation,
+                request_timeout=timeout_s,
+            )
+            _settle(futures, while_waiting)
+            offsets = {
+                (at.topic, at.partition): int(self._result(future, while_waiting).offset)
+                for at, future in futures.items()
+            }
+            for (topic, partition), offset in offsets.items():
+                if offset < 0 and not (may_lack and offset == _NO_SUCH_OFFSET):
+                    raise _NoOffset(f"Kafka doesn't tell where topic {topic}, partition {partition}, begins or ends")
+            return offsets
+
+        return self._patiently(ask, passing=_LEADERLESS + _UNANSWERED, while_waiting=while_waiting)
 
     def _connect(self, topics: Sequence[str], timeout_s: float, while_waiting: Callable[[], None] | None) -> None:
         """Ask for the topics first: a client whose first question is one for offsets may wait for its own timers.
@@ -773,18 +766,9 @@ class TopicAdmin:
         That is one to three seconds, in one case of fifty. Any broker answers this, and what it answers doesn't matter.
         Raises Unavailable when none does.
         """
-        if self._is_connected:
-            return
-        wanted = TopicCollection(list(dict.fromkeys(topics)))
-        futures = self._admin.describe_topics(wanted, request_timeout=timeout_s)
-        _settle(futures, while_waiting)
-        for future in futures.values():
-            try:
-                self._result(future, while_waiting)
-            except Unavailable as error:
-                if not _is_of_broker(error):
-                    raise
-        self._is_connected = True
+        if not self._is_connected:
+            self._describe(list(dict.fromkeys(topics)), False, while_waiting, timeout_s)
+            self._is_connected = True
 
     def _replace_client(self) -> None:
         """A client goes on asking with what it once knew of leaders and controller.

@@ -1,25 +1,18 @@
 """Reads what is committed on a table's topic, from its beginning to its end as of now."""
 
 import tempfile
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Message
 
-from cdc.kafka.consumer import close_consumer, open_consumer
-from cdc.kafka.topic_admin import TopicAdmin, partitions_of, reason
-from cdc.model.errors import Unavailable
+from cdc.kafka.reading import WAIT_S, message_lists, reading
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.tag import SNAPSHOT_SEQ
-from cdc.model.timeouts import KAFKA_SILENT_S
 from cdc.protocol.envelope import DELETE_START, EVENT_START, TAG_HEADER, TAG_START, after_of, tag_text
 from cdc.spilling import SpillingMap
-
-_ASK_AGAIN_S = 2.0
-_MESSAGES_AT_ONCE = 5000
-_WAIT_SLICE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,72 +63,25 @@ class TopicReader:
                 yield from records
 
     def record_lists(
-        self, topic: str, start: Mapping[int, int] | None = None, *, wait_s: float = _WAIT_SLICE_S
+        self, topic: str, start: Mapping[int, int] | None = None, *, wait_s: float = WAIT_S
     ) -> Generator[list[Record], None, None]:
         """The same in lists of those that have come, which are empty where none comes in ``wait_s``."""
         partitions = partitions_of([topic], self._cluster.partition_counts([topic]))
         # The ends include open transactions. A transaction that has just been committed may lack its markers still.
         # Until they are written, a read-committed consumer sees the topic end before it.
         ends = self._cluster.end_offsets(partitions, while_waiting=self._while_waiting)
-        consumer = open_consumer(self._client, [topic])
-        try:
-            for _, partition in partitions:
-                begin = (start or {}).get(partition, 0)
-                if begin < ends[topic, partition]:
-                    yield from self._partition(
-                        consumer, TopicPartition(topic, partition, begin), ends[topic, partition], wait_s
-                    )
-        except KafkaException as error:
-            raise Unavailable(f"topic {topic} can't be read: {reason(error)}") from error
-        finally:
-            close_consumer(consumer)
+        with reading(self._client, [topic]) as consumer:
+            for at in partitions:
+                limits = {at: ((start or {}).get(at[1], 0), ends[at])}
+                for portion in message_lists(consumer, limits, while_waiting=self._while_waiting, wait_s=wait_s):
+                    yield [self._record(message) for message in portion]
 
-    def _partition(self, consumer: Consumer, at: TopicPartition, end: int, wait_s: float) -> Iterator[list[Record]]:
-        consumer.assign([at])
-        following = reached = at.offset
-        heard = asked = time.monotonic()
-        while True:
-            # One poll, then what came with it: asked for many records, the client waits until it has so many.
-            first = consumer.poll(wait_s)
-            messages = [] if first is None else [first, *consumer.consume(_MESSAGES_AT_ONCE, 0)]
-            self._while_waiting()
-            if messages:
-                asked = time.monotonic()
-            elif time.monotonic() - heard > KAFKA_SILENT_S:
-                raise Unavailable(
-                    f"the end of topic {at.topic} wasn't reached: nothing came for {KAFKA_SILENT_S:.0f} s"
-                )
-            elif time.monotonic() - asked > _ASK_AGAIN_S:
-                # The client tells of an end once. The markers of a transaction may come after that, and without a word.
-                consumer.assign([TopicPartition(at.topic, at.partition, following)])
-                asked = time.monotonic()
-            records: list[Record] = []
-            is_at_end = False
-            for message in messages:
-                offset = message.offset() or 0
-                error = message.error()
-                # The same end again isn't an answer: it comes for every question.
-                if offset >= reached + (error is not None):
-                    reached, heard = offset + (error is None), time.monotonic()
-                if error is None:
-                    following = offset + 1
-                    if offset < end:
-                        key, value = message.key(), message.value()
-                        assert key is None or isinstance(key, bytes)
-                        assert value is None or isinstance(value, bytes)
-                        tag = _tag(message) if self._with_tags else ""
-                        records.append(Record(at.partition, offset, key or b"", value, tag))
-                elif error.code() != KafkaError._PARTITION_EOF:
-                    raise KafkaException(error)
-                if offset >= end or (error is None and offset == end - 1):
-                    is_at_end = True
-                    break
-            yielded = time.monotonic()
-            yield records
-            if is_at_end:
-                return
-            away_s = time.monotonic() - yielded  # a reader that has other things to do isn't a broker that is silent
-            heard, asked = heard + away_s, asked + away_s
+    def _record(self, message: Message) -> Record:
+        key, value = message.key(), message.value()
+        assert key is None or isinstance(key, bytes)
+        assert value is None or isinstance(value, bytes)
+        tag = _tag(message) if self._with_tags else ""
+        return Record(message.partition() or 0, message.offset() or 0, key or b"", value, tag)
 
     def has_records(self, topic: str) -> bool:
         """Whether anything committed is on the topic, be it a tombstone. Raises as ``records``."""

@@ -7,7 +7,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from cdc.capture.settings import BatchSize
-from cdc.kafka import topic_reader
+from cdc.kafka import reading
 from cdc.kafka.control_topics import read_state
 from cdc.kafka.topic_admin import TopicAdmin, table_topic_plan
 from cdc.kafka.topic_names import SCHEMA, STATE, control_topic
@@ -231,7 +231,7 @@ def test_a_transaction_that_never_ends_keeps_a_reader_for_its_patience_alone(
     captured: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Brokers that have lost a commit's marker show one. That the end is where it was is no answer."""
-    monkeypatch.setattr(topic_reader, "KAFKA_SILENT_S", 5.0)
+    monkeypatch.setattr(reading, "KAFKA_SILENT_S", 5.0)
     create_missing_topics(captured.config.as_pipeline(), lambda _: None)
     topic = captured.topic("public.t")
     producer = _open_transaction(captured, topic)
