@@ -202,7 +202,6 @@ def _batch_run(batch: _Batch) -> int:
     from cdc.kafka.publisher import TransactionalPublisher
     from jobs.executor import step_task, view_task
     from jobs.executor.result import from_arrow
-    from views import view
     from views.operators import building
     from views.state import file
 
@@ -224,7 +223,7 @@ def _batch_run(batch: _Batch) -> int:
         return between
 
     if batch.is_large:
-        view._ROW_BY_ROW_MAX = view_task._AHEAD_FROM = 0  # type: ignore[misc]
+        view_task._AHEAD_FROM = 0  # type: ignore[misc]
         view_task._PORTION = building.PORTION = 5  # type: ignore[misc]
     if batch.file_bytes:
         resource.setrlimit(resource.RLIMIT_FSIZE, (batch.file_bytes, batch.file_bytes))

@@ -67,12 +67,8 @@ Returns rows that it got, now or before, and that are to stay pending. Called wi
 had written: there are no more.
 """
 
-_BUILD_CHANGES_MAX: Final = 200_000
-"""How many rows are changed in one transaction where a state is built row by row, or rows are taken away that are too
-old: memory has them."""
-
-_ROW_BY_ROW_MAX: Final = 1_000
-"""From no more events than these a state is built as steps change it."""
+_EXPIRED_CHANGES_MAX: Final = 200_000
+"""How many rows are changed in one transaction where rows are taken away that are too old: memory has them."""
 
 _TAKEN_AT_ONCE: Final = 1_000
 """Of these memory has the parsed rows."""
@@ -250,7 +246,7 @@ class View:
         if not self.has_aged(time_ms):
             return self._state.update(partial(work, expired_most=0, limit=self._changes_max))
         try:
-            limit = min(self._changes_max, _BUILD_CHANGES_MAX)
+            limit = min(self._changes_max, _EXPIRED_CHANGES_MAX)
             with suppress(FanOutExceeded):  # they go in portions then, and the events alone have the view's limit
                 return self._state.update(partial(work, expired_most=self._expire_size, limit=limit))
             return self._state.update(partial(work, expired_most=0, limit=self._changes_max))
@@ -296,7 +292,7 @@ class View:
         if not self.has_aged():
             return False
         while True:
-            limit = sys.maxsize if self._expire_size == 1 else _BUILD_CHANGES_MAX
+            limit = sys.maxsize if self._expire_size == 1 else _EXPIRED_CHANGES_MAX
             try:
                 inside = self._state.update(partial(self._expire, most=self._expire_size, limit=limit))
             except FanOutExceeded:
@@ -379,20 +375,12 @@ class View:
         if self._arrivals is None:
             return
         arrivals, self._arrivals = self._arrivals, None
-        arrived: Mapping[TableName, Iterable[Arrived]] = self._dataflow.arrived(arrivals, whole_minutes(time_ms))
-        if sum(of_table.count for of_table in arrivals.values()) <= _ROW_BY_ROW_MAX:
-            arrived = {table: list(portions) for table, portions in arrived.items()}
-            for some in chain.from_iterable(arrived.values()):
-                meanwhile(len(some.rows))
-            with suppress(FanOutExceeded):
-                self._state.update(partial(self._bring_in, arrived=arrived))
-                self._is_computed = True
-                return
+        arrived = self._dataflow.arrived(arrivals, whole_minutes(time_ms))
         with _no_collection():
-            self._compute_large(arrived, meanwhile, ahead)
+            self._compute(arrived, meanwhile, ahead)
         self._is_computed = True
 
-    def _compute_large(
+    def _compute(
         self, arrived: Mapping[TableName, Iterable[Arrived]], meanwhile: Callable[[int], None], ahead: Ahead | None
     ) -> None:
         building = Building(self._state, scratch=self._scratch, changes_max=self._changes_max, meanwhile=meanwhile)
@@ -411,11 +399,6 @@ class View:
         self._is_ahead = stays < count
         building.flush()
         self._state.update(lambda state: _note_built(state, Counters(0, 0, count, building.changed, rows=count)))
-
-    def _bring_in(self, state: Step, arrived: Mapping[TableName, Iterable[Arrived]]) -> None:
-        work = Work(state, min(self._changes_max, _BUILD_CHANGES_MAX))
-        kept = self._keep_pending(state, self._dataflow.brought_in(arrived, work))
-        _note_built(state, Counters(0, 0, kept.changed, work.changed, rows=kept.grown))
 
     def end_building(
         self,

@@ -1,6 +1,6 @@
 """A state that is computed once from all rows is, byte for byte, the one that each row was brought into."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -13,22 +13,22 @@ import views.operators.arrivals
 import views.operators.building
 import views.operators.group
 import views.operators.join
-import views.view
 from cdc.model.event import RowEvent
-from cdc.model.table import TableName
+from cdc.model.table import Table, TableName
 from tests.examples import examples
 from tests.property import test_views_of_events as of_events
 from tests.view_queries import TABLES, KeptView, Question, RowWrite, events, histories, questions
+from views.plan import ViewPlan
 from views.sql.reader import RetainedRows, read_view
+from views.state.contract import Entry, State
 from views.state.memory import MemoryState
 from views.view import View
 
 
 @contextmanager
-def computed_at_the_end(*, portion: int, in_memory: int) -> Iterator[None]:
-    """However few rows there are, and with so many at once."""
+def of_few(*, portion: int, in_memory: int) -> Iterator[None]:
+    """With so many rows at once."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(views.view, "_ROW_BY_ROW_MAX", 0)
         patched.setattr(views.operators.arrivals, "_FOLDED_AFTER", 3 * portion)
         for module in (views.operators.building, views.operators.group, views.operators.join):
             patched.setattr(module, "PORTION", portion)
@@ -39,13 +39,27 @@ def computed_at_the_end(*, portion: int, in_memory: int) -> Iterator[None]:
         yield
 
 
-def built(view: View, state: MemoryState, pieces: Sequence[Sequence[RowEvent]]) -> list[tuple[bytes, bytes]]:
-    """All that a state has then."""
+def built(plan: ViewPlan, tables: Mapping[TableName, Table], pieces: Sequence[Sequence[RowEvent]]) -> list[Entry]:
+    """What operators keep of all of it."""
+    state = MemoryState()
+    view = View(plan, tables, state)
     view.begin_building()
     for piece in pieces:
         view.build(piece)
     view.end_building(epoch=1, lsn=800, offsets={}, time_ms=TIME_MS)
-    return state.read(lambda reading: list(reading.scan(b"")))
+    return kept_by_operators(state)
+
+
+def stepped(plan: ViewPlan, tables: Mapping[TableName, Table], changes: Sequence[RowEvent]) -> list[Entry]:
+    """The same after one step."""
+    state = MemoryState()
+    View(plan, tables, state).step(changes, epoch=1, lsn=800, offsets={}, time_ms=TIME_MS)
+    return kept_by_operators(state)
+
+
+def kept_by_operators(state: State) -> list[Entry]:
+    """All but the view's own entries, which say what it has done."""
+    return [entry for entry in state.read(lambda reading: list(reading.scan(b""))) if entry[0] > b"\1"]
 
 
 A = TableName("public", "a")
@@ -65,11 +79,10 @@ def test_of_tables(
     if ages and A in plan.tables:
         plan = read_view(question.sql, TABLES, key=question.key, top=question.top, retain=[RetainedRows(A, "d", 24)])
     pieces = [of_all[at : at + size] for at in range(0, len(of_all), size)]
-    one, other = MemoryState(), MemoryState()
-    row_by_row = built(View(plan, TABLES, one), one, pieces)
-    with computed_at_the_end(portion=portion, in_memory=in_memory):
-        assert built(View(plan, TABLES, other), other, pieces) == row_by_row
-    event(f"entries: {min(len(row_by_row) // 10, 3)}0")
+    by_a_step = stepped(plan, TABLES, of_all)
+    with of_few(portion=portion, in_memory=in_memory):
+        assert built(plan, TABLES, pieces) == by_a_step
+    event(f"entries: {min(len(by_a_step) // 10, 3)}0")
 
 
 @settings(max_examples=examples(30))
@@ -77,26 +90,21 @@ def test_of_tables(
 def test_whatever_the_order_of_events_it_is_the_state_that_steps_make(
     question: Question, history: list[list[RowWrite]], shuffled: Any, portion: int, in_memory: int, size: int
 ) -> None:
-    stepped, anew = KeptView(question, MemoryState()), KeptView(question, MemoryState())
+    states = MemoryState(), MemoryState()
+    by_steps, anew = KeptView(question, states[0]), KeptView(question, states[1])
     for step in history:
-        stepped.step(step)
+        by_steps.step(step)
     of_all = [change for number, step in enumerate(history, 1) for change in events(step, 8 * number)]
     of_all += shuffled.choices(of_all, k=min(size, len(of_all)))
     shuffled.shuffle(of_all)
-    with computed_at_the_end(portion=portion, in_memory=in_memory):
+    with of_few(portion=portion, in_memory=in_memory):
         anew.view.begin_building()
         for at in range(0, len(of_all), size):
             anew.view.build(of_all[at : at + size])
         anew.view.end_building(epoch=1, lsn=8 * len(history), offsets={})
     anew.deliver()
-    assert anew.rows == stepped.rows
-    assert kept_by_operators(anew) == kept_by_operators(stepped)
-
-
-def kept_by_operators(kept: KeptView) -> list[tuple[bytes, bytes]]:
-    """All but the view's own entries, which say what it has done."""
-    state: Any = kept.view._state
-    return [entry for entry in state.read(lambda reading: list(reading.scan(b""))) if entry[0] > b"\1"]
+    assert anew.rows == by_steps.rows
+    assert kept_by_operators(states[1]) == kept_by_operators(states[0])
 
 
 @settings(max_examples=examples(25))
@@ -105,7 +113,6 @@ def test_of_events(query: str, history: list[Any], portion: int, in_memory: int,
     of_all = [each for step in history for each in step]
     pieces = [of_all[at : at + size] for at in range(0, len(of_all), size)]
     plan = of_events.Kept(query, of_events.QUERIES[query]).plan
-    one, other = MemoryState(), MemoryState()
-    row_by_row = built(View(plan, of_events.SHAPES, one), one, pieces)
-    with computed_at_the_end(portion=portion, in_memory=in_memory):
-        assert built(View(plan, of_events.SHAPES, other), other, pieces) == row_by_row
+    by_a_step = stepped(plan, of_events.SHAPES, of_all)
+    with of_few(portion=portion, in_memory=in_memory):
+        assert built(plan, of_events.SHAPES, pieces) == by_a_step

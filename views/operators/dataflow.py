@@ -139,18 +139,8 @@ class Dataflow:
         for items in arrivals.newest():
             yield mirror.arrived(items, time_ms, arrivals)
 
-    def brought_in(self, arrived: Mapping[TableName, Iterable[Arrived]], work: Work) -> Changes:
-        """Keep the rows of tables, and what they make, row by row. All rows of the result."""
-        changes: dict[TableName, list[RowChange]] = {}
-        for table, portions in arrived.items():
-            for some in portions:
-                work.state.put_all(dict([*some.entries, *((key, b"") for key in some.ages)]))
-                changes.setdefault(table, []).extend((None, row) for row in some.rows)
-                work.count(len(some.rows))
-        return self._brought_in(changes, work)[0]
-
     def built(self, arrived: Mapping[TableName, Iterable[Arrived]], building: Building) -> Rows:
-        """The same for many rows: each operator keeps all of its own at once. Nothing is kept yet.
+        """All rows of the result of these rows of tables. Each operator keeps all of its own at once.
 
         Raises FanOutExceeded where a row has more partners than the building allows.
         """

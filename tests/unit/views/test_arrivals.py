@@ -63,11 +63,7 @@ def days(view: View) -> dict[int, str]:
     return {change.row["id"]: change.row["at"][8:10] for change in changes if change.row is not None}
 
 
-@pytest.mark.parametrize("row_by_row", [True, False])
-def test_the_newest_event_of_each_key_counts_and_an_older_one_brings_nothing_back(
-    row_by_row: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("views.view._ROW_BY_ROW_MAX", 100 if row_by_row else 0)
+def test_the_newest_event_of_each_key_counts_and_an_older_one_brings_nothing_back() -> None:
     view = building_of(OF_KEYED, "id")
     view.build(keyed((1, 8, row(1, 1)), (2, 8, row(2, 1)), (3, 8, row(3, 1))))
     view.build(keyed((1, 16, row(1, 2)), (3, 16, None), (2, 1, row(2, 9)), (4, 32, None)))
@@ -113,11 +109,7 @@ def test_a_row_that_went_with_a_key_of_another_form_is_no_row_of_the_table(old_k
         view.build(Events([there]))
 
 
-@pytest.mark.parametrize("row_by_row", [True, False])
-def test_of_an_append_only_table_nothing_stays_from_before_it_was_emptied(
-    row_by_row: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("views.view._ROW_BY_ROW_MAX", 100 if row_by_row else 0)
+def test_of_an_append_only_table_nothing_stays_from_before_it_was_emptied() -> None:
     view = building_of(OF_LOG, "event")
     emptied, stays = logged(16, None, TRUNCATE), logged(24, 2)
     view.build([logged(8, 1), emptied, stays])

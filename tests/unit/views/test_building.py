@@ -12,7 +12,6 @@ from pathlib import Path
 import orjson
 import pytest
 
-import views.view
 from cdc.model.errors import LockstepError
 from cdc.model.event import RowEvent
 from tests.unit.views.test_view import NEWEST, Killed, KillingState, a, as_of_the_end, c, everything, opened
@@ -45,12 +44,6 @@ def in_memory_at_most(size: int) -> Iterator[None]:
 
 def items(*numbers: int) -> list[Item]:
     return [(bytes([number]), b"own", b"row" * number) for number in numbers]
-
-
-@pytest.fixture
-def computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However few rows there are."""
-    monkeypatch.setattr(views.view, "_ROW_BY_ROW_MAX", 0)
 
 
 def build(state: State, rows: list[RowEvent], *, changes_max: int = 1_000) -> View:
@@ -153,7 +146,6 @@ def test_runs_are_merged() -> None:
 # --- computing ---
 
 
-@pytest.mark.usefixtures("computes")
 def test_it_is_told_how_many_rows_of_tables_were_read() -> None:
     rows, told = as_of_the_end(), list[int]()
     view = build(MemoryState(), rows)
@@ -168,7 +160,6 @@ def test_it_is_told_how_many_rows_of_tables_were_read() -> None:
     assert view.pending() is not None
 
 
-@pytest.mark.usefixtures("computes")
 @pytest.mark.parametrize("in_memory", [7, 1_000])
 def test_rows_of_one_group_come_in_several_portions(
     in_memory: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -189,7 +180,6 @@ def test_rows_of_one_group_come_in_several_portions(
     assert [orjson.loads(row or b"") for row in output.rows] == [{"g": 0, "n": 25}, {"g": 1, "n": 25}]
 
 
-@pytest.mark.usefixtures("computes")
 def test_rows_that_are_written_while_others_are_computed_are_not_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "PORTION", 4)
     states = MemoryState(), MemoryState()
@@ -226,7 +216,6 @@ def test_rows_that_are_written_while_others_are_computed_are_not_pending(monkeyp
     assert everything(states[1]) == everything(states[0])
 
 
-@pytest.mark.usefixtures("computes")
 def test_who_is_told_can_end_it_and_it_begins_again() -> None:
     def ended(_: int) -> None:
         raise Killed
@@ -241,7 +230,6 @@ def test_who_is_told_can_end_it_and_it_begins_again() -> None:
     assert everything(state) == everything(other)
 
 
-@pytest.mark.usefixtures("computes")
 @pytest.mark.parametrize("collects", [True, False])
 def test_garbage_is_collected_as_before_however_it_ends(*, collects: bool) -> None:
     collected: list[bool] = []
@@ -262,7 +250,6 @@ def test_garbage_is_collected_as_before_however_it_ends(*, collects: bool) -> No
     assert collected == [False, False], "it rests meanwhile"
 
 
-@pytest.mark.usefixtures("computes")
 def test_who_waits_is_told_of_each_portion_that_a_join_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows of tables make so many that a driver which heard of the tables alone would take the task for stuck."""
     for module in (building, join):
@@ -297,7 +284,6 @@ def many(table: str, numbers: range, text: str) -> Iterator[RowWrite]:
         yield table, {"id": number}, one
 
 
-@pytest.mark.usefixtures("computes")
 @pytest.mark.parametrize(("of_a", "of_b"), [(4_000, 0), (0, 4_000), (4_000, 1)])
 def test_rows_that_share_a_joins_key_are_not_all_in_memory_where_the_other_side_has_one_or_none(
     of_a: int, of_b: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -318,7 +304,6 @@ def test_rows_that_share_a_joins_key_are_not_all_in_memory_where_the_other_side_
         assert view.position().counters.rows == of_a * of_b
 
 
-@pytest.mark.usefixtures("computes")
 def test_no_row_of_another_shard_is_written() -> None:
     """As where what divides the rows of a table isn't what divides those of the result."""
     question = Question("select id, g from a", ("id",))
@@ -330,7 +315,6 @@ def test_no_row_of_another_shard_is_written() -> None:
         view.compute()
 
 
-@pytest.mark.usefixtures("computes")
 def test_a_row_with_too_many_partners_ends_it() -> None:
     view = build(MemoryState(), as_of_the_end(), changes_max=1)
     with pytest.raises(FanOutExceeded, match="more than 1 partners"):
@@ -338,7 +322,6 @@ def test_a_row_with_too_many_partners_ends_it() -> None:
     assert view.position().is_building
 
 
-@pytest.mark.usefixtures("computes")
 def test_a_computing_that_is_killed_anywhere_leaves_no_usable_state(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

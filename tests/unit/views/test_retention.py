@@ -202,7 +202,7 @@ def test_more_than_the_views_limit_do_not_go_at_once_and_the_failure_is_told(mon
 
 
 def test_portions_are_of_a_size_that_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views.view, "_BUILD_CHANGES_MAX", 12)
+    monkeypatch.setattr(views.view, "_EXPIRED_CHANGES_MAX", 12)
     view = kept(COUNTS)
     view.step([a(number, g=number % 2, d="2026-03-01T12:00:00") for number in range(1, 40)])
     view.view.step([], epoch=1, lsn=80, offsets={}, time_ms=NOON_MS)

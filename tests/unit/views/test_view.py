@@ -444,7 +444,7 @@ def test_a_building_that_is_killed_anywhere_is_no_usable_state(tmp_path: Path) -
             assert position.is_building or position == ViewPosition()
         else:
             break
-    assert killed > 40
+    assert killed > 10
     assert everything(killing) == everything(plain.view._state)
     killing.close()
 
