@@ -264,9 +264,9 @@ class Sink(Protocol):
         """These tables are scanned next, maybe several times: a destination that keeps them together looks once.
 
         Until ``close``, ``scan`` may leave out rows of theirs that were first stored after this call. The rows that it
-        yields are seen as of now all the same.
+        yields are seen as of now all the same. Has no effect where each table is by itself.
         """
-        ...
+        return
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
         """All live rows of a table in this generation, in no particular order, seen as of now."""
@@ -292,9 +292,10 @@ class Sink(Protocol):
         """For each of these tables a text that is another one once more was erased, or purged, of it.
 
         Only of those where such an event could bring back what was erased: one of a batch that says ``never_applied``.
-        ``apply`` raises ``Overtaken``, and applies nothing of a table, where the batch has another text of it.
+        ``apply`` raises ``Overtaken``, and applies nothing of a table, where the batch has another text of it. Of none
+        where the marks of deletions stay.
         """
-        ...
+        return {}
 
     def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
         """Remove for good what is kept of a row that was deleted, and return what stays all the same.
@@ -339,13 +340,14 @@ class Generations(Protocol):
         """From now on until ``end_bulk`` nobody reads this generation: write it with what the destination does fastest.
 
         Call it after ``prepare``, before the first event. Idempotent; it lasts beyond this object and this process.
-        Applying stays safe to repeat; ``scan`` and ``rows`` tell the truth only after ``end_bulk``.
+        Applying stays safe to repeat; ``scan`` and ``rows`` tell the truth only after ``end_bulk``. Has no effect where
+        nothing is faster than ``Sink.apply``.
         """
-        ...
+        return
 
     def end_bulk(self) -> None:
         """Make the generation fit to be read. Idempotent, and harmless where bulk wasn't begun."""
-        ...
+        return
 
     def switch(self) -> None:
         """Make this generation the live one, at once for every reader.
@@ -357,7 +359,7 @@ class Generations(Protocol):
 
     def refresh(self) -> None:
         """Readers find from now on what was applied before. Has no effect where they always do."""
-        ...
+        return
 
     def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
         """By what each of these tables of this generation is told from whatever takes its place, as text to be kept.

@@ -22,11 +22,13 @@ from sinks.contract import (
     NOTHING_WRITTEN,
     AddedValues,
     Batch,
+    Generations,
     Leftover,
     OpenedSink,
     Outcome,
     Progress,
     Rejection,
+    Sink,
     StoredRow,
     TopicPartition,
     check_erased,
@@ -48,6 +50,10 @@ class _Generation:
     made: dict[TableName, str] = field(default_factory=dict)
     """What tells each table from another one that takes its place."""
 
+    def check_fence(self, fence: int) -> None:
+        if fence != self.fence:
+            raise Fenced("another job has become the writer of this generation")
+
 
 @dataclass
 class MemoryStore:
@@ -68,6 +74,20 @@ class MemoryStore:
             ) from None
 
 
+class _OfGeneration:
+    """What is opened of one generation of a store."""
+
+    def __init__(self, store: MemoryStore, generation: int = 1) -> None:
+        self._store = store
+        self._number = generation
+
+    @contextmanager
+    def _held(self) -> Iterator[_Generation]:
+        """The generation, while others wait. Raises LockstepError when it doesn't exist."""
+        with self._store.lock:
+            yield self._store.generation(self._number)
+
+
 def _accept(_: RowEvent) -> str | None:
     return None
 
@@ -85,14 +105,13 @@ def open_memory(
     )
 
 
-class MemorySink:
+class MemorySink(_OfGeneration, Sink):
     """The rows of one generation of a store. ``refuse`` returns the reason for an event to be rejected, or None."""
 
     def __init__(
         self, store: MemoryStore, generation: int, *, refuse: Callable[[RowEvent], str | None] = _accept
     ) -> None:
-        self._store = store
-        self._number = generation
+        super().__init__(store, generation)
         self._refuse = refuse
         self.claimed = 0
 
@@ -115,53 +134,35 @@ class MemorySink:
         return added
 
     def claim(self) -> int:
-        with self._store.lock:
-            generation = self._store.generation(self._number)
+        with self._held() as generation:
             generation.fence += 1
             self.claimed = generation.fence
             return self.claimed
 
     def fence(self) -> int:
-        with self._store.lock:
-            return self._store.generation(self._number).fence
+        with self._held() as generation:
+            return generation.fence
 
     def apply(self, batch: Batch) -> Outcome:
-        with self._store.lock:
-            generation = self._store.generation(self._number)
-            if batch.fence != generation.fence:
-                raise Fenced("another job has become the writer of this generation")
-            applied = stale = 0
-            rejections = []
+        with self._held() as generation:
+            generation.check_fence(batch.fence)
             check_erased(batch, generation.erased, {event.table for event in batch.events})
+            counts = {True: 0, False: 0}
+            rejections = []
             for event in batch.events:
-                rows = generation.newest.get(event.table)
-                if rows is None:
+                if event.table not in generation.newest:
                     raise unprepared(event.table)
                 reason = self._refuse(event)
-                if reason is not None:
-                    rejections.append(Rejection(event, reason))
-                    continue
-                _check_columns(generation.shapes[event.table], event)
-                key = _key_bytes(event.key)
-                known = rows.get(key)
-                is_erased = known is None and event.tag <= generation.erased.get(event.table, "")
-                if is_erased and not batch.never_applied:
-                    stale += 1
-                elif known is None or event.tag > known.tag or (batch.overwrite_equal_tags and event.tag == known.tag):
-                    rows[key] = event
-                    applied += 1
+                if reason is None:
+                    counts[_apply(generation, event, batch)] += 1
                 else:
-                    stale += 1
+                    rejections.append(Rejection(event, reason))
             for at, offset in batch.next_offsets.items():
                 generation.next_offsets[at] = max(offset, generation.next_offsets.get(at, 0))
-            return Outcome(applied, stale, rejections)
-
-    def plan_scans(self, tables: Sequence[Table]) -> None:
-        """Has no effect: each table is by itself."""
+            return Outcome(counts[True], counts[False], rejections)
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
-        with self._store.lock:
-            generation = self._store.generation(self._number)
+        with self._held() as generation:
             if table.name not in generation.newest:
                 raise unprepared(table.name)
             events = list(generation.newest[table.name].values())
@@ -179,21 +180,18 @@ class MemorySink:
     def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> Sequence[Leftover]:
         if key is None:
             return self._marks_below(table, "g")
-        with self._store.lock:
-            generation = self._store.generation(self._number)
+        with self._held() as generation:
             known = generation.newest.get(table.name, {}).get(_key_bytes(key))
         if known is None:
             return ()
         return (Leftover("the mark of its deletion", False) if known.row is None else Leftover("the row", True),)
 
     def erased(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
-        with self._store.lock:
-            erased = self._store.generation(self._number).erased
-            return {name: erased[name] for name in tables if name in erased}
+        with self._held() as generation:
+            return {name: generation.erased[name] for name in tables if name in generation.erased}
 
     def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
-        with self._store.lock:
-            generation = self._store.generation(self._number)
+        with self._held() as generation:
             rows = generation.newest.get(table.name, {})
             for each in list(rows) if key is None else [_key_bytes(key)]:
                 known = rows.get(each)
@@ -203,26 +201,21 @@ class MemorySink:
         return self.leftovers(table, key) if key is not None else self._marks_below(table, below or "g")
 
     def _marks_below(self, table: Table, below: str) -> Sequence[Leftover]:
-        with self._store.lock:
-            newest = self._store.generation(self._number).newest.get(table.name, {}).values()
-            count = sum(event.row is None and event.tag < below for event in newest)
-        return marks_of_rows(count)
+        with self._held() as generation:
+            newest = generation.newest.get(table.name, {}).values()
+            return marks_of_rows(sum(event.row is None and event.tag < below for event in newest))
 
     def close(self) -> None:
         """Nothing is held open."""
 
 
-class MemorySteps:
+class MemorySteps(_OfGeneration):
     """Steps of one generation of a store. Others wait while one is made."""
-
-    def __init__(self, store: MemoryStore, generation: int) -> None:
-        self._store = store
-        self._number = generation
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        with self._store.lock:
-            before = deepcopy(self._store.generation(self._number)), dict(self._store.records)
+        with self._held() as generation:
+            before = deepcopy(generation), dict(self._store.records)
             try:
                 yield
             except BaseException:
@@ -230,21 +223,19 @@ class MemorySteps:
                 raise
 
     def newest_tag(self) -> str:
-        with self._store.lock:
-            tables = self._store.generation(self._number).newest.values()
-            return max((event.tag for rows in tables for event in rows.values()), default="")
+        with self._held() as generation:
+            return max((event.tag for rows in generation.newest.values() for event in rows.values()), default="")
 
     def next_offsets(self) -> Mapping[TopicPartition, int]:
-        with self._store.lock:
-            return dict(self._store.generation(self._number).next_offsets)
+        with self._held() as generation:
+            return dict(generation.next_offsets)
 
 
-class MemoryGenerations:
+class MemoryGenerations(_OfGeneration, Generations):
     """The generations of a store, for the one of a sink."""
 
     def __init__(self, store: MemoryStore, generation: int, sink: MemorySink) -> None:
-        self._store = store
-        self._number = generation
+        super().__init__(store, generation)
         self._sink = sink
         self._known: Progress | None = None
 
@@ -255,19 +246,9 @@ class MemoryGenerations:
         with self._store.lock:
             return sorted(self._store.generations)
 
-    def begin_bulk(self) -> None:
-        """Has no effect: nothing is faster than a dict."""
-
-    def end_bulk(self) -> None:
-        """See ``begin_bulk``."""
-
     def switch(self) -> None:
-        with self._store.lock:
-            self._store.generation(self._number)
+        with self._held():
             self._store.live = self._number
-
-    def refresh(self) -> None:
-        """Has no effect: readers see each write."""
 
     def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
         with self._store.lock:
@@ -306,21 +287,15 @@ class MemoryGenerations:
         written: Mapping[TopicPartition, int] = NOTHING_WRITTEN,
         whole: Collection[TableName] | None = None,
     ) -> None:
-        with self._store.lock:
-            generation = self._store.generation(self._number)
-            if self._sink.claimed != generation.fence:
-                raise Fenced("another job has become the writer of this generation")
+        with self._held() as generation:
+            generation.check_fence(self._sink.claimed)
             check_stored(self._known, generation.progress, following=progress, destination="memory")
             check_written(written, generation.next_offsets, destination="memory")
             self._known = generation.progress = progress
 
 
-class MemoryRecords:
+class MemoryRecords(_OfGeneration):
     """The coordination records of a store."""
-
-    def __init__(self, store: MemoryStore, generation: int = 1) -> None:
-        self._store = store
-        self._number = generation
 
     def load(self, name: str) -> str | None:
         with self._store.lock:
@@ -332,8 +307,8 @@ class MemoryRecords:
 
     def save(self, name: str, text: str | None, *, fence: int = 0) -> None:
         with self._store.lock:
-            if fence and fence != self._store.generation(self._number).fence:
-                raise Fenced("another job has become the writer of this generation")
+            if fence:
+                self._store.generation(self._number).check_fence(fence)
             if text is None:
                 self._store.records.pop(name, None)
             else:
@@ -341,10 +316,23 @@ class MemoryRecords:
 
     def create(self, name: str, text: str) -> bool:
         with self._store.lock:
-            if name in self._store.records:
-                return False
-            self._store.records[name] = text
-            return True
+            is_new = name not in self._store.records
+            self._store.records.setdefault(name, text)
+            return is_new
+
+
+def _apply(generation: _Generation, event: RowEvent, batch: Batch) -> bool:
+    """Whether the event is newer than what is there."""
+    _check_columns(generation.shapes[event.table], event)
+    rows, key = generation.newest[event.table], _key_bytes(event.key)
+    known = rows.get(key)
+    if known is None:
+        is_newer = batch.never_applied or event.tag > generation.erased.get(event.table, "")
+    else:
+        is_newer = event.tag > known.tag or (batch.overwrite_equal_tags and event.tag == known.tag)
+    if is_newer:
+        rows[key] = event
+    return is_newer
 
 
 def _emptied(events: Sequence[RowEvent]) -> str:

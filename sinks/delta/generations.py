@@ -11,7 +11,7 @@ from typing import Final
 from cdc.model.append_only import is_append_only
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
-from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
+from sinks.contract import NOTHING_WRITTEN, Generations, Progress, TopicPartition
 from sinks.delta.bookkeeping import CatalogueState, GenerationState
 from sinks.delta.bulk_load import begin_bulk_load, end_bulk_load
 from sinks.delta.erasing import purge
@@ -28,7 +28,7 @@ _COMMITS_LOOKED_AT: Final = 100
 """At the first look, the newest: while no job runs, nobody but those who maintain the table commits to it."""
 
 
-class DeltaGenerations:
+class DeltaGenerations(Generations):
     """The generations of a Delta sink, bound to the one of its tables."""
 
     def __init__(self, tables: DeltaTables, settings: DeltaSettings) -> None:
@@ -137,9 +137,6 @@ class DeltaGenerations:
 
         self._tables.build(self._bookkeeping.read())  # nothing is created for a generation that never was
         self._bookkeeping.expose(choose)
-
-    def refresh(self) -> None:
-        """Has no effect: readers see what was committed."""
 
     def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
         build = self._bookkeeping.read().builds.get(self._number)

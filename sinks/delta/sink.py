@@ -17,6 +17,7 @@ from sinks.contract import (
     OpenedSink,
     Outcome,
     Rejection,
+    Sink,
     StoredRow,
     TablesRefused,
     check_erased,
@@ -57,7 +58,7 @@ def open_delta(name: str, settings: DeltaSettings, generation: int) -> OpenedSin
     )
 
 
-class DeltaSink:
+class DeltaSink(Sink):
     """Applies events to the Delta tables of one generation."""
 
     def __init__(self, tables: DeltaTables, settings: DeltaSettings) -> None:
@@ -119,9 +120,6 @@ class DeltaSink:
             applied += written
             rejections += refused
         return Outcome(applied, sum(map(len, by_table.values())) - applied - len(rejections), rejections)
-
-    def plan_scans(self, tables: Sequence[Table]) -> None:
-        """Has no effect: each table is by itself."""
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
         opened = self._tables.open(table.name)

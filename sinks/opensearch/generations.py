@@ -8,7 +8,7 @@ import orjson
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
-from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
+from sinks.contract import NOTHING_WRITTEN, Generations, Progress, TopicPartition
 from sinks.opensearch.bookkeeping import Held
 from sinks.opensearch.coordination import record_id
 from sinks.opensearch.indexes import OpenSearchIndexes
@@ -19,7 +19,7 @@ from sinks.progress_json import dump_progress, load_progress
 from sinks.stored_progress import check_stored
 
 
-class OpenSearchGenerations:
+class OpenSearchGenerations(Generations):
     """The generations of an OpenSearch sink, bound to the one of its indexes."""
 
     def __init__(self, indexes: OpenSearchIndexes) -> None:

@@ -3,14 +3,24 @@
 The tag is the document's external version (``cdc.model.tag``): the server refuses older writes.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.event import Events, JsonValue
 from cdc.model.table import Table, TableName
-from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Leftover, OpenedSink, Outcome, StoredRow, TablesRefused
+from sinks.contract import (
+    NOTHING_ADDED,
+    AddedValues,
+    Batch,
+    Leftover,
+    OpenedSink,
+    Outcome,
+    Sink,
+    StoredRow,
+    TablesRefused,
+)
 from sinks.opensearch.bulk_writer import BulkWriter
 from sinks.opensearch.coordination import OpenSearchCoordination
 from sinks.opensearch.documents import Target
@@ -39,7 +49,7 @@ def open_opensearch(name: str, settings: OpenSearchSettings, generation: int) ->
     )
 
 
-class OpenSearchSink:
+class OpenSearchSink(Sink):
     """Applies events to the indexes of one generation."""
 
     def __init__(self, indexes: OpenSearchIndexes) -> None:
@@ -95,9 +105,6 @@ class OpenSearchSink:
                 self._writers.check(batch.fence)
             raise
 
-    def plan_scans(self, tables: Sequence[Table]) -> None:
-        """Has no effect: each table is by itself."""
-
     def scan(self, table: Table) -> Iterator[StoredRow]:
         self._bookkeeping.check_format()
         index = self._indexes.index(table.name)
@@ -119,10 +126,6 @@ class OpenSearchSink:
     def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> Sequence[Leftover]:
         self._bookkeeping.check_format()
         return self._erasing.leftovers(table, key)
-
-    def erased(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
-        """None: the versions of deletions stay, for as long as the cluster remembers them."""
-        return {}
 
     def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
         self._bookkeeping.check_format()

@@ -6,7 +6,7 @@ from typing import Final
 
 from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.table import TableName
-from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
+from sinks.contract import NOTHING_WRITTEN, Generations, Progress, TopicPartition
 from sinks.progress_json import dump_progress, load_progress
 from sinks.redis.connection import Client, Evictions, history_of
 from sinks.redis.layout import glob_text, table_field
@@ -17,7 +17,7 @@ from sinks.stored_progress import check_stored
 _LIVE: Final = re.compile(rb"g(?P<generation>\d{1,10})")
 
 
-class RedisGenerations:
+class RedisGenerations(Generations):
     """The generations of a Redis sink, bound to the one of its tables."""
 
     def __init__(self, tables: RedisTables) -> None:
@@ -35,12 +35,6 @@ class RedisGenerations:
         with self._connection.talking() as client:
             return sorted(map(int, client.smembers(self._keys.generations)))
 
-    def begin_bulk(self) -> None:
-        """Has no effect: larger calls and pipelines than those of ``RedisSink.apply`` gain nothing."""
-
-    def end_bulk(self) -> None:
-        """See ``begin_bulk``."""
-
     def switch(self) -> None:
         with self._connection.talking() as client:
             if not client.exists(self._keys.tables):
@@ -49,9 +43,6 @@ class RedisGenerations:
                 )
             self._live(client)  # SET would overwrite anything
             client.set(self._keys.live, f"g{self._number}")
-
-    def refresh(self) -> None:
-        """Has no effect: readers see each write."""
 
     def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
         """What the server has evicted by then. Nobody counts a table's keys, or walks them."""

@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -20,6 +20,7 @@ from sinks.contract import (
     OpenedSink,
     Outcome,
     Rejection,
+    Sink,
     StoredRow,
     marks_of_rows,
 )
@@ -60,7 +61,7 @@ def open_redis(name: str, settings: RedisSettings, generation: int) -> OpenedSin
     )
 
 
-class RedisSink:
+class RedisSink(Sink):
     """Applies events to one generation of a Redis or Valkey server."""
 
     def __init__(self, tables: RedisTables) -> None:
@@ -183,10 +184,6 @@ class RedisSink:
             what = "the mark of its deletion" if is_mark else "the row"
             found.append(Leftover(what, not is_mark, now_ms + ttl_ms if ttl_ms >= 0 and is_mark else None))
         return found
-
-    def erased(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
-        """None: the marks of deletions stay."""
-        return {}
 
     def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
         """The mark of a deletion stays until it expires: nothing else would keep an older event out until then."""

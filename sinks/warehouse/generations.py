@@ -6,7 +6,7 @@ from typing import Final
 
 from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.table import TableName
-from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
+from sinks.contract import NOTHING_WRITTEN, Generations, Progress, TopicPartition
 from sinks.stored_progress import behind_the_watermark, check_stored, check_written, watermark_tag
 from sinks.warehouse.bookkeeping import known_relations
 from sinks.warehouse.purged import BLOCKS, IDLE_S, PASS_S, PURGE_S
@@ -16,7 +16,7 @@ _CHECK_S: Final = 60.0
 """How often all views are looked at though they are the same ones: their tables may have got another schema."""
 
 
-class WarehouseGenerations:
+class WarehouseGenerations(Generations):
     """The generations of a warehouse sink, bound to the one of its tables."""
 
     def __init__(self, tables: WarehouseTables) -> None:
@@ -94,9 +94,6 @@ class WarehouseGenerations:
                 )
             self._tables.expose(tables)
             self._bookkeeping.make_live()
-
-    def refresh(self) -> None:
-        """Has no effect: readers see what was committed."""
 
     def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
         with self._connection.looking():

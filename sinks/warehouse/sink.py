@@ -16,6 +16,7 @@ from sinks.contract import (
     OpenedSink,
     Outcome,
     Rejection,
+    Sink,
     StoredRow,
     TablesRefused,
     TableVersions,
@@ -66,7 +67,7 @@ class WarehouseSteps:
             return self._tables.progress.load_offsets() if self._tables.bookkeeping.exist() else {}
 
 
-class WarehouseSink:
+class WarehouseSink(Sink):
     """Applies events to the tables of one generation, in a database of either dialect."""
 
     def __init__(self, tables: WarehouseTables) -> None:
@@ -177,9 +178,6 @@ class WarehouseSink:
                     raise unknown_column(unknown.table, unknown.column) from None
                 looked_again.add(unknown.table)
                 self._look_at([unknown.table])  # the table may have got it since we looked
-
-    def plan_scans(self, tables: Sequence[Table]) -> None:
-        """Has no effect: each table is by itself."""
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
         return self._dialect.reader.scan(self._tables.names.of(table.name), table)
