@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
-from cdc.capture.settings import QUEUE_BYTES
+from cdc.kafka.large_rows import LargeRows
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, table_topic_plan
@@ -111,11 +111,9 @@ def many_log(kafka: KafkaSettings, pipeline: str, tables: Sequence[Table]) -> It
         cluster.create(plans[start : start + _TOPICS_AT_ONCE])
     publisher = TransactionalPublisher(
         kafka.client(),
+        f"{pipeline}-capture",
+        LargeRows(max_message_bytes=kafka.topics.max_message_bytes),
         prefix=pipeline,
-        transactional_id=f"{pipeline}-capture",
-        queue_bytes=QUEUE_BYTES,
-        max_message_bytes=kafka.topics.max_message_bytes,
-        while_waiting=lambda: None,
     )
     with closing(publisher):
         publisher.start()

@@ -16,11 +16,11 @@ from typing import Final
 
 import psycopg
 
-from cdc.capture.settings import COPY_WORKERS_MAX, QUEUE_BYTES
+from cdc.capture.settings import COPY_WORKERS_MAX
 from cdc.kafka.large_rows import LargeRows
-from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.record_limits import RecordLimit
-from cdc.kafka.topic_names import table_topic
+from cdc.kafka.topic_names import STATE, control_topic, table_topic
+from cdc.kafka.transactions import Transactions
 from cdc.model.errors import LockstepError, TransactionTimedOut, Unavailable
 from cdc.model.table import Table, TableName
 from cdc.pipeline_settings import Pipeline
@@ -123,20 +123,13 @@ def copy_publisher(
     while_waiting: Callable[[], None] = lambda: None,
     limits: Mapping[str, RecordLimit] | None = None,
     say: Callable[[str], None] = lambda _: None,
-) -> TransactionalPublisher:
+) -> Transactions:
     """The publisher of a worker; not started yet."""
-    max_message_bytes = pipeline.kafka.topics.max_message_bytes
-    return TransactionalPublisher(
-        pipeline.kafka.client(),
-        prefix=pipeline.name,
-        transactional_id=f"{pipeline.name}.{pipeline.slot}.copy{number}",
-        queue_bytes=QUEUE_BYTES,
-        max_message_bytes=max_message_bytes,
-        while_waiting=while_waiting,
-        limits=limits,
-        linger_ms=_LINGER_MS,
-        large_rows=LargeRows(pipeline.rejecting_topics, max_message_bytes=max_message_bytes, limits=limits, say=say),
+    sizes = LargeRows(
+        pipeline.rejecting_topics, max_message_bytes=pipeline.kafka.topics.max_message_bytes, limits=limits, say=say
     )
+    own_id = f"{pipeline.name}.{pipeline.slot}.copy{number}"
+    return Transactions(pipeline.kafka.client(), own_id, sizes, while_waiting=while_waiting, linger_ms=_LINGER_MS)
 
 
 def fence_workers(pipeline: Pipeline, *, while_waiting: Callable[[], None]) -> None:
@@ -228,13 +221,13 @@ class _Worker:
         if self._pipe.poll():
             raise _Ended
 
-    def _copy(self, part: Part, reader: SnapshotReader, publisher: TransactionalPublisher) -> None:
+    def _copy(self, part: Part, reader: SnapshotReader, publisher: Transactions) -> None:
         job, table = self._job, self._job.tables[part.table]
 
         def commit(rows: int, size: int, done: CopiedRange | None) -> None:
             self._heed_end()
             if done is not None and not part.only_newer:
-                publisher.send_beside_state(done.key(), done.to_bytes())
+                publisher.send(control_topic(job.pipeline.name, STATE), done.key(), done.to_bytes())
             publisher.commit_events()
             self.report(Committed(part, rows, size, is_last=done is not None))
 

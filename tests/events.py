@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cdc.capture.settings import QUEUE_BYTES
 from cdc.kafka.large_rows import LargeRows
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.settings import KafkaSettings, TopicSettings
@@ -211,14 +210,11 @@ class Log:
     def _open_publisher(self) -> TransactionalPublisher:
         publisher = TransactionalPublisher(
             self.kafka.client(),
-            prefix=self.pipeline,
-            transactional_id=f"{self.pipeline}-capture",
-            queue_bytes=QUEUE_BYTES,
-            max_message_bytes=self.kafka.topics.max_message_bytes,
-            while_waiting=lambda: None,
-            large_rows=LargeRows(
+            f"{self.pipeline}-capture",
+            LargeRows(
                 [self.topic(table) for table in self.tables], max_message_bytes=self.kafka.topics.max_message_bytes
             ),
+            prefix=self.pipeline,
         )
         publisher.start()
         return publisher

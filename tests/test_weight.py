@@ -51,6 +51,9 @@ EXCEPTIONS: Final[dict[str, dict[str, str]]] = {
         "extensions/searches/follower.py: Follower": "one loop over claim, queries, log and deliveries",
     },
     "classes of more than 20 methods": {
+        "cdc/kafka/topic_admin.py: TopicAdmin": "most are one request to the same brokers",
+        "cdc/postgres/settings.py: SourceSettings": A_MODEL,
+        "cdc/protocol/control_records.py: CaptureState": "each is a step from one committed state to the next",
         "lockstep/config.py: Config": A_MODEL,
         "extensions/searches/follower.py: Follower": "one loop over claim, queries, log and deliveries",
         "sinks/opensearch/indexes.py: OpenSearchIndexes": "most are one request to the same cluster",
@@ -62,20 +65,19 @@ EXCEPTIONS: Final[dict[str, dict[str, str]]] = {
 }
 """What is over a limit, and why that is its best shape. Nothing is listed that is within it."""
 
-COUNTED: Final = ("cdc", "jobs")
+COUNTED: Final = ("jobs",)
 """Where what is over a limit is being reshaped: only counted so far, by limit and place."""
 
 COUNTS: Final[dict[str, dict[str, int]]] = {
     "functions of more than 60 lines": {
-        "cdc": 1,
         "jobs": 3,
     },
-    "functions of more than 8 parameters": {"cdc": 1, "jobs": 1},
+    "functions of more than 8 parameters": {"jobs": 1},
     "functions more complex than 15": {
         "jobs": 1,
     },
-    "classes of more than 15 attributes": {"cdc": 1, "jobs": 5},
-    "classes of more than 20 methods": {"cdc": 5, "jobs": 5},
+    "classes of more than 15 attributes": {"jobs": 5},
+    "classes of more than 20 methods": {"jobs": 5},
 }
 """The most that there may be: they only fall. At none a place leaves ``COUNTED``."""
 

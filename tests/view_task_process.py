@@ -199,7 +199,7 @@ def _run(batch: _Batch, output: IO[bytes]) -> NoReturn:
 def _batch_run(batch: _Batch) -> int:
     import pyarrow as pa
 
-    from cdc.kafka.publisher import TransactionalPublisher
+    from cdc.kafka.transactions import Transactions
     from jobs.executor import step_task, view_task
     from jobs.executor.result import from_arrow
     from views.operators import building
@@ -230,7 +230,7 @@ def _batch_run(batch: _Batch) -> int:
     file.FileState.update = watched(file.FileState.update)  # type: ignore[method-assign]
     file.FileState.clear = watched(file.FileState.clear)  # type: ignore[method-assign]
     file.FileState.compact = watched(file.FileState.compact)  # type: ignore[method-assign]
-    TransactionalPublisher.commit_events = watched(TransactionalPublisher.commit_events)  # type: ignore[method-assign]
+    Transactions.commit_events = watched(Transactions.commit_events)  # type: ignore[method-assign]
     # For the next task, which has a process of its own here.
     view_task.freeze_opened = step_task.freeze_opened = lambda: None
     if batch.task.steps is None:

@@ -48,9 +48,6 @@ class CaptureSettings(Settings):
     )
 
 
-QUEUE_BYTES: Final = 32 * 1024 * 1024
-"""Bytes that wait for the broker; beyond it, reading stops. More only takes memory: a broker has two such batches."""
-
 COPY_WORKERS_MAX: Final = 8
 """Each start after an interruption fences so many, whatever their number was before."""
 

@@ -12,16 +12,22 @@ _RECORD_OVERHEAD_BYTES: Final = 128
 
 class LargeRows:
     """Leaves rows of these topics of tables out where a record would have more than ``max_message_bytes``, or more
-    than the topic's own limit. ``say`` gets a sentence for each such row, without its key or a value."""
+    than the topic's own limit. ``say`` gets a sentence for each such row, without its key or a value.
+
+    ``limits`` are those of the topics that take smaller records than ``max_message_bytes``, as of a moment ago. None:
+    nobody has looked, and nobody will where a publisher ends with Unavailable.
+    """
 
     def __init__(
         self,
         topics: Collection[str] = (),
         *,
-        max_message_bytes: int = 0,
+        max_message_bytes: int,
         limits: Mapping[str, RecordLimit] | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
+        self.max_message_bytes = max_message_bytes
+        self.limits = limits
         smaller = limits or {}
         self._bytes_max = {
             topic: min(max_message_bytes, smaller[topic].size) if topic in smaller else max_message_bytes

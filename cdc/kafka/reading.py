@@ -48,6 +48,54 @@ class Refused:
         self.gone = gone
 
 
+class _Unread:
+    """Partitions that aren't read to their ends, where each goes on, and since when nothing new has come of them."""
+
+    def __init__(self, limits: Mapping[Partition, tuple[int, int]], refused: Refused | None) -> None:
+        self._following = {at: start for at, (start, end) in limits.items() if start < end}
+        self.ends = {at: limits[at][1] for at in self._following}
+        self._refused = refused
+        self.heard = self.asked = time.monotonic()
+
+    def ask(self, consumer: Consumer) -> None:
+        """Tell the client from where to read."""
+        consumer.assign([TopicPartition(*at, self._following[at]) for at in sorted(self.ends)])
+        self.asked = time.monotonic()
+
+    def take(self, message: Message) -> bool:
+        """Whether it is one of the records. Raises KafkaException for a partition that can't be read."""
+        at, offset, error = (message.topic() or "", message.partition() or 0), message.offset() or 0, message.error()
+        if error is not None and error.code() != KafkaError._PARTITION_EOF:
+            if self._refused is None or at[0] not in {topic for topic, _ in self.ends}:
+                raise KafkaException(error)
+            self.leave([at[0]], error.str())
+        if at not in self.ends:
+            return False  # one that was read goes on to tell of what is written
+        self.asked, end = time.monotonic(), self.ends[at]
+        following = offset + (error is None)
+        if following > self._following[at]:  # the same end again isn't an answer: it comes for every question
+            self._following[at], self.heard = following, self.asked
+        # A broker that has just come back may tell of an earlier end: what follows comes when it knows of it.
+        if following >= end:
+            del self.ends[at]
+        return error is None and offset < end
+
+    def leave(self, topics: Collection[str], why: str = "") -> None:
+        """Read no more of these topics; with a reason they are refused."""
+        if why and self._refused is not None:
+            self._refused.reasons.update(dict.fromkeys(topics, why))
+        self.ends = {at: end for at, end in self.ends.items() if at[0] not in topics}
+
+    def check_heard(self) -> None:
+        """Raises Unavailable when nothing has come for long."""
+        if not self.ends or time.monotonic() - self.heard <= KAFKA_SILENT_S:
+            return
+        nothing = f"nothing came for {KAFKA_SILENT_S:.0f} s"
+        if self._refused is None:
+            raise Unavailable(f"the end of topic {min(self.ends)[0]} wasn't reached: {nothing}")
+        self.leave([topic for topic, _ in self.ends], nothing)
+
+
 def message_lists(
     consumer: Consumer,
     limits: Mapping[Partition, tuple[int, int]],
@@ -64,55 +112,23 @@ def message_lists(
     Raises Unavailable when nothing comes for long, and KafkaException for a partition that can't be read, unless
     ``refused`` takes that.
     """
-    following = {at: start for at, (start, end) in limits.items() if start < end}
-    ends = {at: limits[at][1] for at in following}
-    heard = asked = 0.0
-    while ends:
-        now = time.monotonic()
-        if not asked or now - asked > _ASK_AGAIN_S:
-            if asked and refused is not None:
-                gone = refused.gone({topic for topic, _ in ends})
-                ends = {at: end for at, end in ends.items() if at[0] not in gone}
-            consumer.assign([TopicPartition(*at, following[at]) for at in sorted(ends)])
-            heard, asked = heard or now, now
+    unread = _Unread(limits, refused)
+    unread.ask(consumer)
+    while unread.ends:
         # One poll, then what came with it: asked for many records, the client waits until it has so many.
         first = consumer.poll(wait_s)
-        messages = [] if first is None else [first, *consumer.consume(_AT_ONCE, 0)]
+        came = [] if first is None else [first, *consumer.consume(_AT_ONCE, 0)]
         while_waiting()
-        records: list[Message] = []
-        for message in messages:
-            at, offset, error = (
-                (message.topic() or "", message.partition() or 0),
-                message.offset() or 0,
-                message.error(),
-            )
-            if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                if refused is None or at[0] not in {topic for topic, _ in ends}:
-                    raise KafkaException(error)
-                refused.reasons[at[0]] = error.str()
-                ends = {other: end for other, end in ends.items() if other[0] != at[0]}
-            if at not in ends:
-                continue  # one that was read goes on to tell of what is written
-            asked = time.monotonic()
-            if error is None:
-                if offset < ends[at]:
-                    records.append(message)
-                offset += 1
-            if offset > following[at]:  # the same end again isn't an answer: it comes for every question
-                following[at], heard = offset, asked
-            # A broker that has just come back may tell of an earlier end: what follows comes when it knows of it.
-            if offset >= ends[at]:
-                del ends[at]
-        if ends and time.monotonic() - heard > KAFKA_SILENT_S:
-            nothing = f"nothing came for {KAFKA_SILENT_S:.0f} s"
-            if refused is None:
-                raise Unavailable(f"the end of topic {min(ends)[0]} wasn't reached: {nothing}")
-            refused.reasons.update((topic, nothing) for topic, _ in ends)
-            ends = {}
+        records = [message for message in came if unread.take(message)]
+        if time.monotonic() - unread.asked > _ASK_AGAIN_S:
+            if refused is not None:
+                unread.leave(refused.gone({topic for topic, _ in unread.ends}))
+            unread.ask(consumer)
+        unread.check_heard()
         yielded = time.monotonic()
         yield records
         away_s = time.monotonic() - yielded  # a reader that has other things to do isn't a broker that is silent
-        heard, asked = heard + away_s, asked + away_s
+        unread.heard, unread.asked = unread.heard + away_s, unread.asked + away_s
 
 
 def messages(

@@ -53,6 +53,77 @@ T = TypeVar("T")
 _UNUSABLE = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.VersionMismatchError, Damaged)
 
 
+class ValuesFile:
+    """An LMDB file that gets larger when it is full, and that is as long as it should be."""
+
+    def __init__(self, path: Path, map_bytes: int) -> None:
+        self.path = path
+        self._map_bytes = map_bytes
+        self._environment: lmdb.Environment | None = None
+        self._bytes = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self._environment is not None
+
+    @property
+    def opened(self) -> lmdb.Environment:
+        assert self._environment is not None, "the store is closed"
+        return self._environment
+
+    def open(self) -> bool:
+        """Whether it is whole: a file that was cut off would end the process when a page after its end is read."""
+        self._environment = lmdb.open(
+            str(self.path),
+            subdir=False,
+            map_size=self._map_bytes,
+            metasync=False,
+            mode=0o600,
+            readahead=False,
+            max_spare_txns=1,
+        )
+        self._environment.reader_check()
+        self._bytes = self.path.stat().st_size
+        # The map of a file that has grown is at least as large as the file.
+        self._map_bytes = self._environment.info()["map_size"]
+        return self._bytes >= self._needed_bytes()
+
+    def changed(self, work: Callable[["lmdb.Transaction[bytes]"], T]) -> T:
+        """Run ``work`` in a transaction that writes, again with a larger map where it is full.
+
+        A map that is as large as the file has no room for what is written.
+        """
+        while True:
+            try:
+                with self.opened.begin(write=True) as transaction:
+                    return work(transaction)
+            except lmdb.MapFullError:
+                self._map_bytes *= 2
+                self.opened.set_mapsize(self._map_bytes)
+
+    def fill(self) -> None:
+        """Extend the file by pages at its end that one transaction took and gave back. Shorter now means cut off."""
+        needed = self._needed_bytes()
+        if needed > self._bytes:
+            self._bytes = self.path.stat().st_size
+            if needed > self._bytes:
+                os.truncate(self.path, needed)
+                self._bytes = needed
+
+    def close(self) -> None:
+        if self._environment is not None:
+            self._environment.close()
+            self._environment = None
+
+    def remove(self) -> None:
+        self.close()
+        for name in (FILE_NAME, f"{FILE_NAME}-lock"):
+            (self.path.parent / name).unlink(missing_ok=True)
+
+    def _needed_bytes(self) -> int:
+        return int((self.opened.info()["last_pgno"] + 1) * self.opened.stat()["psize"])
+
+
 class ToastStore:
     """A DurableMemory in a directory, for one thread. The caller's batch bounds what is held in memory until a commit.
 
@@ -65,9 +136,9 @@ class ToastStore:
     ) -> None:
         """Open or create it. ``identity`` is all that its content depends on: pipeline, slot, the topics' ids. ``say``
         gets a sentence when another one's or a damaged store was emptied."""
-        self._path = directory / FILE_NAME
+        self._directory = directory
+        self.file = ValuesFile(directory / FILE_NAME, map_bytes)
         self._identity = identity.encode()
-        self._map_bytes = map_bytes
         self._writer = os.urandom(16)
         self._forget_state()
         try:
@@ -86,12 +157,10 @@ class ToastStore:
             self._refused("opened", error)
 
     def _forget_state(self) -> None:
-        self._environment: lmdb.Environment | None = None
         self._topic_ids: dict[str, int] = {}
         self._position: Position | None = None
         self._offsets: dict[tuple[str, int], int] = {}
         self._advanced: set[tuple[str, int]] = set()
-        self._file_bytes = 0
         self._lagging = False
         self._lagging_records = 0
         self._changes: dict[str, dict[bytes, Values | None]] = {}
@@ -101,27 +170,11 @@ class ToastStore:
 
     def _open(self) -> str:
         """Open the file and read all but its rows. A problem, in words, when it isn't ours to use."""
-        self._environment = lmdb.open(
-            str(self._path),
-            subdir=False,
-            map_size=self._map_bytes,
-            metasync=False,
-            mode=0o600,
-            readahead=False,
-            max_spare_txns=1,
-        )
-        environment = self._environment
-        environment.reader_check()
-        # A file that was cut off would end the process when a page after its end is read.
-        self._file_bytes = self._path.stat().st_size
-        if self._file_bytes < self._needed_bytes():
+        if not self.file.open():
             return "is shorter than it should be"
-        # The map of a file that has grown is at least as large as the file.
-        self._map_bytes = environment.info()["map_size"]
-        # A map that is as large as the file has no room for what is written here.
-        problem = self._changed(self._take)
+        problem = self.file.changed(self._take)
         if not problem:
-            self._fill_file()
+            self.file.fill()
         return problem
 
     def _take(self, transaction: "lmdb.Transaction[bytes]") -> str:
@@ -142,16 +195,6 @@ class ToastStore:
             raise Damaged("its state makes no sense") from error
         return ""
 
-    def _changed(self, work: Callable[["lmdb.Transaction[bytes]"], T]) -> T:
-        """Run ``work`` in a transaction that writes, again with a larger map where it is full."""
-        while True:
-            try:
-                with self._opened().begin(write=True) as transaction:
-                    return work(transaction)
-            except lmdb.MapFullError:
-                self._map_bytes *= 2
-                self._opened().set_mapsize(self._map_bytes)
-
     def _read_state(self, transaction: "lmdb.Transaction[bytes]") -> None:
         position = transaction.get(_IS_POSITION)
         if position is not None:
@@ -169,8 +212,7 @@ class ToastStore:
 
     def empty(self) -> None:
         """Begin again with nothing."""
-        self._close_environment()
-        self._remove_files()
+        self.file.remove()
         self._forget_state()
         problem = self._open()
         assert not problem
@@ -231,12 +273,12 @@ class ToastStore:
         """Write the position if the file's lags, and close the file. What wasn't committed is dropped."""
         self.discard()
         try:
-            if self._lagging and self._environment is not None:
+            if self._lagging and self.file.is_open:
                 # An older position is as true as this one; another writer's is truer.
                 with contextlib.suppress(LockstepError):
                     self._write()
         finally:
-            self._close_environment()
+            self.file.close()
 
     def _durable(self, topic: str, key: bytes) -> Values | None:
         """What the file holds of a row that no change hides."""
@@ -244,7 +286,7 @@ class ToastStore:
             return None
         topic_id = self._topic_ids[topic]
         try:
-            with self._opened().begin(buffers=True) as transaction:
+            with self.file.opened.begin(buffers=True) as transaction:
                 record = transaction.get(entries.row_key(topic_id, key))
                 return None if record is None else entries.unpack(record).get(key)
         except _UNUSABLE as error:
@@ -264,7 +306,7 @@ class ToastStore:
             return topic_ids
 
         try:
-            self._topic_ids = self._changed(written)
+            self._topic_ids = self.file.changed(written)
         except _UNUSABLE as error:
             self._damaged(error)
         except lmdb.MapResizedError as error:
@@ -279,7 +321,7 @@ class ToastStore:
         self._lagging = False
         self._lagging_records = 0
         try:
-            self._fill_file()
+            self.file.fill()
         except OSError as error:
             self._refused("written", error)
 
@@ -315,44 +357,17 @@ class ToastStore:
             offset_entry = entries.offset_key(_topic_id(transaction, topic_ids, topic), partition)
             transaction.put(offset_entry, _NUMBER.pack(self._offsets[topic, partition]))
 
-    def _opened(self) -> lmdb.Environment:
-        assert self._environment is not None, "the store is closed"
-        return self._environment
-
-    def _needed_bytes(self) -> int:
-        environment = self._opened()
-        return (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
-
-    def _fill_file(self) -> None:
-        """Extend the file by pages at its end that one transaction took and gave back. Shorter now means cut off."""
-        needed = self._needed_bytes()
-        if needed > self._file_bytes:
-            self._file_bytes = self._path.stat().st_size
-            if needed > self._file_bytes:
-                os.truncate(self._path, needed)
-                self._file_bytes = needed
-
-    def _close_environment(self) -> None:
-        if self._environment is not None:
-            self._environment.close()
-            self._environment = None
-
-    def _remove_files(self) -> None:
-        for name in (FILE_NAME, f"{FILE_NAME}-lock"):
-            (self._path.parent / name).unlink(missing_ok=True)
-
     def _damaged(self, error: Exception) -> NoReturn:
-        self._close_environment()
-        self._remove_files()
+        self.file.remove()
         raise Unavailable(
-            f"the store of large values in {self._path.parent} was damaged ({error}) and has been removed;"
+            f"the store of large values in {self._directory} was damaged ({error}) and has been removed;"
             " it is filled again from the topics"
         ) from error
 
     def _refused(self, doing: str, error: Exception) -> NoReturn:
-        self._close_environment()
+        self.file.close()
         raise LockstepError(
-            f"the store of large values in {self._path.parent} can't be {doing}: {error}",
+            f"the store of large values in {self._directory} can't be {doing}: {error}",
             hint="look for a full disk, missing permissions or another process that has it open. It holds nothing that"
             " the topics don't: while capture is stopped it may be deleted, and is filled again",
         ) from error

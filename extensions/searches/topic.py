@@ -11,22 +11,21 @@ what was told, wherever a process was killed.
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import orjson
 
 from cdc.kafka.kept_topics import check_kept
-from cdc.kafka.publisher import TransactionalPublisher
+from cdc.kafka.large_rows import LargeRows
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_admin import TopicAdmin, match_topic_plan
 from cdc.kafka.topic_names import MATCHES, control_topic
 from cdc.kafka.topic_reader import TopicReader
+from cdc.kafka.transactions import Transactions
 from cdc.model.errors import Unavailable
 from cdc.model.event import JsonValue
 from cdc.protocol.record_fields import FORMAT, parse_record
 from extensions.searches.matches import Told
-
-_QUEUE_BYTES: Final = 8 * 1024 * 1024
 
 BEGINS, CEASES = "begins", "ceases"
 
@@ -104,14 +103,8 @@ class MatchTopic:
             self._cluster.create(missing)
         self._id = self._current_id()
         self.check()
-        self._publisher = TransactionalPublisher(
-            self._client,
-            prefix=pipeline,
-            transactional_id=f"{self._topic}.{sink}",
-            queue_bytes=_QUEUE_BYTES,
-            max_message_bytes=kafka.topics.max_message_bytes,
-            while_waiting=lambda: None,
-        )
+        sizes = LargeRows(max_message_bytes=kafka.topics.max_message_bytes)
+        self._publisher = Transactions(self._client, f"{self._topic}.{sink}", sizes)
 
     def start(self) -> None:
         """Fence whoever told of these matches before."""

@@ -15,10 +15,11 @@ from typing import Final
 import orjson
 
 from cdc.kafka.control_topics import read_compacted
-from cdc.kafka.publisher import TransactionalPublisher
+from cdc.kafka.large_rows import LargeRows
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import VIEWS, control_topic, view_topic
 from cdc.kafka.topic_reader import TopicReader
+from cdc.kafka.transactions import Transactions
 from cdc.model.errors import Unavailable
 from cdc.model.event import JsonValue
 from cdc.model.tag import Tag
@@ -28,7 +29,6 @@ from jobs.executor.task_input import ViewTopicInput
 from jobs.offsets import Offsets
 from views.state.file import FileState
 
-_QUEUE_BYTES: Final = 32 * 1024 * 1024
 _STEP_BYTES_MAX: Final = 1024 * 1024
 
 
@@ -43,14 +43,7 @@ class ViewTopic:
         self._client = client
         self._where = where
         self._steps_topic = control_topic(where.pipeline, VIEWS)
-        self._publisher = TransactionalPublisher(
-            client,
-            prefix=where.pipeline,
-            transactional_id=where.topic,
-            queue_bytes=_QUEUE_BYTES,
-            max_message_bytes=where.max_message_bytes,
-            while_waiting=lambda: None,
-        )
+        self._publisher = Transactions(client, where.topic, LargeRows(max_message_bytes=where.max_message_bytes))
         try:
             self._publisher.start()
             self._cluster = TopicAdmin(client)
@@ -137,14 +130,8 @@ class ViewTopic:
 
 def remove_steps(client: Client, *, pipeline: str, view: str, generation: int) -> None:
     """Fence whoever writes this generation's topic, and forget what was written there."""
-    publisher = TransactionalPublisher(
-        client,
-        prefix=pipeline,
-        transactional_id=view_topic(pipeline, view, generation),
-        queue_bytes=_QUEUE_BYTES,
-        max_message_bytes=_STEP_BYTES_MAX,
-        while_waiting=lambda: None,
-    )
+    topic = view_topic(pipeline, view, generation)
+    publisher = Transactions(client, topic, LargeRows(max_message_bytes=_STEP_BYTES_MAX))
     try:
         publisher.start()
         publisher.send(control_topic(pipeline, VIEWS), step_key(view, generation), None)

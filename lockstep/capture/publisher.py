@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 
-from cdc.capture.settings import QUEUE_BYTES
 from cdc.kafka.large_rows import LargeRows
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.record_limits import RecordLimit
@@ -19,16 +18,15 @@ def capture_publisher(
     say: Callable[[str], None] = lambda _: None,
 ) -> TransactionalPublisher:
     """Not started yet. The arguments are the publisher's own. Raises as ``TransactionalPublisher``."""
-    max_message_bytes = pipeline.kafka.topics.max_message_bytes
+    sizes = LargeRows(
+        pipeline.rejecting_topics, max_message_bytes=pipeline.kafka.topics.max_message_bytes, limits=limits, say=say
+    )
     return TransactionalPublisher(
         pipeline.kafka.client(),
+        f"{pipeline.name}.{pipeline.slot}",
+        sizes,
         prefix=pipeline.name,
-        transactional_id=f"{pipeline.name}.{pipeline.slot}",
-        queue_bytes=QUEUE_BYTES,
-        max_message_bytes=max_message_bytes,
+        progress_every_s=pipeline.progress_every_s,
         while_waiting=while_waiting,
         new_topic=new_topic,
-        progress_every_s=pipeline.progress_every_s,
-        limits=limits,
-        large_rows=LargeRows(pipeline.rejecting_topics, max_message_bytes=max_message_bytes, limits=limits, say=say),
     )

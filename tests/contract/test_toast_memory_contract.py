@@ -251,7 +251,7 @@ def test_a_history_on_disk_with_crashes(steps: list[tuple[object, ...]]) -> None
             if how == "close":
                 store.close()
             else:
-                store._close_environment()  # as the end of the process does it
+                store.file.close()  # as the end of the process does it
             return open_store(Path(name))
 
         follow(steps, open_store(Path(name)), reopened)

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from cdc.capture.settings import QUEUE_BYTES
+from cdc.kafka.large_rows import LargeRows
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.topic_names import STATE, control_topic
 from cdc.protocol.control_records import FORMAT
@@ -131,11 +131,9 @@ def test_a_state_of_another_version_stops_capture_and_leaves_the_process_that_wr
     slot, kafka = pipeline.config.slot, pipeline.config.kafka
     other = TransactionalPublisher(
         pipeline.client,
+        f"{pipeline.name}.{slot}",
+        LargeRows(max_message_bytes=kafka.topics.max_message_bytes),
         prefix=pipeline.name,
-        transactional_id=f"{pipeline.name}.{slot}",
-        queue_bytes=QUEUE_BYTES,
-        max_message_bytes=kafka.topics.max_message_bytes,
-        while_waiting=lambda: None,
     )
     other.start()
     theirs = orjson.loads(state(slot=slot).to_bytes()) | {"format": its_format}

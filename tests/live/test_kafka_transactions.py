@@ -41,7 +41,7 @@ def test_a_transaction_that_was_ended_is_begun_again_where_nobody_has_taken_over
 def test_an_event_that_is_larger_than_the_clients_queue_is_sent(
     captured: Captured, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstep.capture.publisher.QUEUE_BYTES", 1024 * 1024)
+    monkeypatch.setattr("cdc.kafka.transactions.QUEUE_BYTES", 1024 * 1024)
     captured.start()
     database.execute("insert into t select 2, string_agg(md5(n::text), '') from generate_series(1, 100000) n")
     captured.assert_equal()

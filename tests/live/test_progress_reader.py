@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from cdc.capture.settings import QUEUE_BYTES
 from cdc.kafka.control_topics import Heard, LogBell, ProgressReader, read_progress
+from cdc.kafka.large_rows import LargeRows
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, table_topic_plan
@@ -47,11 +47,9 @@ class Log:
         """A publisher that isn't started yet, and isn't closed by this."""
         return TransactionalPublisher(
             self.settings.client(),
+            self.prefix,
+            LargeRows(max_message_bytes=self.settings.topics.max_message_bytes),
             prefix=self.prefix,
-            transactional_id=self.prefix,
-            queue_bytes=QUEUE_BYTES,
-            max_message_bytes=self.settings.topics.max_message_bytes,
-            while_waiting=lambda: None,
             progress_every_s=every_s,
         )
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from cdc.capture.settings import QUEUE_BYTES
 from cdc.kafka.control_topics import read_compacted
+from cdc.kafka.large_rows import LargeRows
 from cdc.kafka.newest_records import newest_records
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.settings import KafkaSettings
@@ -47,11 +47,9 @@ def prefix() -> str:
 def _publisher(settings: KafkaSettings, prefix: str) -> TransactionalPublisher:
     publisher = TransactionalPublisher(
         settings.client(),
+        prefix,
+        LargeRows(max_message_bytes=settings.topics.max_message_bytes),
         prefix=prefix,
-        transactional_id=prefix,
-        queue_bytes=QUEUE_BYTES,
-        max_message_bytes=settings.topics.max_message_bytes,
-        while_waiting=lambda: None,
     )
     publisher.start()
     return publisher

@@ -8,8 +8,9 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from cdc.kafka.client import batch_bytes, new_client
 from cdc.kafka.consumer import open_consumer
-from cdc.kafka.publisher import TransactionalPublisher
+from cdc.kafka.large_rows import LargeRows
 from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.transactions import Transactions
 from cdc.model.errors import ConfigurationError, Unavailable
 from jobs.dead_letters.topic import DeadLetterTopic
 from jobs.executor.log_reader import LogReader
@@ -25,9 +26,7 @@ WITHOUT_ITS_FILE: Client = {
 
 
 def _publisher(client: Client) -> object:
-    return TransactionalPublisher(
-        client, prefix="p", transactional_id="p", queue_bytes=1 << 20, max_message_bytes=1 << 20, while_waiting=int
-    )
+    return Transactions(client, "p", LargeRows(max_message_bytes=1 << 20))
 
 
 def _consumer(client: Client) -> object:

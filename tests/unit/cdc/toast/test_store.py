@@ -163,12 +163,12 @@ def test_a_commit_without_changes_writes_nothing(tmp_path: Path) -> None:
     store.forget("u", b"unknown")
     store.put("u", b"k", {"a": b"1"})
     store.forget("u", b"k")
-    environment = store._opened()
+    environment = store.file.opened
     before = environment.info()["last_txnid"]
     for number in range(100):
         store.commit((2, number), {("t", 0): number})
     assert environment.info()["last_txnid"] == before
-    store._close_environment()
+    store.file.close()
     assert opened(tmp_path).position() == (1, 1)
 
 
@@ -177,7 +177,7 @@ def test_but_the_position_doesnt_lag_for_ever(tmp_path: Path) -> None:
     store.commit((1, 1), {("t", 0): LAZY_RECORDS // 2})
     store.commit((2, 1), {("t", 1): LAZY_RECORDS // 2})
     store.commit((3, 1), {("t", 1): LAZY_RECORDS // 2 + 1})
-    store._close_environment()
+    store.file.close()
     reopened = opened(tmp_path)
     assert (reopened.position(), reopened.offsets()) == (
         (2, 1),
@@ -198,7 +198,7 @@ def test_a_fill_that_was_interrupted_goes_on(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.put("t", b"k", {"a": b"1"})
     store.commit(None, {("t", 0): 5})
-    store._close_environment()
+    store.file.close()
     store = opened(tmp_path)
     assert (store.position(), store.offsets()) == (None, {("t", 0): 5})
 
