@@ -64,16 +64,9 @@ def _are_columns(by_column: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _are_tables(by_table: Mapping[str, str]) -> Mapping[str, str]:
-    problems = []
-    for text, condition in by_table.items():
-        try:
-            TableName.parse(text)
-        except ValueError as error:
-            problems.append(str(error))
-        if not condition.strip():
-            problems.append(f"no condition is given for {text}")
-    if problems:
-        raise ValueError("; ".join(problems))
+    TableName.parse_all(by_table)
+    if empty := [text for text, condition in by_table.items() if not condition.strip()]:
+        raise ValueError("; ".join(f"no condition is given for {text}" for text in empty))
     return by_table
 
 
@@ -213,14 +206,7 @@ class TableSettings(Settings):
     @field_validator("tables")
     @classmethod
     def _are_table_names(cls, tables: tuple[str, ...]) -> tuple[str, ...]:
-        problems = []
-        for text in tables:
-            try:
-                TableName.parse(text)
-            except ValueError as error:
-                problems.append(str(error))
-        if problems:
-            raise ValueError("; ".join(problems))
+        TableName.parse_all(tables)
         return tables
 
     @field_validator("rename")

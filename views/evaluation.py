@@ -14,12 +14,13 @@ from typing import Any, Final
 
 import orjson
 
+from cdc.model.calendar import date_of, days_of
 from views import numerics
 from views.documents import array_writer, document, json_member, json_member_text, object_writer
 from views.expressions import DOCUMENTS, Call, Expression, Literal, Ref, conjuncts
 from views.failures import EvaluationError
 from views.numerics import decimal_of, text_of
-from views.values import INFINITY, Kind, Row, SqlType, Value, date_of, days_of, float_json, float_order
+from views.values import INFINITY, Kind, Row, SqlType, Value, float_json, float_order
 
 Evaluate = Callable[[Row], Value]
 _Function = Callable[..., Any]

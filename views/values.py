@@ -22,13 +22,14 @@ import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final
 
 import orjson
 
+from cdc.model.calendar import date_of, days_of
 from cdc.model.event import JsonValue
 from cdc.model.table import Column
 from views.failures import EvaluationError
@@ -173,9 +174,7 @@ INFINITY: Final = 2**63 - 1
 """``infinity`` among dates and timestamps. ``-infinity`` is its negative."""
 
 _DAY_US: Final = 86_400_000_000
-_EPOCH_DAY: Final = date(2000, 1, 1).toordinal()
 _EPOCH: Final = datetime(2000, 1, 1)  # noqa: DTZ001  a timestamp without a time zone
-_YEARS_400_DAYS: Final = 146_097
 _TIMESTAMP = re.compile(r"(\d{4,})-(\d\d)-(\d\d)(?:T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?Z?)?( BC)?")
 _ORDINARY_TIMESTAMP = re.compile(r"[1-9]\d{3}-\d\d-\d\dT(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,6})?Z?", re.ASCII)
 """Tuned: Python's own parser reads these as we do, and sooner."""
@@ -192,25 +191,6 @@ _FLOAT_EXPONENT_MIN: Final = 1e15
 
 _INFINITIES: Final = {"infinity": INFINITY, "-infinity": -INFINITY}
 _INFINITY_TEXTS: Final = {value: text for text, value in _INFINITIES.items()}
-
-
-def days_of(year: int, month: int, day: int) -> int:
-    """The date as days since 2000-01-01. The year before 1 is 0. Raises ValueError for no date."""
-    shift = 0
-    if not 1 <= year <= 9999:  # the calendar repeats itself every 400 years
-        shift = (year - 2000) // 400
-        year -= shift * 400
-    return date(year, month, day).toordinal() - _EPOCH_DAY + shift * _YEARS_400_DAYS
-
-
-def date_of(days: int) -> tuple[int, int, int]:
-    """Year, month and day of a number of days since 2000-01-01."""
-    shift, rest = 0, days + _EPOCH_DAY
-    if not 1 <= rest <= 3_652_059:
-        shift = days // _YEARS_400_DAYS
-        rest = days - shift * _YEARS_400_DAYS + _EPOCH_DAY
-    at = date.fromordinal(rest)
-    return at.year + shift * 400, at.month, at.day
 
 
 def parse_days(text: str) -> int:

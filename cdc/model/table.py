@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -85,6 +86,19 @@ class TableName:
             )
         schema, name = map(_unquoted, match.groups())
         return cls(schema, name)
+
+    @classmethod
+    def parse_all(cls, texts: Iterable[str]) -> dict[str, Self]:
+        """The names of all these texts, by text. Raises ValueError that has the problems of all."""
+        names, problems = dict[str, Self](), list[str]()
+        for text in texts:
+            try:
+                names[text] = cls.parse(text)
+            except ValueError as error:
+                problems.append(str(error))
+        if problems:
+            raise ValueError("; ".join(problems))
+        return names
 
 
 class ReplicaIdentity(StrEnum):

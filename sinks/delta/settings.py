@@ -48,8 +48,7 @@ def _plain_options(options: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _table_names(partitions: Mapping[str, tuple[str, ...]]) -> Mapping[str, tuple[str, ...]]:
-    for text in partitions:
-        TableName.parse(text)
+    TableName.parse_all(partitions)
     return partitions
 
 

@@ -21,14 +21,7 @@ _ADDRESS: Final = "redis://host:6379/0, rediss://host:6379/0 with TLS, or unix:/
 
 
 def _are_tables(by_table: Mapping[str, _Of]) -> Mapping[str, _Of]:
-    problems = []
-    for name in by_table:
-        try:
-            TableName.parse(name)
-        except ValueError as error:
-            problems.append(str(error))
-    if problems:
-        raise ValueError("; ".join(problems))
+    TableName.parse_all(by_table)
     return by_table
 
 

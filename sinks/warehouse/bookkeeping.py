@@ -1,7 +1,7 @@
 """The bookkeeping tables in a SQL warehouse, schema ``lockstep``: writers, tables and progress of one generation."""
 
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Any, Final
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
@@ -11,6 +11,9 @@ from sinks.warehouse.bookkeeping_format import HEAD, SCHEMA, VERSION_TABLE
 from sinks.warehouse.dialect import Connection
 from sinks.warehouse.names import warehouse_name
 from sinks.warehouse.stored_table import StoredTable, relations_of
+
+OF_GENERATION: Final = "where view_schema = :view_schema and generation = :generation"
+"""Of this generation, as statements have it."""
 
 
 class WarehouseBookkeeping:
@@ -94,24 +97,15 @@ class WarehouseBookkeeping:
 
     def is_bulk(self, lock: str) -> bool | None:
         """Whether this generation is loaded in bulk, held like that with the lock; None when it doesn't exist."""
-        is_bulk = self._execute(
-            "select is_bulk from lockstep.writer where view_schema = :view_schema and generation = :generation "
-            f"{self._locking(lock)}"
-        ).scalar()
+        is_bulk = self._execute(f"select is_bulk from lockstep.writer {OF_GENERATION} {self._locking(lock)}").scalar()
         return None if is_bulk is None else bool(is_bulk)
 
     def set_bulk(self, is_bulk: bool) -> None:
-        self._execute(
-            "update lockstep.writer set is_bulk = :is_bulk where view_schema = :view_schema and generation = "
-            ":generation",
-            is_bulk=is_bulk,
-        )
+        self._execute(f"update lockstep.writer set is_bulk = :is_bulk {OF_GENERATION}", is_bulk=is_bulk)
 
     def forget_generation(self) -> None:
         for bookkeeping in ("writer", "prepared_table", "applied_offset", "progress"):
-            self._execute(
-                f"delete from lockstep.{bookkeeping} where view_schema = :view_schema and generation = :generation"
-            )
+            self._execute(f"delete from lockstep.{bookkeeping} {OF_GENERATION}")
         self._execute(
             "delete from lockstep.coordination_record where view_schema = :view_schema and starts_with(name, "
             ":beginning)",
@@ -122,10 +116,7 @@ class WarehouseBookkeeping:
 
     def tables(self, names: Collection[TableName] | None = None) -> dict[TableName, StoredTable]:
         """All tables of the generation, or those of these that it has."""
-        query = (
-            "select source_schema, source_table, shape from lockstep.prepared_table "
-            "where view_schema = :view_schema and generation = :generation"
-        )
+        query = f"select source_schema, source_table, shape from lockstep.prepared_table {OF_GENERATION}"
         rows: list[Any] = []
         if names is None:
             rows = list(self._execute(query))
@@ -153,21 +144,17 @@ class WarehouseBookkeeping:
 
     def claim(self) -> int:
         """Become the writer. Returns its fence. Raises LockstepError when the generation doesn't exist."""
-        self.require()
-        fence = self._execute(
-            "update lockstep.writer set fence = fence + 1, claimed_at = now() "
-            "where view_schema = :view_schema and generation = :generation returning fence"
-        ).scalar()
-        if fence is None:
-            raise self.missing()
-        return int(fence)
+        return self._fence_of(
+            f"update lockstep.writer set fence = fence + 1, claimed_at = now() {OF_GENERATION} returning fence"
+        )
 
     def fence(self) -> int:
         """The fence of the writer. Raises LockstepError when the generation doesn't exist."""
+        return self._fence_of(f"select fence from lockstep.writer {OF_GENERATION}")
+
+    def _fence_of(self, statement: str) -> int:
         self.require()
-        fence = self._execute(
-            "select fence from lockstep.writer where view_schema = :view_schema and generation = :generation"
-        ).scalar()
+        fence = self._execute(statement).scalar()
         if fence is None:
             raise self.missing()
         return int(fence)
@@ -180,24 +167,19 @@ class WarehouseBookkeeping:
         """
         self.require()
         held = self._execute(
-            "select is_bulk from lockstep.writer where view_schema = :view_schema and generation = :generation and "
-            "fence = :fence " + self._locking("for share"),
+            f"select is_bulk from lockstep.writer {OF_GENERATION} and fence = :fence {self._locking('for share')}",
             fence=fence,
         ).scalar()
         if held is None:
-            known = self._execute(
-                "select 1 from lockstep.writer where view_schema = :view_schema and generation = :generation"
-            )
-            if known.scalar() is None:
-                raise self.missing()
+            self.fence()
             raise replaced_writer(self._name, self._generation)
         return bool(held)
 
     def hold_writer(self, fence: int) -> bool:
         """Keep all batches out until the transaction ends, unless one is under way. Whether that is so."""
         held = self._execute(
-            "select 1 from lockstep.writer where view_schema = :view_schema and generation = :generation and "
-            "fence = :fence " + self._locking("for update skip locked"),
+            f"select 1 from lockstep.writer {OF_GENERATION} and fence = :fence "
+            + self._locking("for update skip locked"),
             fence=fence,
         ).scalar()
         return held is not None

@@ -18,11 +18,7 @@ class WarehouseCoordination:
         with self._connection.looking():
             if not self._bookkeeping.exist():
                 return None
-            content = self._connection.execute(
-                "select content from lockstep.coordination_record where view_schema = :view_schema and name = :name",
-                name=name,
-            ).scalar()
-        return None if content is None else str(content)
+            return load_record(self._connection, name)
 
     def load_all(self, names: Collection[str]) -> dict[str, str]:
         asked = {f"name_{number}": name for number, name in enumerate(names)}
@@ -48,13 +44,7 @@ class WarehouseCoordination:
                     name=name,
                 )
             else:
-                self._connection.execute(
-                    "insert into lockstep.coordination_record (view_schema, name, content) "
-                    "values (:view_schema, :name, :content) "
-                    "on conflict (view_schema, name) do update set content = excluded.content, updated_at = now()",
-                    name=name,
-                    content=text,
-                )
+                save_record(self._connection, name, text)
 
     def create(self, name: str, text: str) -> bool:
         with self._connection.transaction():
@@ -70,3 +60,22 @@ class WarehouseCoordination:
     def _create_tables(self) -> None:
         if not self._bookkeeping.exist():
             self._bookkeeping.create()
+
+
+def load_record(connection: Connection, name: str) -> str | None:
+    """A record, or None when there is none of that name. Inside a transaction."""
+    content = connection.execute(
+        "select content from lockstep.coordination_record where view_schema = :view_schema and name = :name", name=name
+    ).scalar()
+    return None if content is None else str(content)
+
+
+def save_record(connection: Connection, name: str, text: str) -> None:
+    """Store a record. Inside a transaction."""
+    connection.execute(
+        "insert into lockstep.coordination_record (view_schema, name, content) "
+        "values (:view_schema, :name, :content) "
+        "on conflict (view_schema, name) do update set content = excluded.content, updated_at = now()",
+        name=name,
+        content=text,
+    )

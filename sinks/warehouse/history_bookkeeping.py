@@ -3,12 +3,17 @@
 import hashlib
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from cdc.model.event import TableEvents
 from cdc.model.table import TableName
 from sinks.warehouse.dialect import Connection
 from sinks.warehouse.history import EPOCH
+
+_OF_TABLE: Final = (
+    "view_schema = :view_schema and generation = :generation "
+    "and source_schema = :source_schema and source_table = :source_table"
+)
 
 
 class HistoryBookkeeping:
@@ -22,42 +27,27 @@ class HistoryBookkeeping:
         self._execute(
             "insert into lockstep.kept_history (view_schema, generation, source_schema, source_table, view_name) "
             "values (:view_schema, :generation, :source_schema, :source_table, :view_name) on conflict do nothing",
-            source_schema=name.schema,
-            source_table=name.name,
+            **_bound(name),
             view_name=relation,
         )
 
     def forget(self, names: Sequence[TableName]) -> None:
         for name in names:
             for bookkeeping in ("kept_history", "refused_version"):
-                self._execute(
-                    f"delete from lockstep.{bookkeeping} where view_schema = :view_schema and generation = :generation "
-                    "and source_schema = :source_schema and source_table = :source_table",
-                    source_schema=name.schema,
-                    source_table=name.name,
-                )
+                self._execute(f"delete from lockstep.{bookkeeping} where {_OF_TABLE}", **_bound(name))
 
     def raise_complete_from(self, name: TableName, time_ms: int) -> None:
-        self._execute(
-            "update lockstep.kept_history set complete_from = :complete_from "
-            "where view_schema = :view_schema and generation = :generation "
-            "and source_schema = :source_schema and source_table = :source_table "
-            "and (complete_from is null or complete_from < :complete_from)",
-            source_schema=name.schema,
-            source_table=name.name,
-            complete_from=EPOCH + timedelta(milliseconds=time_ms),
-        )
+        self._raise(name, time_ms, "(complete_from is null or complete_from < :complete_from)")
 
     def raise_missing_until(self, name: TableName, time_ms: int) -> None:
         """Changes of before may be missing. One of before the history was begun takes nothing from it."""
+        self._raise(name, time_ms, "coalesce(complete_from, begun_at) < :complete_from")
+
+    def _raise(self, name: TableName, time_ms: int, condition: str) -> None:
         self._execute(
-            "update lockstep.kept_history set complete_from = :missing_until "
-            "where view_schema = :view_schema and generation = :generation "
-            "and source_schema = :source_schema and source_table = :source_table "
-            "and coalesce(complete_from, begun_at) < :missing_until",
-            source_schema=name.schema,
-            source_table=name.name,
-            missing_until=EPOCH + timedelta(milliseconds=time_ms),
+            f"update lockstep.kept_history set complete_from = :complete_from where {_OF_TABLE} and {condition}",
+            **_bound(name),
+            complete_from=EPOCH + timedelta(milliseconds=time_ms),
         )
 
     def refuse(self, version: TableEvents, reason: str) -> None:
@@ -67,8 +57,7 @@ class HistoryBookkeeping:
             "key_digest, reason) "
             "values (:view_schema, :generation, :source_schema, :source_table, :tag, :key_digest, :reason) on conflict "
             "do nothing",
-            source_schema=version.table.schema,
-            source_table=version.table.name,
+            **_bound(version.table),
             tag=version.tags[0],
             key_digest=_digest(version.keys[0]),
             reason=reason,
@@ -79,13 +68,9 @@ class HistoryBookkeeping:
 
         Those that the history lacked are no longer known to be lacking.
         """
-        name = versions.table
+        table = _bound(versions.table)
         lacking: Sequence[Any] = self._execute(
-            "select tag, key_digest from lockstep.refused_version where view_schema = :view_schema and generation = "
-            ":generation "
-            "and source_schema = :source_schema and source_table = :source_table",
-            source_schema=name.schema,
-            source_table=name.name,
+            f"select tag, key_digest from lockstep.refused_version where {_OF_TABLE}", **table
         ).fetchall()
         if not lacking:
             return
@@ -93,15 +78,15 @@ class HistoryBookkeeping:
         for tag, digest in lacking:
             if (tag, digest) in written:
                 self._execute(
-                    "delete from lockstep.refused_version where view_schema = :view_schema and generation = "
-                    ":generation "
-                    "and source_schema = :source_schema and source_table = :source_table and tag = :tag and key_digest "
-                    "= :digest",
-                    source_schema=name.schema,
-                    source_table=name.name,
+                    f"delete from lockstep.refused_version where {_OF_TABLE} and tag = :tag and key_digest = :digest",
+                    **table,
                     tag=tag,
                     digest=digest,
                 )
+
+
+def _bound(name: TableName) -> dict[str, str]:
+    return {"source_schema": name.schema, "source_table": name.name}
 
 
 def _digest(key: bytes) -> str:

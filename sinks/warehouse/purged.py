@@ -12,6 +12,7 @@ from typing import Final
 import orjson
 
 from cdc.model.table import TableName
+from sinks.warehouse.coordination import load_record, save_record
 from sinks.warehouse.dialect import Connection
 
 PORTION: Final = 1_000
@@ -35,26 +36,16 @@ class Purged:
     """
 
     def __init__(self, connection: Connection, generation: int, what: str = "purged") -> None:
-        self._execute = connection.execute
+        self._connection = connection
         self._name = f"g{generation}.{what}"
 
     def load(self) -> dict[TableName, str]:
-        content = self._execute(
-            "select content from lockstep.coordination_record where view_schema = :view_schema and name = :name",
-            name=self._name,
-        ).scalar()
+        content = load_record(self._connection, self._name)
         return {TableName(schema, name): tag for schema, name, tag in orjson.loads(content or "[]")}
 
     def raise_to(self, tags: Mapping[TableName, str]) -> None:
         """Rows of these tables up to these tags have been purged. A greater one that is known stays."""
         known = self.load()
-        self._save(known | {table: max(tag, known.get(table, "")) for table, tag in tags.items()})
-
-    def _save(self, tags: Mapping[TableName, str]) -> None:
-        self._execute(
-            "insert into lockstep.coordination_record (view_schema, name, content) "
-            "values (:view_schema, :name, :content) "
-            "on conflict (view_schema, name) do update set content = excluded.content, updated_at = now()",
-            name=self._name,
-            content=orjson.dumps([[table.schema, table.name, tag] for table, tag in sorted(tags.items())]).decode(),
-        )
+        now = known | {table: max(tag, known.get(table, "")) for table, tag in tags.items()}
+        text = orjson.dumps([[table.schema, table.name, tag] for table, tag in sorted(now.items())]).decode()
+        save_record(self._connection, self._name, text)

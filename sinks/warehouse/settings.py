@@ -18,20 +18,6 @@ from sinks.warehouse.own_indexes import OwnIndex
 from sinks.warehouse.unfit import new_table, unfit_tables
 
 
-def _parse_tables(texts: Iterable[str]) -> dict[str, TableName]:
-    """``schema.table`` texts -> names. Raises ValueError that names every text which is none."""
-    names = {}
-    problems = []
-    for text in texts:
-        try:
-            names[text] = TableName.parse(text)
-        except ValueError as error:
-            problems.append(str(error))
-    if problems:
-        raise ValueError("; ".join(problems))
-    return names
-
-
 def _are_names(names: dict[str, str]) -> dict[str, str]:
     problems = [f"{table} has an empty name" for table, name in names.items() if not name]
     problems += [
@@ -42,7 +28,7 @@ def _are_names(names: dict[str, str]) -> dict[str, str]:
     problems += [f"{table}: a name can't hold the character NUL" for table, name in names.items() if "\0" in name]
     if problems:
         raise ValueError("; ".join(problems))
-    _parse_tables(names)
+    TableName.parse_all(names)
     return names
 
 
@@ -55,12 +41,12 @@ def _is_choice(given: object) -> object:
 
 def _are_tables(tables: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
     if not isinstance(tables, bool):
-        _parse_tables(tables)
+        TableName.parse_all(tables)
     return tables
 
 
 def _are_of_tables(indexes: dict[str, tuple[OwnIndex, ...]]) -> dict[str, tuple[OwnIndex, ...]]:
-    _parse_tables(indexes)
+    TableName.parse_all(indexes)
     return indexes
 
 
@@ -208,10 +194,12 @@ class WarehouseSettings(PurgingSettings):
         if tables:
             settings = (("names", self.names), ("history", self._history), ("indexes", self.indexes))
             for setting, texts in settings:
-                strangers = [text for text, name in _parse_tables(texts).items() if name not in tables]
+                strangers = [text for text, name in TableName.parse_all(texts).items() if name not in tables]
                 if strangers:
                     problems.append(f"{setting} has tables that aren't among tables: {', '.join(strangers)}")
-        named = tables | set(_parse_tables(self.names).values()) | set(_parse_tables(self._history).values())
+        named = (
+            tables | set(TableName.parse_all(self.names).values()) | set(TableName.parse_all(self._history).values())
+        )
         problems += self.warehouse_names.problems(named)
         if problems:
             raise ValueError("; ".join(problems))

@@ -5,6 +5,7 @@ from typing import Any
 
 from sinks.contract import Progress, TopicPartition
 from sinks.progress_json import dump_progress, load_progress
+from sinks.warehouse.bookkeeping import OF_GENERATION
 from sinks.warehouse.dialect import Connection
 
 
@@ -30,15 +31,12 @@ class StoredProgress:
     def load_offsets(self) -> dict[TopicPartition, int]:
         """The next offsets that were stored with the rows."""
         rows: Iterable[Any] = self._connection.execute(
-            "select topic, partition, next_offset from lockstep.applied_offset "
-            "where view_schema = :view_schema and generation = :generation"
+            f"select topic, partition, next_offset from lockstep.applied_offset {OF_GENERATION}"
         )
         return {(row[0], int(row[1])): int(row[2]) for row in rows}
 
     def load_progress(self) -> Progress | None:
-        text = self._connection.execute(
-            "select document from lockstep.progress where view_schema = :view_schema and generation = :generation"
-        ).scalar()
+        text = self._connection.execute(f"select document from lockstep.progress {OF_GENERATION}").scalar()
         return None if text is None else load_progress(text)
 
     def save_progress(self, progress: Progress) -> None:

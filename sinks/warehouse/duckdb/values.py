@@ -31,6 +31,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute
 
+from cdc.model.calendar import DAYS_TO_2000, date_of, days_of
 from cdc.model.event import JsonValue
 from cdc.model.table import Column
 from sinks.columns.arrow_columns import (
@@ -175,25 +176,6 @@ def _list(element: Form) -> Form:
     return Form(pa.list_(element.type), write, read)
 
 
-def _days(year: int, month: int, day: int) -> int:
-    """Days from 1970-01-01 to a day of the Gregorian calendar; year 0 is 1 BC. Python's own dates end at 9999."""
-    shifted = year - (month <= 2)  # years that begin in March have their odd day at the end
-    era, year_of_era = divmod(shifted, 400)
-    day_of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1
-    return era * 146_097 + year_of_era * 365 + year_of_era // 4 - year_of_era // 100 + day_of_year - 719_468
-
-
-def _civil(days: int) -> tuple[int, int, int]:
-    """The other way round."""
-    era, day_of_era = divmod(days + 719_468, 146_097)
-    year_of_era = (day_of_era - day_of_era // 1460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
-    day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
-    month = (5 * day_of_year + 2) // 153
-    day = day_of_year - (153 * month + 2) // 5 + 1
-    month = month + 3 if month < 10 else month - 9
-    return era * 400 + year_of_era + (month <= 2), month, day
-
-
 @dataclass(frozen=True)
 class _Moments:
     """Dates and timestamps: what arrow can read and print, and in Python what it can't, which is rare."""
@@ -235,9 +217,7 @@ class _Moments:
         if moment is None or moment["zone"] != self.zone or (moment[4] is None) is not self.is_date:
             raise ValueError
         year, month, day = map(int, moment.group(1, 2, 3))
-        days = _days(1 - year if moment["before"] else year, month, day)
-        if _civil(days)[1:] != (month, day):
-            raise ValueError
+        days = days_of(1 - year if moment["before"] else year, month, day) + DAYS_TO_2000
         if self.is_date:
             return days if abs(days) < self.infinite else None
         value = days * _DAY_US + _clock(f"{moment[4]}:{moment[5]}:{moment[6]}.{moment[7] or ''}")
@@ -247,7 +227,7 @@ class _Moments:
         if abs(value) == self.infinite:
             return "infinity" if value > 0 else "-infinity"
         days, clock = divmod(value, self.unit)
-        year, month, day = _civil(days)
+        year, month, day = date_of(days - DAYS_TO_2000)
         text = f"{year if year > 0 else 1 - year:04}-{month:02}-{day:02}"
         if not self.is_date:
             text += f"T{_clock_text(clock)}"
