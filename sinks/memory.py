@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from cdc.model.append_only import OPERATION_COLUMN, TRUNCATE, hides, is_append_only
-from cdc.model.errors import Fenced, LockstepError
+from cdc.model.errors import Fenced
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Table, TableName
 from sinks.columns.shape import Shape, unknown_column, unprepared
@@ -34,6 +34,7 @@ from sinks.contract import (
     check_erased,
     marks_of_rows,
 )
+from sinks.generation_errors import live_generation, missing_generation
 from sinks.stored_progress import check_stored, check_written
 
 
@@ -69,9 +70,7 @@ class MemoryStore:
         try:
             return self.generations[number]
         except KeyError:
-            raise LockstepError(
-                f"generation {number} doesn't exist", hint="it was never prepared, or it was dropped"
-            ) from None
+            raise missing_generation(number) from None
 
 
 class _OfGeneration:
@@ -267,9 +266,7 @@ class MemoryGenerations(_OfGeneration, Generations):
     def drop(self) -> None:
         with self._store.lock:
             if self._store.live == self._number:
-                raise LockstepError(
-                    f"generation {self._number} is live", hint="switch to another generation before you drop this one"
-                )
+                raise live_generation(self._number)
             self._store.generations.pop(self._number, None)
             for name in [name for name in self._store.records if name.startswith(f"g{self._number}.")]:
                 del self._store.records[name]

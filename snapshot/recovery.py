@@ -13,7 +13,6 @@ from typing import Any, Final
 import psycopg
 
 from cdc.kafka.control_topics import read_schema_records
-from cdc.model.errors import ConfigurationError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import Table, TableName
 from cdc.model.tag import VERSION_EPOCHS
@@ -23,6 +22,7 @@ from cdc.postgres.replication import ReplicationConnection, SystemIdentity
 from cdc.postgres.slot import Slot, drop_slot, end_other_reader, find_slot, require_own_slot, source_time_ms
 from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPhase
 from cdc.stream.source_checks import system_differences
+from snapshot.request import parsed_tables
 from snapshot.table_reader import SnapshotReader
 
 RECOVERIES_MAX: Final = VERSION_EPOCHS - 1
@@ -162,19 +162,5 @@ def tables_to_copy(pipeline: Pipeline, chosen: Sequence[str]) -> list[TableName]
     A copy of an append-only table takes the place of all events that its topic has, so it has to be chosen.
     Raises ConfigurationError with every name that isn't captured.
     """
-    names, problems = [], []
-    for text in chosen:
-        try:
-            names.append(TableName.parse(text))
-        except ValueError as error:
-            problems.append(str(error))
-            continue
-        if names[-1] not in pipeline.source.table_names:
-            problems.append(f"{names[-1]} isn't captured")
-    if problems:
-        raise ConfigurationError(
-            "these tables can't be copied",
-            problems=problems,
-            hint=f"captured are: {', '.join(map(str, pipeline.source.table_names))}",
-        )
+    names = parsed_tables(chosen, pipeline.source.table_names, "captured")
     return names or list(pipeline.source.keyed_names)

@@ -52,7 +52,7 @@ def request_copies(pipeline: Pipeline, texts: Sequence[str]) -> Requested:
     Raises ConfigurationError with every name that can't be copied, and LockstepError where no capture would ever read
     the requests; both before any request is sent.
     """
-    names = _parsed(pipeline, texts, pipeline.source.table_names, "captured")
+    names = parsed_tables(texts, pipeline.source.table_names, "captured")
     with _asking(pipeline) as connection:
         for name in names:
             request_repair(connection, name, None, slot=pipeline.slot)
@@ -64,7 +64,7 @@ def request_rows(pipeline: Pipeline, text: str, where: str) -> tuple[int, bool]:
 
     Raises as ``request_copies``, and LockstepError for a condition that PostgreSQL refuses and for too many rows.
     """
-    (name,) = _parsed(pipeline, [text], pipeline.source.keyed_names, "captured with a key")
+    (name,) = parsed_tables([text], pipeline.source.keyed_names, "captured with a key")
     with _asking(pipeline) as connection:
         table = load_tables(connection, [name], pipeline.publication, pipeline.source.keys).get(name)
         if table is None:
@@ -95,7 +95,7 @@ def order_copies(pipeline: Pipeline, action: CopyAction, texts: Sequence[str]) -
     Raises as ``request_copies``, and LockstepError for what can't be done to a first copy, and where no capture is at
     work that would do it. Raises Unavailable where Kafka doesn't answer.
     """
-    names = _parsed(pipeline, texts, pipeline.source.table_names, "captured")
+    names = parsed_tables(texts, pipeline.source.table_names, "captured")
     with _asking(pipeline) as connection:
         state = read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot)
         if state is not None and state.is_first_copy:
@@ -156,7 +156,8 @@ def _order_first_copy(
         time.sleep(_GIVE_AGAIN_S)
 
 
-def _parsed(pipeline: Pipeline, texts: Sequence[str], allowed: Sequence[TableName], what: str) -> list[TableName]:
+def parsed_tables(texts: Sequence[str], allowed: Sequence[TableName], what: str) -> list[TableName]:
+    """Each of these tables once. Raises ConfigurationError with every name that isn't among the allowed ones."""
     names: list[TableName] = []
     problems = []
     for text in texts:

@@ -53,7 +53,6 @@ EXCEPTIONS: Final[dict[str, dict[str, str]]] = {
     "classes of more than 20 methods": {
         "cdc/kafka/topic_admin.py: TopicAdmin": "most are one request to the same brokers",
         "cdc/postgres/settings.py: SourceSettings": A_MODEL,
-        "cdc/protocol/control_records.py: CaptureState": "each is a step from one committed state to the next",
         "lockstep/config.py: Config": A_MODEL,
         "extensions/searches/follower.py: Follower": "one loop over claim, queries, log and deliveries",
         "sinks/opensearch/indexes.py: OpenSearchIndexes": "most are one request to the same cluster",

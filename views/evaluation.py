@@ -153,32 +153,23 @@ def _strict(function: _Function, arguments: list[Evaluate]) -> Evaluate:
 # --- functions that look at nulls themselves ---
 
 
-def _and(arguments: list[Evaluate]) -> Evaluate:
-    def evaluate(row: Row) -> Value:
-        result: Value = True
-        for argument in arguments:
-            value = argument(row)
-            if value is False:
-                return False
-            if value is None:
-                result = None
-        return result
+def _until(decisive: bool) -> Callable[[list[Evaluate]], Evaluate]:
+    """This truth where an argument has it; else null where one is, and the other truth where none is."""
 
-    return evaluate
+    def of(arguments: list[Evaluate]) -> Evaluate:
+        def evaluate(row: Row) -> Value:
+            result: Value = not decisive
+            for argument in arguments:
+                value = argument(row)
+                if value is decisive:
+                    return decisive
+                if value is None:
+                    result = None
+            return result
 
+        return evaluate
 
-def _or(arguments: list[Evaluate]) -> Evaluate:
-    def evaluate(row: Row) -> Value:
-        result: Value = False
-        for argument in arguments:
-            value = argument(row)
-            if value is True:
-                return True
-            if value is None:
-                result = None
-        return result
-
-    return evaluate
+    return of
 
 
 def _is_null(arguments: list[Evaluate]) -> Evaluate:
@@ -264,8 +255,8 @@ def _checked(arguments: list[Evaluate]) -> Evaluate:
 
 
 _LENIENT: Final[dict[str, Callable[[list[Evaluate]], Evaluate]]] = {
-    "and": _and,
-    "or": _or,
+    "and": _until(False),
+    "or": _until(True),
     "is_null": _is_null,
     "is_true": _is_true,
     "is_false": _is_false,

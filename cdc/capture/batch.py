@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from cdc.capture.assembler import Assembler
@@ -191,7 +191,8 @@ class Batch:
         progress, relations, unread = assembler.progress, assembler.relations, assembler.rows.unread
         commit_lsn, seq = position = progress.position
         shapes = tuple(relations.new_shapes)
-        state = self.state.published(
+        state = replace(
+            self.state,
             commit_lsn=commit_lsn,
             seq=seq,
             end_lsn=progress.end_lsn,

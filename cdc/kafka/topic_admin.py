@@ -286,8 +286,7 @@ def message_topic_plans(prefix: str, settings: TopicSettings) -> list[TopicPlan]
 
 def erasures_topic_plan(prefix: str, settings: TopicSettings) -> TopicPlan:
     """The topic of what ``erase`` has changed for a while, and when it had topics compacted."""
-    plan = next(plan for plan in control_topic_plans(prefix, settings) if plan.name == control_topic(prefix, STATE))
-    return replace(plan, name=control_topic(prefix, ERASURES))
+    return replace(_control_plan(prefix, STATE, settings), name=control_topic(prefix, ERASURES))
 
 
 def view_topic_plans(prefix: str, topic: str, settings: TopicSettings) -> list[TopicPlan]:
@@ -295,10 +294,9 @@ def view_topic_plans(prefix: str, topic: str, settings: TopicSettings) -> list[T
 
     A reader that takes less than VIEW_COMPACTION_LAG_MS from the beginning to the end misses no row of that end.
     """
-    steps = next(plan for plan in control_topic_plans(prefix, settings) if plan.name == control_topic(prefix, STATE))
     return [
         _in_one_order(topic, settings, kept_ms=VIEW_COMPACTION_LAG_MS),
-        replace(steps, name=control_topic(prefix, VIEWS)),
+        replace(_control_plan(prefix, STATE, settings), name=control_topic(prefix, VIEWS)),
     ]
 
 
@@ -354,8 +352,12 @@ def control_topic_plans(prefix: str, settings: TopicSettings) -> list[TopicPlan]
 
 def dead_letter_plan(prefix: str, settings: TopicSettings) -> TopicPlan:
     """The dead-letter topic, for who creates it where no capture has."""
-    name = control_topic(prefix, DEAD_LETTERS)
-    return next(plan for plan in control_topic_plans(prefix, settings) if plan.name == name)
+    return _control_plan(prefix, DEAD_LETTERS, settings)
+
+
+def _control_plan(prefix: str, name: str, settings: TopicSettings) -> TopicPlan:
+    topic = control_topic(prefix, name)
+    return next(plan for plan in control_topic_plans(prefix, settings) if plan.name == topic)
 
 
 class TopicAdmin:
@@ -545,18 +547,14 @@ class TopicAdmin:
         if not plans:
             return
         for several in in_requests(plans):
-            self._request_creation(several)
+            for refused in self._not_created(several, is_trial=False).values():
+                raise refused
         # The controller has them; a broker may learn of them a moment later, and any of them may be asked next.
         deadline = time.monotonic() + _REQUEST_TIMEOUT_S
         while late := self._late(plans):
             if time.monotonic() > deadline:
                 raise Unavailable(f"topic {late[0].name} was created, but the brokers don't know it yet")
             time.sleep(0.05)
-
-    def _request_creation(self, plans: Sequence[TopicPlan]) -> None:
-        """Raises LockstepError for the first topic that is refused, and Unavailable."""
-        for refused in self._not_created(plans, is_trial=False).values():
-            raise refused
 
     def _not_created(self, plans: Sequence[TopicPlan], *, is_trial: bool) -> dict[str, LockstepError]:
         """Ask for these topics. Returns those that are refused, each with the reason. Raises Unavailable."""

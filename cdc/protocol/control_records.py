@@ -233,27 +233,6 @@ class CaptureState:
         """From where the stream is to be sent: the last complete transaction comes again."""
         return self.end_lsn if self.last_transaction is None else self.last_transaction.commit_lsn
 
-    def published(
-        self,
-        *,
-        commit_lsn: int,
-        seq: int,
-        end_lsn: int,
-        commit_time_ms: int,
-        last_transaction: StreamedTransaction | None,
-        begun: StreamedTransaction | None,
-    ) -> Self:
-        """The state after another batch of the stream."""
-        return replace(
-            self,
-            commit_lsn=commit_lsn,
-            seq=seq,
-            end_lsn=end_lsn,
-            commit_time_ms=commit_time_ms,
-            last_transaction=last_transaction,
-            begun=begun,
-        )
-
     def to_be_copied(self, names: Collection[TableName]) -> Self:
         """The state in which these tables have to be copied again. Those that are paused stay so."""
         if not any(name in self.copied or name in self.copying for name in names):

@@ -140,7 +140,6 @@ class ToastStore:
         self.file = ValuesFile(directory / FILE_NAME, map_bytes)
         self._identity = identity.encode()
         self._writer = os.urandom(16)
-        self._forget_state()
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
@@ -154,9 +153,10 @@ class ToastStore:
                 )
                 self.empty()
         except (lmdb.Error, OSError) as error:
-            self._refused("opened", error)
+            self._failed("opened", error)
 
-    def _forget_state(self) -> None:
+    def _open(self) -> str:
+        """Open the file and read all but its rows. A problem, in words, when it isn't ours to use."""
         self._topic_ids: dict[str, int] = {}
         self._position: Position | None = None
         self._offsets: dict[tuple[str, int], int] = {}
@@ -167,9 +167,6 @@ class ToastStore:
         self._cleared: set[str] = set()
         self._with_rows: set[str] = set()
         """The topics that may have rows in the file. All topics have a number there, for their offsets."""
-
-    def _open(self) -> str:
-        """Open the file and read all but its rows. A problem, in words, when it isn't ours to use."""
         if not self.file.open():
             return "is shorter than it should be"
         problem = self.file.changed(self._take)
@@ -213,7 +210,6 @@ class ToastStore:
     def empty(self) -> None:
         """Begin again with nothing."""
         self.file.remove()
-        self._forget_state()
         problem = self._open()
         assert not problem
 
@@ -289,30 +285,14 @@ class ToastStore:
             with self.file.opened.begin(buffers=True) as transaction:
                 record = transaction.get(entries.row_key(topic_id, key))
                 return None if record is None else entries.unpack(record).get(key)
-        except _UNUSABLE as error:
-            self._damaged(error)
-        except lmdb.MapResizedError as error:  # nobody but a later process makes it larger
-            raise _fenced() from error
-        except lmdb.Error as error:
-            self._refused("read", error)
+        except (lmdb.Error, Damaged) as error:
+            self._failed("read", error)
 
     def _write(self) -> None:
-        def written(transaction: "lmdb.Transaction[bytes]") -> dict[str, int]:
-            if transaction.get(_IS_WRITER) != self._writer:
-                raise _fenced()
-            topic_ids = dict(self._topic_ids)
-            self._write_rows(transaction, topic_ids)
-            self._write_progress(transaction, topic_ids)
-            return topic_ids
-
         try:
-            self._topic_ids = self.file.changed(written)
-        except _UNUSABLE as error:
-            self._damaged(error)
-        except lmdb.MapResizedError as error:
-            raise _fenced() from error
-        except lmdb.Error as error:
-            self._refused("written", error)
+            self._topic_ids = self.file.changed(self._write_changes)
+        except (lmdb.Error, Damaged) as error:
+            self._failed("written", error)
         self._with_rows -= self._cleared
         self._with_rows |= self._changes.keys()
         self._changes.clear()
@@ -323,7 +303,21 @@ class ToastStore:
         try:
             self.file.fill()
         except OSError as error:
-            self._refused("written", error)
+            self._failed("written", error)
+
+    def _write_changes(self, transaction: "lmdb.Transaction[bytes]") -> dict[str, int]:
+        if transaction.get(_IS_WRITER) != self._writer:
+            raise _fenced()
+        topic_ids = dict(self._topic_ids)
+        self._write_rows(transaction, topic_ids)
+        if self._position is None:
+            transaction.delete(_IS_POSITION)
+        else:
+            transaction.put(_IS_POSITION, _POSITION.pack(*self._position))
+        for topic, partition in self._advanced:
+            offset_entry = entries.offset_key(_topic_id(transaction, topic_ids, topic), partition)
+            transaction.put(offset_entry, _NUMBER.pack(self._offsets[topic, partition]))
+        return topic_ids
 
     def _write_rows(self, transaction: "lmdb.Transaction[bytes]", topic_ids: dict[str, int]) -> None:
         for topic in self._cleared:
@@ -348,23 +342,15 @@ class ToastStore:
                 else:
                     transaction.delete(row_entry)
 
-    def _write_progress(self, transaction: "lmdb.Transaction[bytes]", topic_ids: dict[str, int]) -> None:
-        if self._position is None:
-            transaction.delete(_IS_POSITION)
-        else:
-            transaction.put(_IS_POSITION, _POSITION.pack(*self._position))
-        for topic, partition in self._advanced:
-            offset_entry = entries.offset_key(_topic_id(transaction, topic_ids, topic), partition)
-            transaction.put(offset_entry, _NUMBER.pack(self._offsets[topic, partition]))
-
-    def _damaged(self, error: Exception) -> NoReturn:
-        self.file.remove()
-        raise Unavailable(
-            f"the store of large values in {self._directory} was damaged ({error}) and has been removed;"
-            " it is filled again from the topics"
-        ) from error
-
-    def _refused(self, doing: str, error: Exception) -> NoReturn:
+    def _failed(self, doing: str, error: Exception) -> NoReturn:
+        if isinstance(error, lmdb.MapResizedError):  # nobody but a later process makes it larger
+            raise _fenced() from error
+        if isinstance(error, _UNUSABLE):
+            self.file.remove()
+            raise Unavailable(
+                f"the store of large values in {self._directory} was damaged ({error}) and has been removed;"
+                " it is filled again from the topics"
+            ) from error
         self.file.close()
         raise LockstepError(
             f"the store of large values in {self._directory} can't be {doing}: {error}",

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 from cdc.model.append_only import is_append_only
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
 from sinks.contract import NOTHING_WRITTEN, Generations, Progress, TopicPartition
 from sinks.delta.bookkeeping import CatalogueState, GenerationState
@@ -18,6 +18,7 @@ from sinks.delta.erasing import purge
 from sinks.delta.opened_table import OpenedTable
 from sinks.delta.settings import DeltaSettings
 from sinks.delta.tables import DeltaTables
+from sinks.generation_errors import live_generation, loading_generation
 from sinks.progress_json import dump_progress, load_progress
 from sinks.stored_progress import behind_the_watermark, check_stored, watermark_tag
 
@@ -129,10 +130,7 @@ class DeltaGenerations(Generations):
     def switch(self) -> None:
         def choose(state: CatalogueState, _live: int | None) -> int:
             if self._tables.build(state).is_bulk:
-                raise LockstepError(
-                    f"generation {self._number} is still being loaded in bulk",
-                    hint="switch when its load has ended",
-                )
+                raise loading_generation(self._number)
             return self._number
 
         self._tables.build(self._bookkeeping.read())  # nothing is created for a generation that never was
@@ -167,10 +165,7 @@ class DeltaGenerations(Generations):
     def drop(self) -> None:
         def without(state: CatalogueState, live: int | None) -> CatalogueState:
             if live == self._number:
-                raise LockstepError(
-                    f"generation {self._number} is live",
-                    hint="switch to another generation before you drop this one",
-                )
+                raise live_generation(self._number)
             records = {name: text for name, text in state.records.items() if not name.startswith(f"g{self._number}.")}
             if self._number in state.builds:
                 state = state.without(self._number, state.builds[self._number].tables.keys())

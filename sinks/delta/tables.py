@@ -15,7 +15,7 @@ from sinks.delta.merge import delta_fields, fill, with_synced_at
 from sinks.delta.names import SYNCED_COLUMN, check_partitions, delta_name
 from sinks.delta.opened_table import FENCE, SHAPE, SYNCED_AT, OpenedTable
 from sinks.delta.settings import DeltaSettings
-from sinks.replaced_writer import replaced_writer
+from sinks.generation_errors import missing_generation, replaced_writer
 
 _Result = TypeVar("_Result")
 
@@ -98,10 +98,7 @@ class DeltaTables:
         try:
             return state.builds[self.generation]
         except KeyError:
-            raise LockstepError(
-                f"generation {self.generation} of sink {self._name!r} doesn't exist",
-                hint="it was never prepared, or it was dropped",
-            ) from None
+            raise missing_generation(self.generation, self._name) from None
 
     def repeat(self, opened: OpenedTable, step: Callable[[OpenedTable], _Result]) -> _Result:
         """Do a step on a table as it is now, until no other commit comes in between.

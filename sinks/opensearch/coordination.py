@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
+from sinks.generation_errors import replaced_writer
 from sinks.opensearch.indexes import OpenSearchIndexes
-from sinks.replaced_writer import replaced_writer
 
 
 class OpenSearchCoordination:

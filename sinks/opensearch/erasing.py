@@ -19,7 +19,7 @@ from sinks.contract import Leftover
 from sinks.opensearch.answers import require_all, unreadable, unserved
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.mapping import DELETED_FIELD, TAG_FIELD
-from sinks.opensearch.reading import WHOLE, whole
+from sinks.opensearch.reading import WHOLE, identity_of, whole
 from sinks.opensearch.shard_copies import STATE_FIELDS, Copies, copies_of
 
 _ALLOWED: Final = "index.merge.policy.expunge_deletes_allowed"
@@ -75,29 +75,27 @@ class OpenSearchErasing:
             source = document["_source"]
             if below is None or not source.get(DELETED_FIELD) or source[TAG_FIELD] >= below:
                 return self.leftovers(table, key)
-            # The same version: a newer event that has come since stays.
-            parameters = {"version": str(document["_version"]), "version_type": "external_gte"}
-            if "routing" in identity:
-                parameters["routing"] = identity["routing"]
-            path = f"/{index}/_doc/{quote(identity['_id'], safe='')}"
-            self._client.call("DELETE", path, parameters=parameters, missing_ok=True)
+            self._delete(index, identity, document["_version"])
             self._indexes.refresh(index)
         about = (index, str(identity))
         if about not in self._merged and self._merge_away(index, about):
             self._merged.add(about)
         return self.leftovers(table, key)
 
+    def _delete(self, index: str, identity: Mapping[str, str], version: int) -> None:
+        """Delete a marker of this version: a newer event that has come since stays."""
+        parameters = {"version": str(version), "version_type": "external_gte"}
+        if "routing" in identity:
+            parameters["routing"] = identity["routing"]
+        path = f"/{index}/_doc/{quote(identity['_id'], safe='')}"
+        self._client.call("DELETE", path, parameters=parameters, missing_ok=True)
+
     def _erase_all(self, index: str, below: str | None) -> list[Leftover]:
         """Delete all markers of tags below this one, and have all that was deleted merged away."""
         if below is not None and (index, _ALL) not in self._newest:
             while markers := self._markers(index, below):
                 for hit in markers:
-                    # The same version: a newer event that has come since stays.
-                    parameters = {"version": str(hit["_version"]), "version_type": "external_gte"}
-                    if "_routing" in hit:
-                        parameters["routing"] = hit["_routing"]
-                    path = f"/{index}/_doc/{quote(hit['_id'], safe='')}"
-                    self._client.call("DELETE", path, parameters=parameters, missing_ok=True)
+                    self._delete(index, identity_of(hit), hit["_version"])
                 self._indexes.refresh(index)
         if (index, _ALL) not in self._merged and self._merge_away(index, (index, _ALL)):
             self._merged.add((index, _ALL))

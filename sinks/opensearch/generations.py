@@ -9,6 +9,7 @@ import orjson
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
 from sinks.contract import NOTHING_WRITTEN, Generations, Progress, TopicPartition
+from sinks.generation_errors import live_generation, loading_generation, missing_generation
 from sinks.opensearch.bookkeeping import Held
 from sinks.opensearch.coordination import record_id
 from sinks.opensearch.indexes import OpenSearchIndexes
@@ -54,13 +55,9 @@ class OpenSearchGenerations(Generations):
         indexes = self._indexes.undisturbed()
         mine = self._mine(indexes)
         if not mine:
-            raise LockstepError(
-                f"generation {self._number} doesn't exist", hint="it was never prepared, or it was dropped"
-            )
+            raise missing_generation(self._number)
         if self._indexes.in_bulk():
-            raise LockstepError(
-                f"generation {self._number} is still being loaded in bulk", hint="switch when its load has ended"
-            )
+            raise loading_generation(self._number)
         # What is written and not yet refreshed would be missing for readers until the next refresh.
         self.refresh()
         others = [index for index in indexes if index.is_live and index.generation != self._number]
@@ -95,9 +92,7 @@ class OpenSearchGenerations(Generations):
     def drop(self) -> None:
         mine = self._mine(self._indexes.all_own())
         if any(index.is_live for index in mine):
-            raise LockstepError(
-                f"generation {self._number} is live", hint="switch to another generation before you drop this one"
-            )
+            raise live_generation(self._number)
         for index in mine:
             self._remove(index)
         self._bookkeeping.remove(self._progress_id)

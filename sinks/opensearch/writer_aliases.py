@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from cdc.model.errors import Fenced, LockstepError, Unavailable
+from sinks.generation_errors import missing_generation, replaced_writer
 from sinks.opensearch.coordination import record_id
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.names import fence_of, writer_alias
-from sinks.replaced_writer import replaced_writer
 
 _UNDER_WAY_S: Final = 0.2
 """How soon to look again whether a request of the writer before is over."""
@@ -86,9 +86,7 @@ class WriterAliases:
             actions += [{"remove": {"index": index, "alias": alias}} for alias in older]
             actions.append({"add": {"index": index, "alias": writer_alias(index, fence)}})
         if not actions:
-            raise LockstepError(
-                f"generation {self._indexes.generation} doesn't exist", hint="it was never prepared, or it was dropped"
-            )
+            raise missing_generation(self._indexes.generation)
         if not self._client.call("POST", "/_aliases", {"actions": actions})["acknowledged"]:
             raise Unavailable("not all nodes of opensearch know who writes the view", retry_after_s=1.0)
 

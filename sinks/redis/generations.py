@@ -7,6 +7,7 @@ from typing import Final
 from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.table import TableName
 from sinks.contract import NOTHING_WRITTEN, Generations, Progress, TopicPartition
+from sinks.generation_errors import live_generation, missing_generation
 from sinks.progress_json import dump_progress, load_progress
 from sinks.redis.connection import Client, Evictions, history_of
 from sinks.redis.layout import glob_text, table_field
@@ -38,9 +39,7 @@ class RedisGenerations(Generations):
     def switch(self) -> None:
         with self._connection.talking() as client:
             if not client.exists(self._keys.tables):
-                raise LockstepError(
-                    f"generation {self._number} doesn't exist", hint="it was never prepared, or it was dropped"
-                )
+                raise missing_generation(self._number)
             self._live(client)  # SET would overwrite anything
             client.set(self._keys.live, f"g{self._number}")
 
@@ -65,9 +64,7 @@ class RedisGenerations(Generations):
 
     def drop(self) -> None:
         if self.live() == self._number:
-            raise LockstepError(
-                f"generation {self._number} is live", hint="switch to another generation before you drop this one"
-            )
+            raise live_generation(self._number)
         with self._connection.talking() as client:
             # The shapes first: a job that still writes here finds its tables unprepared when it next starts.
             # Without its fence, one that writes a view here is refused from now on.

@@ -7,11 +7,11 @@ from typing import Final
 from cdc.model.errors import ConfigurationError, Fenced
 from cdc.model.table import TableName
 from sinks.columns.shape import Shape, unprepared
+from sinks.generation_errors import replaced_writer
 from sinks.redis.connection import Client, RedisConnection
 from sinks.redis.keys import RedisKeys
 from sinks.redis.layout import table_field
 from sinks.redis.settings import RedisSettings
-from sinks.replaced_writer import replaced_writer
 
 _PREFIX: Final = re.compile(r"[A-Za-z0-9_.-]+")
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
-from sinks.replaced_writer import replaced_writer
+from sinks.generation_errors import missing_generation, replaced_writer
 from sinks.stored_format import check_stored_format
 from sinks.warehouse.bookkeeping_format import HEAD, SCHEMA, VERSION_TABLE
 from sinks.warehouse.dialect import Connection
@@ -57,23 +57,21 @@ class WarehouseBookkeeping:
 
     def missing(self) -> LockstepError:
         """The error for a generation that doesn't exist."""
-        return LockstepError(
-            f"generation {self._generation} of sink {self._name!r} doesn't exist",
-            hint="it was never prepared, or it was dropped",
-        )
+        return missing_generation(self._generation, self._name)
 
     # Generations
 
-    def enter_sink(self) -> None:
-        """Make this sink known."""
+    def enter(self) -> tuple[int | None, bool]:
+        """Make this sink and this generation known. The live generation, and whether this one is new."""
         self._execute("insert into lockstep.sink (view_schema) values (:view_schema) on conflict do nothing")
-
-    def enter(self) -> None:
-        """Make this generation known."""
+        # One at a time: two jobs that start together would both create the same table.
+        live = self.live(is_held=True)
+        is_new = self._generation not in self.generations()
         self._execute(
             "insert into lockstep.writer (view_schema, generation, fence) values (:view_schema, :generation, 0) on "
             "conflict do nothing"
         )
+        return live, is_new
 
     def live(self, *, is_held: bool = False) -> int | None:
         """The live generation; held, it stays it until the transaction ends. One at a time holds it.

@@ -7,6 +7,7 @@ from typing import Final
 from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.table import TableName
 from sinks.contract import NOTHING_WRITTEN, Generations, Progress, TopicPartition
+from sinks.generation_errors import live_generation, loading_generation
 from sinks.stored_progress import behind_the_watermark, check_stored, check_written, watermark_tag
 from sinks.warehouse.bookkeeping import known_relations
 from sinks.warehouse.purged import BLOCKS, IDLE_S, PASS_S, PURGE_S
@@ -88,10 +89,7 @@ class WarehouseGenerations(Generations):
             if not tables:
                 raise self._bookkeeping.missing()
             if self._bookkeeping.is_bulk("for share"):
-                raise LockstepError(
-                    f"generation {self._number} is still being loaded in bulk",
-                    hint="switch when its load has ended",
-                )
+                raise loading_generation(self._number)
             self._tables.expose(tables)
             self._bookkeeping.make_live()
 
@@ -110,10 +108,7 @@ class WarehouseGenerations(Generations):
             if not self._bookkeeping.exist():
                 return
             if self._bookkeeping.live(is_held=True) == self._number:
-                raise LockstepError(
-                    f"generation {self._number} is live",
-                    hint="switch to another generation before you drop this one",
-                )
+                raise live_generation(self._number)
             if self._number in self._bookkeeping.generations():  # else a schema of that name is somebody else's
                 self._tables.drop_schema()
             tables = self._bookkeeping.tables()

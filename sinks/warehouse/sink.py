@@ -104,11 +104,7 @@ class WarehouseSink(Sink):
         """
         with self._connection.transaction():
             self._bookkeeping.create()
-            self._bookkeeping.enter_sink()
-            # One at a time: two jobs that start together would both create the same table.
-            live = self._bookkeeping.live(is_held=True)
-            is_new = self._generation not in self._bookkeeping.generations()
-            self._bookkeeping.enter()
+            live, is_new = self._bookkeeping.enter()
             is_bulk = self._bookkeeping.is_bulk("for update")
             known = self._bookkeeping.tables()
             wanted = {**known, **{table.name: self._tables.next(known.get(table.name), table) for table in tables}}

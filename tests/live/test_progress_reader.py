@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,9 +61,7 @@ class Log:
         """
         self._lsn += 1
         self.publisher.send(topic, b'{"id":1}', b"{}")
-        committed = state().published(
-            commit_lsn=self._lsn, seq=1, end_lsn=self._lsn, commit_time_ms=0, last_transaction=None, begun=None
-        )
+        committed = replace(state(), commit_lsn=self._lsn, seq=1, end_lsn=self._lsn, commit_time_ms=0)
         self.publisher.commit(committed, covering=[topic])
         deadline = time.monotonic() + 300
         while all(record.lsn != self._lsn for record in read_progress(self.settings.client(), self.prefix)):
@@ -217,8 +216,8 @@ def test_bounds_lie_behind_all_that_was_sent_be_it_few_or_many(log: Log) -> None
     for lsn, events in enumerate((1, 3, 150, 2, 1), 1):
         for _ in range(events):
             publisher.send(log.orders, b'{"id":1}', b"{}")
-        committed = state().published(
-            commit_lsn=lsn, seq=1, end_lsn=lsn, commit_time_ms=0, last_transaction=None, begun=None
+        committed = replace(
+            state(), commit_lsn=lsn, seq=1, end_lsn=lsn, commit_time_ms=0, last_transaction=None, begun=None
         )
         assert publisher.commit(committed) == {(log.orders, 0): end + events}
         end += events + 1
