@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from cdc.kafka.consumer import close_consumer, open_consumer
-from cdc.kafka.reading import Refused, messages, reading
+from cdc.kafka.reading import messages, reading
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of, reason
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import ForeignRecord, Unavailable

@@ -18,8 +18,7 @@ WAIT_S: Final = 0.2
 _AT_ONCE: Final = 5000
 _ASK_AGAIN_S: Final = 1.0
 """After so long without an answer the client is told once more from where to read. It reports an end once, and the
-markers of a transaction may come after that without a word. Of a topic that was deleted it is silent for half a
-minute."""
+markers of a transaction may come after that without a word."""
 
 
 @contextmanager
@@ -39,22 +38,12 @@ def reading(
         close_consumer(consumer)
 
 
-class Refused:
-    """Topics that can't be read, each with the reason, where that is no error of all. They may be deleted meanwhile."""
-
-    def __init__(self, gone: Callable[[Collection[str]], Collection[str]]) -> None:
-        """``gone`` says which of these topics don't exist any more."""
-        self.reasons: dict[str, str] = {}
-        self.gone = gone
-
-
 class _Unread:
     """Partitions that aren't read to their ends, where each goes on, and since when nothing new has come of them."""
 
-    def __init__(self, limits: Mapping[Partition, tuple[int, int]], refused: Refused | None) -> None:
+    def __init__(self, limits: Mapping[Partition, tuple[int, int]]) -> None:
         self._following = {at: start for at, (start, end) in limits.items() if start < end}
         self.ends = {at: limits[at][1] for at in self._following}
-        self._refused = refused
         self.heard = self.asked = time.monotonic()
 
     def ask(self, consumer: Consumer) -> None:
@@ -66,9 +55,7 @@ class _Unread:
         """Whether it is one of the records. Raises KafkaException for a partition that can't be read."""
         at, offset, error = (message.topic() or "", message.partition() or 0), message.offset() or 0, message.error()
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
-            if self._refused is None or at[0] not in {topic for topic, _ in self.ends}:
-                raise KafkaException(error)
-            self.leave([at[0]], error.str())
+            raise KafkaException(error)
         if at not in self.ends:
             return False  # one that was read goes on to tell of what is written
         self.asked, end = time.monotonic(), self.ends[at]
@@ -80,20 +67,12 @@ class _Unread:
             del self.ends[at]
         return error is None and offset < end
 
-    def leave(self, topics: Collection[str], why: str = "") -> None:
-        """Read no more of these topics; with a reason they are refused."""
-        if why and self._refused is not None:
-            self._refused.reasons.update(dict.fromkeys(topics, why))
-        self.ends = {at: end for at, end in self.ends.items() if at[0] not in topics}
-
     def check_heard(self) -> None:
         """Raises Unavailable when nothing has come for long."""
-        if not self.ends or time.monotonic() - self.heard <= KAFKA_SILENT_S:
-            return
-        nothing = f"nothing came for {KAFKA_SILENT_S:.0f} s"
-        if self._refused is None:
-            raise Unavailable(f"the end of topic {min(self.ends)[0]} wasn't reached: {nothing}")
-        self.leave([topic for topic, _ in self.ends], nothing)
+        if self.ends and time.monotonic() - self.heard > KAFKA_SILENT_S:
+            raise Unavailable(
+                f"the end of topic {min(self.ends)[0]} wasn't reached: nothing came for {KAFKA_SILENT_S:.0f} s"
+            )
 
 
 def message_lists(
@@ -102,17 +81,15 @@ def message_lists(
     *,
     while_waiting: Callable[[], None] = lambda: None,
     wait_s: float = WAIT_S,
-    refused: Refused | None = None,
 ) -> Generator[list[Message], None, None]:
     """All records of these partitions from the first of both offsets on, below the second. Those of one are in order.
 
     They come in lists of what is there by then, which are empty where nothing comes in ``wait_s``. The ends are given:
     while somebody writes all the time, the client never reports one.
 
-    Raises Unavailable when nothing comes for long, and KafkaException for a partition that can't be read, unless
-    ``refused`` takes that.
+    Raises Unavailable when nothing comes for long, and KafkaException for a partition that can't be read.
     """
-    unread = _Unread(limits, refused)
+    unread = _Unread(limits)
     unread.ask(consumer)
     while unread.ends:
         # One poll, then what came with it: asked for many records, the client waits until it has so many.
@@ -121,8 +98,6 @@ def message_lists(
         while_waiting()
         records = [message for message in came if unread.take(message)]
         if time.monotonic() - unread.asked > _ASK_AGAIN_S:
-            if refused is not None:
-                unread.leave(refused.gone({topic for topic, _ in unread.ends}))
             unread.ask(consumer)
         unread.check_heard()
         yielded = time.monotonic()
@@ -136,8 +111,7 @@ def messages(
     limits: Mapping[Partition, tuple[int, int]],
     *,
     while_waiting: Callable[[], None] = lambda: None,
-    refused: Refused | None = None,
 ) -> Iterator[Message]:
     """The same one by one."""
-    for portion in message_lists(consumer, limits, while_waiting=while_waiting, refused=refused):
+    for portion in message_lists(consumer, limits, while_waiting=while_waiting):
         yield from portion
