@@ -99,13 +99,11 @@ SHAPED: dict[str, dict[str, object]] = {
         "index_settings": {"analysis": {"analyzer": {"a": {"type": "keyword"}}}},
         "shards": 3,
         "deletes": "marker",
-        "names": {"public.orders": "orders"},
         "ids": {"public.orders": "o-{id}"},
         "routing": {"public.orders": ["id"]},
     },
     "redis": {
         **COMMON,
-        "names": {},
         "keys": {"public.orders": "order:{id}"},
         "values": "fields",
         "sets": {"public.orders": ["orders:by_customer:{customer}"]},
@@ -114,7 +112,6 @@ SHAPED: dict[str, dict[str, object]] = {
     },
     "warehouse": {
         **COMMON,
-        "names": {"public.orders": "bought"},
         "history": ["public.orders"],
         "synced_at": True,
     },
