@@ -99,6 +99,7 @@ SHAPED: dict[str, dict[str, object]] = {
         "index_settings": {"analysis": {"analyzer": {"a": {"type": "keyword"}}}},
         "shards": 3,
         "deletes": "marker",
+        "names": {"public.orders": "orders"},
         "ids": {"public.orders": "o-{id}"},
         "routing": {"public.orders": ["id"]},
     },
@@ -112,6 +113,7 @@ SHAPED: dict[str, dict[str, object]] = {
     },
     "warehouse": {
         **COMMON,
+        "names": {"public.orders": "bought"},
         "history": ["public.orders"],
         "synced_at": True,
     },
