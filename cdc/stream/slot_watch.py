@@ -132,7 +132,7 @@ class SlotWatch:
         self._warnings = Warnings(slot)
         self._say = say
         self._looked = looked
-        self._due_s = 0.0
+        self._due_s = self._lost_due_s = 0.0
 
     def look_if_due(self, sql: psycopg.Connection[Any]) -> None:
         """Safe to call all the time. Raises as ``connection_error`` when PostgreSQL doesn't answer."""
@@ -144,12 +144,31 @@ class SlotWatch:
             look = look_at_slot(sql, self._slot, at_s=now_s)
         except psycopg.Error as error:
             raise connection_error(error) from error
-        if look is None:
+        if look is None or look.wal_status == "lost":
+            self._say_if_lost(sql, now_s)
             return
         sentence, held = self._warnings.decide(look)
         self._looked(held)
         if sentence:
             self._say(sentence)
+
+    def _say_if_lost(self, sql: psycopg.Connection[Any], now_s: float) -> None:
+        """Nobody else notices while nobody reads the slot: in the first copy, and while Kafka is away."""
+        if now_s < self._lost_due_s:
+            return
+        try:
+            row = sql.execute(_IS_LOST, (self._slot,)).fetchone()
+        except psycopg.Error as error:
+            raise connection_error(error) from error
+        if row is not None:
+            self._lost_due_s = now_s + _SAY_EVERY_S
+            self._say(
+                f"warning: slot {self._slot} is lost: PostgreSQL has taken away what it needs, and what wasn't"
+                " published can't be read any more. Stop capture and run `lockstep recover`"
+            )
+
+
+_IS_LOST: Final = "select 1 from pg_replication_slots where slot_name = %s and wal_status = 'lost'"
 
 
 def look_at_slot(sql: psycopg.Connection[Any], slot: str, *, at_s: float) -> SlotLook | None:
