@@ -1,5 +1,6 @@
 """Settings of the brokers and of the topics that are created there."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 from urllib.parse import urlsplit
@@ -125,6 +126,17 @@ class KafkaSettings(Settings):
         """Kafka's name of how the brokers are reached."""
         return ("sasl_" if self.sasl_mechanism else "") + ("plaintext" if self.tls is None else "ssl")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _protocol_is_said_by_tls(cls, given: object) -> object:
+        """Whoever only removed the line would send rows and passwords as they are."""
+        if isinstance(given, Mapping) and "security_protocol" in given:
+            raise ValueError(
+                "there is no security_protocol: it follows from tls and sasl_mechanism. For ssl and sasl_ssl set"
+                " kafka.tls = {}, or kafka.tls with ca_file, certificate_file and key_file in it"
+            )
+        return given
+
     @model_validator(mode="after")
     def _login_is_used(self) -> Self:
         """Without a mechanism it would have no effect, without a word."""
@@ -144,6 +156,9 @@ class KafkaSettings(Settings):
                 f'sasl_mechanism {OAUTHBEARER!r} needs librdkafka = {{ "sasl.oauthbearer.method" = "oidc" }}, and the'
                 " address of the server that gives tokens"
             )
+        of_tls = sorted(name for name in self.librdkafka if name.startswith("ssl."))
+        if self.tls is None and of_tls:
+            problems.append(f"librdkafka has {', '.join(of_tls)}, which only TLS uses: set kafka.tls = {{}} for it")
         endpoint = str(self.librdkafka.get("sasl.oauthbearer.token.endpoint.url", ""))
         if endpoint and not _is_private(endpoint):
             problems.append("sasl.oauthbearer.token.endpoint.url gets a secret: it has to begin with https://")

@@ -134,6 +134,8 @@ def _translated(where: str) -> Iterator[None]:
             f"opensearch at {where}", error
         ) from error
     except NoConnection as error:
+        if isinstance(error.info, LockstepError):  # what signs a request has said so, and the client has wrapped it
+            raise error.info from None
         raise certificate_refused(f"opensearch at {where}", error) or Unavailable(
             f"opensearch doesn't answer at {where}", retry_after_s=RETRY_AFTER_S
         ) from error

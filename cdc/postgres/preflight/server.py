@@ -105,7 +105,16 @@ def _limits(connection: psycopg.Connection[Any]) -> list[Finding]:
                 "when capture is further behind than that, PostgreSQL removes WAL that the slot needs: the slot is"
                 " lost, and everything has to be copied again",
                 "alter system set max_slot_wal_keep_size = -1;\n"
-                f"{_RELOAD}  -- or keep it, and watch that `lockstep lag` stays well below",
+                f"{_RELOAD}  -- if the pipeline matters more than the source's disk; else watch `lockstep lag`",
+            )
+        )
+    elif kept_mb is not None:
+        findings.append(
+            ok(
+                "max_slot_wal_keep_size",
+                "has no limit",
+                "while capture is down or behind, the slot keeps WAL until the source's disk is full: where the source"
+                " matters more than the pipeline, set a limit",
             )
         )
     if connection.info.server_version >= GENERATED_COLUMNS and (

@@ -96,3 +96,12 @@ def test_what_only_oauthbearer_uses_is_refused_elsewhere() -> None:
         settings(**{"sasl.oauthbearer.method": "oidc"})
     with pytest.raises(ValidationError, match="password_file without sasl_mechanism"):
         KafkaSettings(bootstrap_servers="kafka:9092", password_file=Path("a"))
+
+
+def test_nobody_takes_a_line_for_encrypted_that_isnt() -> None:
+    with pytest.raises(ValidationError, match=r"ssl.cipher.suites, which only TLS uses: set kafka.tls = \{\}"):
+        settings(**{"ssl.cipher.suites": "TLS_AES_256_GCM_SHA384"})
+    with pytest.raises(ValidationError, match=r"no security_protocol: .* For ssl and sasl_ssl set kafka.tls = \{\}"):
+        KafkaSettings.model_validate({"bootstrap_servers": "kafka:9093", "security_protocol": "ssl"})
+    tls = {"librdkafka": {"ssl.cipher.suites": "TLS_AES_256_GCM_SHA384"}, "tls": Tls()}
+    assert KafkaSettings.model_validate({"bootstrap_servers": "kafka:9093", **tls}).security_protocol == "ssl"

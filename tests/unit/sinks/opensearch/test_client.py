@@ -5,7 +5,7 @@ import sys
 import pytest
 from pydantic import SecretStr
 
-from cdc.model.errors import ConfigurationError
+from cdc.model.errors import ConfigurationError, Unavailable
 from sinks.access import Login
 from sinks.opensearch.client import OpenSearchClient
 from sinks.opensearch.settings import OpenSearchSettings
@@ -34,3 +34,15 @@ def test_without_the_library_that_signs_the_error_says_how_to_install_it(monkeyp
     with pytest.raises(ConfigurationError, match="needs botocore") as caught:
         client.transport()
     assert "lockstep[aws]" in (caught.value.hint or "")
+
+
+def test_keys_that_cant_be_renewed_are_no_cluster_that_doesnt_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sign(*_: object) -> dict[str, str]:
+        raise Unavailable("the AWS keys of this sink can't be renewed", hint="where they are looked for")
+
+    monkeypatch.setattr("sinks.opensearch.client.Signing", lambda _: sign)
+    client = OpenSearchClient(OpenSearchSettings(aws_region="eu-central-1"))
+    with pytest.raises(Unavailable, match="keys of this sink can't be renewed") as caught:
+        client.call("GET", "/")
+    assert caught.value.hint
+    client.close()
