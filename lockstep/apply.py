@@ -14,7 +14,7 @@ from cdc.model.lsn import format_lsn
 from jobs.clock import now_ms
 from jobs.driver import Source, run_sinks
 from jobs.generations.first_read import load_first_read
-from jobs.generations.lease import is_running
+from jobs.generations.lease import GenerationLease, is_running
 from jobs.generations.record import Generation, Phase, check_owner, list_generations, way_on
 from jobs.offsets import Offsets
 from jobs.query.start_position import moved_to
@@ -93,8 +93,14 @@ def read_from(
         if move.left_out and not agreed(f"leave out {move.left_out:,} records of the log? If so, {consequence}"):
             say("nothing was changed")
             return False
-        opened.sink.claim()  # a job that wakes up must not write its own progress over this
-        opened.generations.save_progress(moved_to(progress, start), whole=())
+        # A job that wakes up must not write its own progress over this, also where no destination fences it off. As one
+        # of `apply --once` this lets it begin again afterwards.
+        lease = GenerationLease(opened, live.number, once=True)
+        lease.claim(opened.sink.claim)
+        try:
+            opened.generations.save_progress(moved_to(progress, start), whole=())
+        finally:
+            lease.end()
     finally:
         opened.sink.close()
     say(f"sink {name}, generation {live.number}: {move.again:,} records of the log are read again")

@@ -31,10 +31,10 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 95_037,
+    "lines of the core": 95_110,
     "lines of extensions": 7_206,
     "lines of stack and bench": 9_994,
-    "lines of tests": 96_973,
+    "lines of tests": 97_149,
     "words of docs": 43_070,
     "settings": 178,
 }

@@ -718,11 +718,14 @@ class TopicAdmin:
         return self._offsets(dict.fromkeys(partitions, OffsetSpec.earliest()))
 
     def offsets_at(self, partitions: Sequence[tuple[str, int]], timestamp_ms: int) -> dict[tuple[str, int], int]:
-        """The first record of each (topic, partition) that was written at this time or later, else its end."""
+        """The first record of each (topic, partition) that was written at this time or later, else its committed end.
+
+        Nothing of a transaction that is open counts: who begins there would have read more than a reader can get to.
+        """
         # The end comes first: asked for afterwards, it would be behind records that have come in between.
-        ends = self.end_offsets(partitions)
+        ends = self.committed_ends(partitions)
         offsets = self._offsets(dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)), may_lack=True)
-        return {at: offset if offset >= 0 else ends[at] for at, offset in offsets.items()}
+        return {at: min(offset, ends[at]) if offset >= 0 else ends[at] for at, offset in offsets.items()}
 
     def _offsets(
         self,

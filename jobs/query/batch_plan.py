@@ -62,9 +62,10 @@ class BatchPlan:
 
     def _pass_lost(self) -> None:
         known, begins = self._keeper.positions, self._cluster.begin_offsets(self._partitions)
-        lost = {at: begin for at, begin in begins.items() if begin and not known.get(at, 0)}
-        if lost:
-            self._keeper.batch_applied(lost, rejected=0)
+        reached = {at: known.get(at, 0) or begin for at, begin in begins.items()}
+        if any(offset > known.get(at, 0) for at, offset in reached.items()):
+            # With all partitions: progress that lacks some would tell the next query of a topic with fewer of them.
+            self._keeper.batch_applied(reached, rejected=0)
         self._passes_lost = False
 
     def _ends_behind(self, starts: Offsets) -> Offsets:

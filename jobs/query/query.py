@@ -37,7 +37,7 @@ from jobs.generations.lease import GenerationLease
 from jobs.offsets import Offsets
 from jobs.query.batch_plan import BatchPlan
 from jobs.query.captured_tables import CapturedWatch
-from jobs.query.failures import Backoff, spark_error
+from jobs.query.failures import BACKOFF_MAX_S, Backoff, spark_error
 from jobs.query.log_bell import listener_to
 from jobs.query.long_batch_listener import SLOTS, LongBatches
 from jobs.query.progress import ProgressKeeper
@@ -404,6 +404,9 @@ class SinkQuery:
         wanted_ranges = ranges(starts, ends)
         rows_at_most = self._state.planned_rows = sum(ends[part.at] - starts[part.at] for part in wanted_ranges)
         is_small = rows_at_most <= self._plan.spark.small_batch_rows
+        # Before any of it is applied: what a recreated topic has isn't what comes next. And before a slot is taken,
+        # which nobody would give back.
+        self._topics.check(self._cluster, {part.topic for part in wanted_ranges})
         is_long = is_small and self._takes_slot()
         self._may_rest = not (is_long or self._plan.once)
         # After a large one there may be more that no progress record tells of, as rows of a first copy.
@@ -411,8 +414,6 @@ class SinkQuery:
         if not (is_long or wanted_ranges):
             return False
         self._batch_id += 1
-        # Before any of it is applied: what a recreated topic has isn't what comes next.
-        self._topics.check(self._cluster, {part.topic for part in wanted_ranges})
         if is_long:
             try:
                 # From there on again with each attempt: it may have come far before it failed.
@@ -440,14 +441,20 @@ class SinkQuery:
         return True
 
     def _planned(self) -> tuple[Offsets, Offsets]:
-        """Where the next batch begins and ends. Raises as ``BatchPlan.next``, but waits for the brokers."""
-        backoff = Backoff()
+        """Where the next batch begins and ends. Raises as ``BatchPlan.next``, but waits for the brokers.
+
+        Not without end: who begins anew looks whether single topics are gone, or may not be read any more, and goes on
+        with the others.
+        """
+        backoff, began = Backoff(), time.monotonic()
         while True:
             try:
                 return self._batch_plan.next()
             except DataLost:
                 raise
             except Unavailable as error:
+                if time.monotonic() - began >= BACKOFF_MAX_S:
+                    raise
                 self._wait_out(error, backoff)
 
     def _run_whole_batch(self, frame: DataFrame) -> None:

@@ -16,6 +16,7 @@ from jobs.executor.long_batch import Told
 from jobs.executor.result import Failure, RejectedEvent, Result
 from jobs.generations.lease import GenerationLease
 from jobs.query.captured_tables import Captured, CapturedWatch
+from jobs.query.long_batch_listener import TaskSlots
 from jobs.query.query import SinkQuery, lacks_record, told_topics
 from jobs.query.resume_check import TopicFacts
 from jobs.query.threads import QueryState
@@ -379,6 +380,51 @@ def test_more_open_rejections_than_may_be_are_a_matter_of_the_table_that_most_ar
 
 def _namespace(**attributes: object) -> Any:
     return SimpleNamespace(**attributes)
+
+
+def test_a_batch_whose_topics_nobody_tells_of_keeps_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All sinks of the process share them, and nobody would give it back."""
+    slots = TaskSlots()
+    monkeypatch.setattr("jobs.query.query.SLOTS", slots)
+
+    def unanswered(*_: object) -> None:
+        raise Unavailable("Kafka doesn't answer")
+
+    class Planning(SinkQuery):
+        def __init__(self) -> None:
+            self._state, self._batch_id, self._shard_count, self._takes_slots = QueryState(), -1, 1, True
+            self._plan = _namespace(spark=_namespace(small_batch_rows=100), once=False)
+            self._spark = _namespace(sparkContext=_namespace(defaultParallelism=2))
+            self._batch_plan = _namespace(next=lambda: ({P0: 0}, {P0: 5}))
+            self._topics, self._cluster = _namespace(check=unanswered), cast("Any", None)
+            self._on_no_task_left = lambda: None
+
+    with pytest.raises(Unavailable):
+        Planning()._run_batch(cast("Any", None))
+    assert slots.take(2)
+
+
+def test_a_query_does_not_wait_for_ever_for_the_end_of_a_topic_that_may_be_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next one looks at the rights and the topics of each table, and goes on without those that it can't read."""
+    now_s, asked = [0.0], [0]
+
+    def unanswered() -> None:
+        asked[0] += 1
+        raise Unavailable("not authorized")
+
+    class Planning(SinkQuery):
+        def __init__(self) -> None:
+            self._batch_plan = _namespace(next=unanswered)
+
+        def _wait_out(self, *_: object) -> None:
+            now_s[0] += 10
+
+    monkeypatch.setattr("jobs.query.query.time", _namespace(monotonic=lambda: now_s[0]))
+    with pytest.raises(Unavailable, match="not authorized"):
+        Planning()._planned()
+    assert (asked[0], now_s[0]) == (4, 30)
 
 
 def test_a_bug_in_a_rest_ends_the_query_with_itself_and_not_with_what_spark_makes_of_it() -> None:
