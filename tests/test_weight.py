@@ -35,7 +35,7 @@ BUDGETS: Final = {
     "lines of extensions": 7_206,
     "lines of stack and bench": 9_994,
     "lines of tests": 97_149,
-    "words of docs": 43_070,
+    "words of docs": 43_068,
     "settings": 178,
 }
 
