@@ -6,12 +6,11 @@ The timeline is read from the view's changes, as they come. What people do there
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import psycopg
-from fastapi import FastAPI, Query, Response
+from fastapi import FastAPI, Response
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import Field
@@ -32,7 +31,6 @@ STATIC: Final = Path(__file__).parent / "static"
 _MODULE: Final = "extensions.demo.page"
 
 _Id = Annotated[int, Field(ge=1, lt=1 << 63)]
-_Connection = psycopg.Connection[Any]
 
 
 class Tweet(Document):
@@ -56,18 +54,10 @@ class Follow(Document):
     followee: _Id
 
 
-class Person(Document):
-    """A user, and whether the one who asks follows them."""
-
-    id: int
-    name: str
-    is_followed: bool
-
-
 class People(Document):
     """Everybody. ``visitor`` is shown at first. ``now_ms`` is the server's clock."""
 
-    people: tuple[Person, ...]
+    people: tuple[timeline.Person, ...]
     visitor: int
     now_ms: int
 
@@ -86,10 +76,10 @@ class Committed(Document):
 def add_timeline(app: FastAPI, source: SourceSettings) -> None:
     """The page, and what it asks for and has written."""
 
-    def write(statement: Callable[[_Connection], int | None], *, otherwise: str) -> tuple[int, Committed]:
+    def write(statement: Callable[..., int | None], *values: Any, otherwise: str) -> tuple[int, Committed]:
         """Run it, and say when it was committed. Raises LockstepError with ``otherwise`` where it does nothing."""
         with _connected(source) as connection:
-            done = statement(connection)
+            done = statement(connection, *values)
             committed_ms = now_ms()
             if not done:
                 raise LockstepError(otherwise)
@@ -102,51 +92,37 @@ def add_timeline(app: FastAPI, source: SourceSettings) -> None:
     app.mount(f"{ADDRESS}/static", StaticFiles(directory=STATIC))
 
     @app.get(f"{ADDRESS}/people")
-    def people(user: Annotated[int, Query(ge=1, lt=1 << 63)] = timeline.VISITOR) -> People:
+    def people(user: _Id = timeline.VISITOR) -> People:
         """Everybody, and whom this user follows."""
         with _connected(source) as connection:
             found = timeline.people(connection, user)
-        return People(
-            people=tuple(Person(**asdict(one)) for one in found),
-            visitor=timeline.VISITOR,
-            now_ms=now_ms(),
-        )
+        return People(people=tuple(found), visitor=timeline.VISITOR, now_ms=now_ms())
 
     @app.post(f"{ADDRESS}/tweet")
     def send(body: Tweet) -> Committed:
         """Send a tweet."""
-        tweet, committed = write(
-            lambda connection: timeline.send_tweet(connection, body.user, body.body), otherwise="there is no such user"
-        )
+        tweet, committed = write(timeline.send_tweet, body.user, body.body, otherwise="there is no such user")
         return committed.model_copy(update={"tweet": tweet})
 
     @app.post(f"{ADDRESS}/delete")
     def delete(body: OneTweet) -> Committed:
         """Delete a tweet of one's own."""
-        return write(
-            lambda connection: timeline.delete_tweet(connection, body.user, body.tweet),
-            otherwise="this user has no such tweet any more",
-        )[1]
+        return write(timeline.delete_tweet, body.user, body.tweet, otherwise="this user has no such tweet any more")[1]
 
     @app.post(f"{ADDRESS}/follow")
     def follow(body: Follow) -> Committed:
         """Follow somebody."""
-        return write(
-            lambda connection: timeline.follow(connection, body.user, body.followee),
-            otherwise="this user follows them already, or one of both isn't there",
-        )[1]
+        otherwise = "this user follows them already, or one of both isn't there"
+        return write(timeline.follow, body.user, body.followee, otherwise=otherwise)[1]
 
     @app.post(f"{ADDRESS}/unfollow")
     def unfollow(body: Follow) -> Committed:
         """Don't follow somebody any more."""
-        return write(
-            lambda connection: timeline.unfollow(connection, body.user, body.followee),
-            otherwise="this user doesn't follow them",
-        )[1]
+        return write(timeline.unfollow, body.user, body.followee, otherwise="this user doesn't follow them")[1]
 
 
 @contextmanager
-def _connected(source: SourceSettings) -> Iterator[_Connection]:
+def _connected(source: SourceSettings) -> Iterator[psycopg.Connection[Any]]:
     """Raises as ``connect``, and what PostgreSQL answers as one of our errors."""
     with connect(source, application="lockstep demo page") as connection:
         try:
