@@ -6,10 +6,10 @@
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import orjson
 
@@ -19,7 +19,6 @@ from monitor.conditions import Key
 from monitor.turn import give_to_owner, unusable
 
 _FORMAT: Final = 3
-_Parsed = TypeVar("_Parsed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,31 +34,18 @@ class AlertStore:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._file = directory / "state.json"
 
     def load(self) -> State:
         """What was saved last."""
-        return self._read("state.json", _state) or State()
-
-    def save(self, state: State) -> None:
-        """Keep this. It is on disk when it returns."""
-        self._write(
-            "state.json",
-            {
-                "open": [entry.to_json() for entry in state.book.values()],
-                "queue": None if state.queue is None else [message.to_json() for message in state.queue],
-            },
-        )
-
-    def _read(self, name: str, parse: Callable[[Mapping[str, Any]], _Parsed]) -> _Parsed | None:
-        """What is in the file; None where there is none."""
-        path = self._directory / name
+        path = self._file
         try:
             document = orjson.loads(path.read_bytes())
             if document["format"] != _FORMAT:
                 raise LockstepError(f"{path} is of another version of Lockstep", hint="use that one, or move it away")
-            return parse(document)
+            return _state(document)
         except FileNotFoundError:
-            return None
+            return State()
         except OSError as error:
             raise unusable(self._directory, error) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:  # no JSON, or JSON of another shape
@@ -67,16 +53,22 @@ class AlertStore:
                 f"{path} is damaged", hint="move it away: alerts that are open are told once more"
             ) from error
 
-    def _write(self, name: str, document: Mapping[str, Any]) -> None:
+    def save(self, state: State) -> None:
+        """Keep this. It is on disk when it returns."""
+        document = {
+            "format": _FORMAT,
+            "open": [entry.to_json() for entry in state.book.values()],
+            "queue": None if state.queue is None else [message.to_json() for message in state.queue],
+        }
         try:
-            handle, temporary = tempfile.mkstemp(dir=self._directory, prefix=f".{name}.")
+            handle, temporary = tempfile.mkstemp(dir=self._directory, prefix=f".{self._file.name}.")
             try:
                 with os.fdopen(handle, "wb") as file:
                     give_to_owner(handle, self._directory)
-                    file.write(orjson.dumps({"format": _FORMAT, **document}))
+                    file.write(orjson.dumps(document))
                     file.flush()
                     os.fsync(file.fileno())
-                Path(temporary).replace(self._directory / name)
+                Path(temporary).replace(self._file)
             except BaseException:
                 with contextlib.suppress(OSError):
                     Path(temporary).unlink()
