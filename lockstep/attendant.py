@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from cdc.model.errors import LockstepError
 from lockstep.config import Config
@@ -17,6 +18,8 @@ from monitor.conditions import Condition, Facts
 from monitor.lag import LagReport
 from monitor.stream_queries import StreamQueryCollector, StreamQueryStatus
 from monitor.watching import Figure, Found, Watching
+
+_EXTENSIONS_EVERY_S: Final = 10.0
 
 
 class Attendant:
@@ -57,13 +60,11 @@ def open_attendant(config: Config) -> Iterator[Attendant]:
     """Until the end of the block, which may take seconds."""
     watched = [each for each in installed() if each.watch is not None]
     names = frozenset(name for each in watched for name in each.conditions)
-    began_ms = time.time_ns() // 1_000_000
 
     def all_facts() -> Facts:
         found = [watching.latest for watching in added]
         return replace(
             facts.latest,
-            since_ms=began_ms,
             stream_queries=queries.latest,
             added=tuple(condition for each in found for condition in each.conditions),
             added_names=names,
@@ -96,7 +97,7 @@ def open_attendant(config: Config) -> Iterator[Attendant]:
 def _watching(extension: Extension, config: Config) -> Watching[Found]:
     assert extension.watch is not None
     nothing = Found(unknown=frozenset((name, None) for name in extension.conditions))
-    return Watching(extension.name, partial(extension.watch, config), nothing)
+    return Watching(extension.name, partial(extension.watch, config), nothing, every_s=_EXTENSIONS_EVERY_S)
 
 
 def state_directories(config: Config) -> list[Path]:

@@ -190,15 +190,13 @@ class Facts:
     """What no lag report says; each part, or what it says of a subject, is None where nobody could tell.
 
     ``certificates``: whose -> its validity. ``disks``: directory -> (free, all) bytes. ``has_standby``: whether a
-    capture stands by. ``since_ms``: since when somebody compares sinks when that is due. ``stream_queries``: the builds
-    of their results. ``added`` are what extensions have found, ``added_names`` all that these may find, and
-    ``added_unknown`` that of which they can't tell.
+    capture stands by. ``stream_queries``: the builds of their results. ``added`` are what extensions have found,
+    ``added_names`` all that these may find, and ``added_unknown`` that of which they can't tell.
     """
 
     certificates: Mapping[str, Validity | None] | None = field(default_factory=dict)
     disks: Mapping[str, tuple[int, int] | None] | None = field(default_factory=dict)
     has_standby: bool | None = None
-    since_ms: int | None = None
     stream_queries: Sequence[StreamQueryStatus] | None = ()
     added: tuple[Condition, ...] = ()
     added_names: frozenset[str] = frozenset()

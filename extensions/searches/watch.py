@@ -17,7 +17,6 @@ from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.searches import Search, SearchStatus, StoredSearches
 from sinks.opensearch.settings import OpenSearchSettings
 
-_LOOK_EVERY_S: Final = 10.0
 _SILENT: Final = "searches-silent"
 _SET_ASIDE: Final = "search-set-aside"
 
@@ -91,7 +90,7 @@ class Stored(Protocol):
 
 
 class SinkSearches:
-    """Looks at the searches of one sink now and then. For one thread at a time."""
+    """Looks at the searches of one sink. For one thread at a time."""
 
     def __init__(
         self,
@@ -104,8 +103,6 @@ class SinkSearches:
         self._stored = stored
         self.close = close
         self._monotonic_s = monotonic_s
-        self._looked_at = float("-inf")
-        self._known: StandingSearches | None = None
         self._sign: tuple[int, float] | None = None
         """The last sign of life, by the clock of who gave it, and when it was first seen, by ours."""
 
@@ -116,23 +113,19 @@ class SinkSearches:
         return cls(StoredSearches(indexes.bookkeeping), close=indexes.client.close)
 
     def look(self) -> StandingSearches | None:
-        """As of some seconds ago at most; None where there is no search. Raises as ``StoredSearches``."""
+        """What is known now; None where there is no search. Raises as ``StoredSearches``."""
         now = self._monotonic_s()
-        if now - self._looked_at < _LOOK_EVERY_S:
-            return self._known
         searches = self._stored.load()
-        if searches:
-            status = self._stored.load_status()
-            # Who begins again and again, and fails each time, gives signs of life as well.
-            if self._sign is None or (self._sign[0] != status.at_ms and not status.waiting):
-                self._sign = status.at_ms, now
-            set_aside = {name: reason for name, reason in status.refused.items() if name in searches}
-            silent_s, matching = now - self._sign[1], sum(status.matching.values())
-            self._known = StandingSearches(len(searches), matching, set_aside, silent_s, status.waiting)
-        else:
-            self._known = self._sign = None
-        self._looked_at = now
-        return self._known
+        if not searches:
+            self._sign = None
+            return None
+        status = self._stored.load_status()
+        # Who begins again and again, and fails each time, gives signs of life as well.
+        if self._sign is None or (self._sign[0] != status.at_ms and not status.waiting):
+            self._sign = status.at_ms, now
+        set_aside = {name: reason for name, reason in status.refused.items() if name in searches}
+        silent_s, matching = now - self._sign[1], sum(status.matching.values())
+        return StandingSearches(len(searches), matching, set_aside, silent_s, status.waiting)
 
 
 class SearchesWatch:

@@ -53,7 +53,7 @@ def test_a_recovery_clears_up_to_where_it_was_equal() -> None:
 
 def _found(verified: dict[str, Verification]) -> set[tuple[str, str]]:
     report = LagReport((applied_stage("cache"),), True, 0, {}, wal_status="reserved", verified=verified)
-    findings = find_conditions(report, Facts(since_ms=0), ConditionSettings(), now_ms=0)
+    findings = find_conditions(report, Facts(), ConditionSettings(), now_ms=0)
     return {condition.key for condition in findings.open}
 
 
