@@ -32,7 +32,7 @@ from cdc.settings import Settings
 from jobs.settings import SparkSettings
 from jobs.streams.settings import StreamSettings, name_problems, webhook_variable
 from lockstep.dashboard_settings import DashboardSettings
-from lockstep.installed import SECTIONS, extension_values
+from lockstep.installed import extension_values
 from lockstep.stream_sections import StreamQuerySection, with_stream_queries
 from lockstep.view_sections import kind_of_sink, problem_of_type, with_views
 from monitor.condition_settings import ConditionSettings
@@ -666,8 +666,8 @@ def _problem(details: Any, views: Mapping[str, Any]) -> str:
     message = details["msg"].removeprefix("Value error, ")
     if location[:1] == ["added"]:
         del location[0]
-    if kind == "extra_forbidden" and location[0] in SECTIONS.keys() - _ADDED.keys():
-        message = f"it is a section of the extension {SECTIONS[location[0]]}, which isn't installed"
+    if kind == "extra_forbidden" and len(location) == 1:
+        message = "unknown section: check its spelling, or install the extension that it belongs to"
     elif kind in ("union_tag_not_found", "union_tag_invalid"):
         location.append("type")
         message = problem_of_type(details.get("ctx", {}).get("tag"))

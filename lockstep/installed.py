@@ -4,12 +4,9 @@ They come with Lockstep, so there is no need for entry points, which only an ins
 the core is alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, Final
-
-SECTIONS: Final[Mapping[str, str]] = {"alerts": "alerts", "searches": "searches"}
-"""Section of the configuration -> the extension whose it is, whether that is there or not."""
+from typing import Any
 
 
 def extension_values() -> Sequence[Any]:

@@ -54,8 +54,8 @@ def test_names_are_derived_from_the_pipeline(write) -> None:
     assert config.topics()[TableName("public", "orders")] == "shop.public.orders"
 
 
-def test_a_section_of_an_extension_that_is_not_there_is_named_as_such(tmp_path: Path) -> None:
-    (tmp_path / "lockstep.toml").write_text(VALID + "[searches]\n[serches]\n")
+def test_the_section_of_an_extension_that_is_not_there_says_what_it_may_be(tmp_path: Path) -> None:
+    (tmp_path / "lockstep.toml").write_text(VALID + "[searches]\n")
     code = (
         "import sys\nfrom pathlib import Path\nsys.modules['extensions'] = None\n"
         "from lockstep.config import validated, parse\nprint(*validated(parse(Path('lockstep.toml')))[1], sep='\\n')"
@@ -65,8 +65,7 @@ def test_a_section_of_an_extension_that_is_not_there_is_named_as_such(tmp_path: 
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines() == [
-        "searches: it is a section of the extension searches, which isn't installed",
-        "serches: unknown setting: check its spelling and its section",
+        "searches: unknown section: check its spelling, or install the extension that it belongs to",
     ]
 
 

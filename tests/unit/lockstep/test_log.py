@@ -104,4 +104,4 @@ def test_a_command_tells_a_wrong_file_in_the_format_that_is_asked_for(tmp_path: 
     (record,) = map(json.loads, ended.stderr.splitlines())
     assert ended.returncode == 2
     assert record["level"] == "error"
-    assert "pipelin: unknown setting" in record["event"]
+    assert "pipelin: unknown section" in record["event"]
