@@ -1,4 +1,4 @@
-"""``lockstep run``: capture, jobs, who tells of alerts and what extensions run, as child processes.
+"""``lockstep run``: capture, jobs, the web page and what extensions run, as child processes.
 
 One that dies is restarted.
 
@@ -57,7 +57,6 @@ def run_group(
     config: Path,
     stopping: Stopping,
     *,
-    with_dashboard: bool = False,
     without_page: Sequence[Sequence[str]] = (),
     beside: Sequence[Sequence[str]] = (),
 ) -> int:
@@ -68,13 +67,13 @@ def run_group(
     A capture whose place another one has taken stands by from then on. Jobs whose place others have taken aren't
     started again: the two would take over from each other without end.
 
-    The web page reports what is wrong and has sinks compared. Where it isn't wanted or can't listen, the commands
-    ``without_page`` are started in its place. ``beside`` are further commands. Nobody's rows wait for these: no exit
-    code of theirs ends the group.
+    The web page's process also reports what is wrong. Where the page can't listen, the commands ``without_page`` are
+    started in its place. ``beside`` are further commands. Nobody's rows wait for these: no exit code of theirs ends the
+    group.
     """
     capture = _Member("capture", ("capture",), config, standby=("capture", "--standby"))
     group = [capture, _Member("apply", ("apply",), config)]
-    page = [_Member("dashboard", ("dashboard",), config)] if with_dashboard else []
+    page = [_Member("dashboard", ("dashboard",), config)]
     instead = [_Member(words[0], tuple(words), config) for words in without_page]
     others = [_Member(words[0], tuple(words), config) for words in beside]
     try:

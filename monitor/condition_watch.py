@@ -57,12 +57,7 @@ class ConditionWatch:
 
         Where the directory can't be used, everything is reported anyway.
         """
-        findings = find_conditions(
-            report,
-            self._facts(),
-            self._settings,
-            now_ms=now_ms,
-        )
+        findings = find_conditions(report, self._facts(), self._settings, now_ms=now_ms)
         self._held = {each.key: self._held.get(each.key, now_ms) for each in findings.open if each.hold_s}
         trouble = None
         try:

@@ -31,11 +31,11 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 95_110,
-    "lines of extensions": 7_206,
+    "lines of the core": 95_099,
+    "lines of extensions": 7_167,
     "lines of stack and bench": 9_994,
-    "lines of tests": 97_149,
-    "words of docs": 43_068,
+    "lines of tests": 97_136,
+    "words of docs": 43_065,
     "settings": 178,
 }
 

@@ -30,8 +30,8 @@ def run(
 ) -> None:
     """Run capture, all sinks and the web page, supervised.
 
-    Refused where another run of the pipeline is at work on this machine. Where the page's address is taken,
-    `lockstep alerts watch` runs in its place. Extensions add processes, such as `lockstep searches watch`.
+    Refused where another run of the pipeline is at work on this machine. Where the page's address is taken, the rest
+    runs without it. Extensions add processes.
     """
     from lockstep.config import read
     from lockstep.console import StopOnSignals, log_to_stderr, say
@@ -51,7 +51,6 @@ def run(
             code = run_group(
                 config,
                 stopping,
-                with_dashboard=True,
                 without_page=[each.without_page for each in installed() if each.without_page],
                 beside=[words for each in installed() for words in each.processes(loaded)],
             )

@@ -69,17 +69,9 @@ def test_somebody_tells_of_alerts_where_the_web_page_can_not_listen(
         "exit 1",
     )
     stopping = _Until(lambda: starts.exists() and starts.read_text().split().count("alerts") == 2)
-    assert run_group(tmp_path / "lockstep.toml", stopping, with_dashboard=True, without_page=[("alerts", "watch")]) == 0
+    assert run_group(tmp_path / "lockstep.toml", stopping, without_page=[("alerts", "watch")]) == 0
     assert starts.read_text().split().count("dashboard") == 1
     assert starts.read_text().split().count("apply") > 1
-
-
-def test_somebody_tells_of_alerts_where_no_web_page_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    starts = _members(tmp_path, monkeypatch, "echo $4 >> $0.words", "exec sleep 300")
-    words = tmp_path / "python.words"
-    stopping = _Until(lambda: words.exists() and "watch" in words.read_text().split())
-    assert run_group(tmp_path / "lockstep.toml", stopping, without_page=[("alerts", "watch")]) == 0
-    assert sorted(set(starts.read_text().split())) == ["alerts", "apply", "capture"]
 
 
 def test_a_process_of_an_extension_runs_beside_the_others_and_nobody_waits_for_it(
@@ -96,7 +88,7 @@ def test_a_web_page_that_fails_is_started_again(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("lockstep.supervisor._WAIT_MAX_S", 0.0)
     starts = _members(tmp_path, monkeypatch, "exit 1")
     stopping = _Until(lambda: starts.exists() and starts.read_text().split().count("dashboard") == 2)
-    assert run_group(tmp_path / "lockstep.toml", stopping, with_dashboard=True) == 0
+    assert run_group(tmp_path / "lockstep.toml", stopping) == 0
 
 
 def test_an_address_that_others_reach_without_a_token_starts_nothing(

@@ -45,7 +45,7 @@ def test_a_sink_that_was_built_with_other_settings_says_which() -> None:
     assert lag.to_json()["rebuild_needed"] == {"search": ["fields", "tables"], "cache g2": ["mask"]}
 
 
-def test_a_sink_that_its_limit_keeps_behind_says_so() -> None:
+def test_a_sink_that_is_behind_for_a_reason_says_so() -> None:
     stage = replace(applied_stage("cache", 5), state=StageState.BEHIND, reason="it waits for a lock")
     assert "applied: cache: it waits for a lock" in _shown(_lag(stage))
 
