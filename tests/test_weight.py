@@ -31,10 +31,10 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 95_099,
-    "lines of extensions": 7_167,
+    "lines of the core": 95_085,
+    "lines of extensions": 7_175,
     "lines of stack and bench": 9_994,
-    "lines of tests": 97_136,
+    "lines of tests": 97_137,
     "words of docs": 43_065,
     "settings": 178,
 }

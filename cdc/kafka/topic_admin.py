@@ -27,7 +27,6 @@ from cdc.kafka.settings import SEVEN_DAYS_MS, TopicSettings
 from cdc.kafka.topic_names import (
     DEAD_LETTERS,
     ERASURES,
-    MATCHES,
     MESSAGES,
     PROGRESS,
     SCHEMA,
@@ -70,10 +69,7 @@ CONTROL_RECORD_BYTES: Final = 16 * 1024 * 1024
 """The state tells of every table, and a shape of every column. The brokers' own limit is 1 MB."""
 
 VIEW_COMPACTION_LAG_MS = 3600 * 1000
-"""For how long the topic of a view keeps each version of a row at least."""
-
-MATCH_COMPACTION_LAG_MS = 24 * 3600 * 1000
-"""For how long the topic of matches keeps each of them at least: whoever reads it once a day misses none."""
+"""For how long a topic of rows in one order keeps each version of a row at least."""
 
 PARTITIONS: Final = "partitions"
 
@@ -295,23 +291,13 @@ def view_topic_plans(prefix: str, topic: str, settings: TopicSettings) -> list[T
     A reader that takes less than VIEW_COMPACTION_LAG_MS from the beginning to the end misses no row of that end.
     """
     return [
-        _in_one_order(topic, settings, kept_ms=VIEW_COMPACTION_LAG_MS),
+        ordered_topic_plan(topic, settings),
         replace(_control_plan(prefix, STATE, settings), name=control_topic(prefix, VIEWS)),
     ]
 
 
-def match_topic_plan(prefix: str, settings: TopicSettings) -> TopicPlan:
-    """The topic of what begins and ceases to match standing searches: one partition, so that all is in one order."""
-    return _in_one_order(control_topic(prefix, MATCHES), settings, kept_ms=MATCH_COMPACTION_LAG_MS)
-
-
-def stream_result_topic_plan(topic: str, settings: TopicSettings) -> TopicPlan:
-    """The topic of a stream query's rows: one partition, so that they are in the order in which they came."""
-    return _in_one_order(topic, settings, kept_ms=VIEW_COMPACTION_LAG_MS)
-
-
-def _in_one_order(topic: str, settings: TopicSettings, *, kept_ms: int) -> TopicPlan:
-    """A compacted topic with one partition that keeps each record for so long at least."""
+def ordered_topic_plan(topic: str, settings: TopicSettings, *, kept_ms: int = VIEW_COMPACTION_LAG_MS) -> TopicPlan:
+    """A compacted topic with one partition, so that all is in one order; it keeps each record so long at least."""
     plan = table_topic_plan(topic, settings)
     lag_ms = max(settings.min_compaction_lag_ms, kept_ms)
     lags = {

@@ -6,13 +6,13 @@ from itertools import groupby
 from cdc.kafka.control_topics import record_at
 from cdc.kafka.kept_topics import check_kept
 from cdc.kafka.newest_records import newest_records
-from cdc.kafka.topic_admin import TopicAdmin, match_topic_plan, without_rights
+from cdc.kafka.topic_admin import TopicAdmin, without_rights
 from cdc.model.errors import ForeignRecord, LockstepError, Unavailable
 from cdc.model.finding import Finding, error, ok, warning
 from extensions.searches.commands import ListedSearch, listed
 from extensions.searches.searchable import searchable
 from extensions.searches.settings import SearchesSettings
-from extensions.searches.topic import Match
+from extensions.searches.topic import Match, match_topic_plan
 from lockstep.config import Config
 from lockstep.extension import Reached
 

@@ -11,14 +11,14 @@ what was told, wherever a process was killed.
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import orjson
 
 from cdc.kafka.kept_topics import check_kept
 from cdc.kafka.large_rows import LargeRows
-from cdc.kafka.settings import KafkaSettings
-from cdc.kafka.topic_admin import TopicAdmin, match_topic_plan
+from cdc.kafka.settings import KafkaSettings, TopicSettings
+from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, ordered_topic_plan
 from cdc.kafka.topic_names import MATCHES, control_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.kafka.transactions import Transactions
@@ -28,6 +28,14 @@ from cdc.protocol.record_fields import FORMAT, parse_record
 from extensions.searches.matches import Told
 
 BEGINS, CEASES = "begins", "ceases"
+
+_KEPT_MS: Final = 24 * 3600 * 1000
+"""The topic keeps each record for so long at least: whoever reads it once a day misses none."""
+
+
+def match_topic_plan(prefix: str, settings: TopicSettings) -> TopicPlan:
+    """The topic of what begins and ceases to match."""
+    return ordered_topic_plan(control_topic(prefix, MATCHES), settings, kept_ms=_KEPT_MS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from cdc.kafka.settings import KafkaSettings
-from cdc.kafka.topic_admin import TopicPlan, stream_result_topic_plan, table_topic_plan
+from cdc.kafka.topic_admin import TopicPlan, ordered_topic_plan, table_topic_plan
 from cdc.kafka.topic_names import stream_query_topic, stream_result_topic
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
@@ -97,4 +97,4 @@ class StreamQueryPlan:
         """The topic of this build's rows, None where there is to be none. Each has one key, so compaction keeps all."""
         if not self.query.has_topic:
             return None
-        return stream_result_topic_plan(stream_result_topic(self.pipeline, self.name, generation), self.kafka.topics)
+        return ordered_topic_plan(stream_result_topic(self.pipeline, self.name, generation), self.kafka.topics)

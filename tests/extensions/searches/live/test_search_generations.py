@@ -11,7 +11,7 @@ import orjson
 import pytest
 from opensearchpy import OpenSearch
 
-from cdc.kafka.topic_admin import TopicAdmin, match_topic_plan, partitions_of
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_names import MATCHES, control_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import Fenced, LockstepError, Unavailable
@@ -20,6 +20,7 @@ from cdc.model.table import Table, TableName
 from cdc.protocol.envelope import tag_prefix, tag_text
 from extensions.searches.commands import add, listed, parse_search
 from extensions.searches.follower import Follower
+from extensions.searches.topic import match_topic_plan
 from lockstep.config import Config, load
 from sinks.contract import Batch, Progress, TopicPartition
 from sinks.opensearch.bookkeeping import Bookkeeping
