@@ -35,8 +35,6 @@ _BELL_WAIT_MS = 2000
 _LOOK_MS = 5_000
 _ASK_MS = 500
 """How often a reader that listens to a bell asks the brokers: in any case, and while the bell is silent."""
-_ENDS_S = 2.0
-"""How long a bell waits to know where it begins. Where it doesn't, it rings and can't say for what."""
 
 _RINGS_AT_ONCE = 1000
 """What has come meanwhile is one ring."""
@@ -354,17 +352,6 @@ class ProgressReader:
             self._consumer = None
 
 
-def _ends_of(consumer: Consumer, topics: Sequence[str]) -> list[TopicPartition]:
-    """Where these one-partition topics end for this consumer; ``OFFSET_END`` where that isn't known."""
-    at_end = [TopicPartition(topic, 0, OFFSET_END) for topic in topics]
-    try:
-        known = consumer.offsets_for_times(at_end, timeout=_ENDS_S)
-    except KafkaException:
-        return at_end
-    offsets = {each.topic: each.offset for each in known if each.error is None and each.offset >= 0}
-    return [TopicPartition(topic, 0, offsets.get(topic, OFFSET_END)) for topic in topics]
-
-
 class LogBell:
     """Rings when something was committed to ``__progress`` or ``__schema``, for one who has nothing else to wait for.
 
@@ -378,6 +365,7 @@ class LogBell:
         self._consumer: Consumer | None = None
         self._has_heard_error = False
         self._next: int | None = None
+        """Where ``__progress`` goes on behind all that has come. The first record or end that comes tells it."""
         self.heard: Heard | None = None
         """The records of ``__progress`` that it has rung for last. None where there may be others."""
 
@@ -391,9 +379,8 @@ class LogBell:
             heard = {**self._client, "error_cb": self._hear_error}
             self._consumer = open_consumer(heard, self._topics, fetch_wait_ms=_BELL_WAIT_MS, lost_is_error=True)
             # It stays assigned: a new question would wait behind the one that the broker keeps.
-            starts = _ends_of(self._consumer, self._topics)
-            self._next = starts[0].offset if starts[0].offset >= 0 else None
-            self._consumer.assign(starts)
+            self._consumer.assign([TopicPartition(topic, 0, OFFSET_END) for topic in self._topics])
+            self._next = None
         self.heard = None
         message = self._consumer.poll(timeout_s)
         if message is not None:
@@ -404,14 +391,19 @@ class LogBell:
     def _hear(self, messages: Sequence[Message]) -> None:
         errors = {error.code() for message in messages if (error := message.error()) is not None}
         if errors - {KafkaError._PARTITION_EOF}:
-            # Records may be lost. It still rings, and once it is a new one it knows again what it has heard.
-            self._next = None
+            self._next = None  # records may be lost
             if errors & set(_LOST):
                 self.close()
-        of_progress = [each for each in messages if each.error() is None and each.topic() == self._topics[0]]
-        if of_progress and self._next is not None:
-            end = (of_progress[-1].offset() or 0) + 1
-            self.heard = Heard(self._next, end, of_progress)
+            return
+        of_progress = [each for each in messages if each.topic() == self._topics[0]]
+        records = [each for each in of_progress if each.error() is None]
+        if self._next is None:
+            if of_progress:
+                last = of_progress[-1]
+                self._next = (last.offset() or 0) + (last.error() is None)
+        elif records:
+            end = (records[-1].offset() or 0) + 1
+            self.heard = Heard(self._next, end, records)
             self._next = end
 
     def _hear_error(self, _: KafkaError) -> None:
