@@ -18,8 +18,8 @@ WAIT_S: Final = 0.2
 _AT_ONCE: Final = 5000
 _ASK_AGAIN_S: Final = 1.0
 """After so long without an answer the client is told once more from where to read. It reports an end once, and the
-markers of a transaction may come after that without a word. An answer that is under way is lost by that: where none has
-come, the client gets twice the time. A record of 16 MB takes longer than a second on many a line."""
+markers of a transaction may come after that without a word. An answer that is under way is lost by that: where one of a
+partition hasn't come, the client gets twice the time. A record of 16 MB takes longer than a second on many a line."""
 
 
 @contextmanager
@@ -47,7 +47,7 @@ class _Unread:
         self.ends = {at: limits[at][1] for at in self._following}
         self.heard = self.asked = time.monotonic()
         self._patience_s = _ASK_AGAIN_S
-        self._is_answered = True
+        self._unanswered: set[Partition] = set()
 
     @property
     def is_late(self) -> bool:
@@ -56,9 +56,9 @@ class _Unread:
 
     def ask(self, consumer: Consumer) -> None:
         """Tell the client from where to read."""
-        if not self._is_answered:
+        if self._unanswered:
             self._patience_s *= 2
-        self._is_answered = False
+        self._unanswered = set(self.ends)
         consumer.assign([TopicPartition(*at, self._following[at]) for at in sorted(self.ends)])
         self.asked = time.monotonic()
 
@@ -69,7 +69,8 @@ class _Unread:
             raise KafkaException(error)
         if at not in self.ends:
             return False  # one that was read goes on to tell of what is written
-        self.asked, self._is_answered, end = time.monotonic(), True, self.ends[at]
+        self.asked, end = time.monotonic(), self.ends[at]
+        self._unanswered.discard(at)
         following = offset + (error is None)
         if following > self._following[at]:  # the same end again isn't an answer: it comes for every question
             self._following[at], self.heard = following, self.asked
