@@ -13,6 +13,7 @@ import psycopg
 
 from cdc.model.lsn import Lsn, parse_lsn
 from cdc.postgres.connection import connection_error
+from cdc.postgres.slot import find_slot
 
 _LOOK_EVERY_S: Final = 10.0
 _SAY_EVERY_S: Final = 60.0
@@ -132,7 +133,8 @@ class SlotWatch:
         self._warnings = Warnings(slot)
         self._say = say
         self._looked = looked
-        self._due_s = self._lost_due_s = 0.0
+        self._due_s = 0.0
+        self._is_lost = False
 
     def look_if_due(self, sql: psycopg.Connection[Any]) -> None:
         """Safe to call all the time. Raises as ``connection_error`` when PostgreSQL doesn't answer."""
@@ -142,33 +144,22 @@ class SlotWatch:
         self._due_s = now_s + _LOOK_EVERY_S
         try:
             look = look_at_slot(sql, self._slot, at_s=now_s)
+            slot = look or find_slot(sql, self._slot)
         except psycopg.Error as error:
             raise connection_error(error) from error
-        if look is None or look.wal_status == "lost":
-            self._say_if_lost(sql, now_s)
+        was_lost, self._is_lost = self._is_lost, slot is not None and slot.wal_status == "lost"
+        if self._is_lost and not was_lost:
+            # Nobody else notices while nobody reads the slot: in the first copy, and while Kafka is away.
+            self._say(
+                f"warning: slot {self._slot} is lost: PostgreSQL no longer keeps the changes that capture hasn't read."
+                " Stop capture, then run `lockstep recover`"
+            )
+        if look is None or self._is_lost:
             return
         sentence, held = self._warnings.decide(look)
         self._looked(held)
         if sentence:
             self._say(sentence)
-
-    def _say_if_lost(self, sql: psycopg.Connection[Any], now_s: float) -> None:
-        """Nobody else notices while nobody reads the slot: in the first copy, and while Kafka is away."""
-        if now_s < self._lost_due_s:
-            return
-        try:
-            row = sql.execute(_IS_LOST, (self._slot,)).fetchone()
-        except psycopg.Error as error:
-            raise connection_error(error) from error
-        if row is not None:
-            self._lost_due_s = now_s + _SAY_EVERY_S
-            self._say(
-                f"warning: slot {self._slot} is lost: PostgreSQL has taken away what it needs, and what wasn't"
-                " published can't be read any more. Stop capture and run `lockstep recover`"
-            )
-
-
-_IS_LOST: Final = "select 1 from pg_replication_slots where slot_name = %s and wal_status = 'lost'"
 
 
 def look_at_slot(sql: psycopg.Connection[Any], slot: str, *, at_s: float) -> SlotLook | None:
