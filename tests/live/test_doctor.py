@@ -27,6 +27,7 @@ from migrations.source import messages_sql, publication_sql
 from sinks.registry import open_sink
 from stack.stack import Endpoints
 from tests.builders import table
+from tests.configurations import query
 from tests.databases import Database
 from tests.events import Log, Put, kafka_settings
 from tests.history import state as any_state
@@ -256,21 +257,16 @@ url = "{endpoints.redis_url}"
 
 
 def test_a_view_that_can_not_be_kept_is_told_of_with_every_reason(case: Case, endpoints: Endpoints) -> None:
-    view = """
+    sink = f"""
 [sinks.cache]
 type = "redis"
-url = "{url}"
+url = "{endpoints.redis_url}"
 apply = false
-[views.newest]
-sink = "cache"
-key = ["id"]
-sql = "select id, lower(v) as v, now() as t from t"
-[views.kept]
-sink = "cache"
-key = ["id"]
-sql = "select id, v from t"
 """
-    case.path.write_text(case.path.read_text() + view.format(url=endpoints.redis_url))
+    views = query("views.newest", "select id, lower(v) as v, now() as t from t") + query(
+        "views.kept", "select id, v from t"
+    )
+    case.path.write_text(case.path.read_text() + sink + views)
     found = [finding for finding in examine(load(case.path)) if finding.severity is Severity.ERROR]
     assert {finding.subject for finding in found} == {"view newest"}
     assert sorted(finding.what.partition(":")[0] for finding in found) == ["CURRENT_TIMESTAMP", "LOWER(v)"]

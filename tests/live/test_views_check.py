@@ -8,6 +8,7 @@ import pytest
 
 from lockstep.cli.main import exit_code
 from stack.stack import Endpoints
+from tests.configurations import query
 from tests.databases import Database
 
 pytestmark = pytest.mark.live
@@ -140,14 +141,8 @@ def test_a_query_may_read_a_view_of_the_configuration_and_an_append_only_table(
         type = "redis"
         url = "{endpoints.redis_url}"
         apply = false
-        [views.liked]
-        sink = "cache"
-        key = ["post_id"]
-        sql = "select post_id, count(*) as n from likes group by post_id"
-        [views.newest]
-        sink = "cache"
-        key = ["id"]
-        sql = "select id, user_id from posts"
+        {query("views.liked", "select post_id, count(*) as n from likes group by post_id", key=["post_id"])}
+        {query("views.newest", "select id, user_id from posts")}
         top = {{ per = ["user_id"], order = "id desc", n = 1 }}
         """,
     )

@@ -17,7 +17,7 @@ from extensions.erase.topics import TopicErasing
 from lockstep.config import read
 from lockstep.extension import Extension
 from tests.builders import column, table
-from tests.shop_settings import SHOP
+from tests.configurations import SHOP
 
 
 class Topic:

@@ -11,32 +11,17 @@ from extensions.erase.deleted_row import DeletedRow
 from extensions.erase.report import Place
 from extensions.erase.sinks import SinkErasing
 from jobs.generations.record import Generation
-from lockstep.config import Config, read
+from lockstep.config import Config
 from sinks.contract import Progress
 from sinks.memory import MemoryStore, open_memory
 from tests.builders import column, progress, table, tag
-
-_FILE = """
-[pipeline]
-name = "shop"
-[source]
-dsn = "host=db dbname=shop user=me"
-tables = ["public.orders", "public.items"]
-[kafka]
-bootstrap_servers = "127.0.0.1:9092"
-[sinks.cache]
-type = "redis"
-url = "redis://127.0.0.1:1"
-apply = false
-"""
-
+from tests.configurations import CACHE, configured
 
 ORDERS = table(column("id", "int8"), name=TableName("public", "orders"))
 
 
 def _config(tmp_path: Path, tables: str = "") -> Config:
-    (tmp_path / "lockstep.toml").write_text(_FILE.replace("apply = false", tables).split("[views")[0])
-    return read(tmp_path / "lockstep.toml")
+    return configured(tmp_path, CACHE, tables, tables=["public.orders", "public.items"])
 
 
 def _place(config: Config, monkeypatch: pytest.MonkeyPatch, stored: Progress) -> Place:

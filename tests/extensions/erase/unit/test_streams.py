@@ -35,8 +35,14 @@ from jobs.streams.resume import Figures
 from lockstep.config import Config, read
 from sinks.memory import open_memory
 from tests.builders import column, table
+from tests.configurations import SHOP, query
 from tests.generations import prepared_store
-from tests.shop_settings import SHOP
+
+
+def _of_order(name: str) -> str:
+    made = query(f"stream_queries.{name}", "select order_id as o, id, at from t", sink="warehouse", key=["o", "id"])
+    return made + 'rows_of = { "public.orders" = ["o"] }\n'
+
 
 _FILE = (
     SHOP
@@ -54,19 +60,6 @@ columns = { id = "text", order_id = "int8", at = "timestamptz" }
 time = "at"
 late = "10 minutes"
 rows_of = { "public.orders" = ["order_id"] }
-[stream_queries.recent]
-sink = "warehouse"
-key = ["id"]
-sql = "select id, at from s"
-[stream_queries.others]
-sink = "warehouse"
-key = ["id"]
-sql = "select id, at as s_at from t"
-[stream_queries.said]
-sink = "warehouse"
-key = ["o", "id"]
-sql = "select order_id as o, id, at from t"
-rows_of = { "public.orders" = ["o"] }
 [stream_queries.pairs]
 sink = "warehouse"
 pattern = { per = ["order_id"], within = "5 minutes", steps = [{ name = "a", stream = "t", times = 2 }] }
@@ -74,18 +67,11 @@ pattern = { per = ["order_id"], within = "5 minutes", steps = [{ name = "a", str
 sink = "warehouse"
 pattern = { per = ["id"], within = "5 minutes", steps = [{ name = "a", stream = "t", times = 3 }] }
 """
+    + query("stream_queries.recent", "select id, at from s", sink="warehouse")
+    + query("stream_queries.others", "select id, at as s_at from t", sink="warehouse")
+    + _of_order("said")
 )
-_TOLD = "".join(
-    f"""
-[stream_queries.{name}]
-sink = "warehouse"
-key = ["o", "id"]
-sql = "select order_id as o, id, at from t"
-rows_of = {{ "public.orders" = ["o"] }}
-webhook = {{ url = "http://127.0.0.1:1/" }}
-"""
-    for name in ("told", "told_too")
-)
+_TOLD = "".join(_of_order(name) + 'webhook = { url = "http://127.0.0.1:1/" }\n' for name in ("told", "told_too"))
 ROW = DeletedRow(table(column("id", "int8"), name=TableName("public", "orders")), {"id": 42}, "", "shop.public.orders")
 
 
@@ -99,7 +85,7 @@ def config(tmp_path: Path) -> Config:
     ("topics", "expected"),
     [
         ({"shop.__views.open.g1"}, ["stream query recent"]),
-        ({"web.searches"}, [f"stream query {name}" for name in ("others", "said", "pairs", "triples")]),
+        ({"web.searches"}, [f"stream query {name}" for name in ("pairs", "triples", "others", "said")]),
         ({"shop.public.orders"}, []),
     ],
 )

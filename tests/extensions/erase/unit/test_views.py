@@ -22,24 +22,10 @@ from sinks.contract import OpenedSink, Progress
 from sinks.memory import MemoryStore, open_memory
 from sinks.registry import definition
 from tests.builders import batch, column, delete, progress, table, upsert
+from tests.configurations import CACHE, query, toml
 
-_FILE = """
-[pipeline]
-name = "shop"
-[source]
-dsn = "host=db dbname=shop user=me"
-tables = ["public.orders", "public.items"]
-[kafka]
-bootstrap_servers = "127.0.0.1:9092"
-[sinks.cache]
-type = "redis"
-url = "redis://127.0.0.1:1"
-apply = false
-[views.open]
-sink = "cache"
-key = ["id"]
-sql = "select id from orders"
-"""
+_VIEW = query("views.open", "select id from orders")
+_FILE = toml(CACHE, "apply = false\n", _VIEW, tables=["public.orders", "public.items"])
 _GONE_AT = str(Tag(1, 500, 0))
 _RESULT = table(column("id", "int8"), name=TableName("views", "open"))
 

@@ -9,7 +9,7 @@ from cdc.model.table import TableName
 from extensions.searches import erasing
 from extensions.searches.erasing import MatchesOfRow
 from lockstep.config import read
-from tests.shop_settings import SHOP
+from tests.configurations import SHOP
 
 _FILE = (
     SHOP

@@ -8,7 +8,7 @@ from cdc.model.errors import ConfigurationError
 from extensions.searches.settings import SearchesSettings
 from lockstep.config import read
 from lockstep.extension import installed
-from tests.shop_settings import SHOP
+from tests.configurations import SHOP
 
 _SINK = "[sinks.search]\ntype = 'opensearch'\n"
 

@@ -10,6 +10,7 @@ from cdc.kafka.client import new_client
 from cdc.kafka.settings import KAFKA_PASSWORD_VARIABLE, KafkaSettings
 from cdc.settings import Tls
 from jobs.streams.kafka_source import kafka_options
+from tests.configurations import oauthbearer
 
 
 def settings(**given: str | int) -> KafkaSettings:
@@ -48,16 +49,6 @@ def test_what_the_promise_or_the_trust_rests_on_cant_be_changed(name: str) -> No
 
 
 _ENDPOINT = "sasl.oauthbearer.token.endpoint.url"
-
-
-def oauthbearer(**librdkafka: str | int) -> KafkaSettings:
-    return KafkaSettings(
-        bootstrap_servers="kafka:9092",
-        tls=Tls(),
-        sasl_mechanism="OAUTHBEARER",
-        username="lockstep",
-        librdkafka=librdkafka,
-    )
 
 
 def test_the_client_gets_a_token_by_itself_from_a_server_of_openid_connect(monkeypatch: pytest.MonkeyPatch) -> None:

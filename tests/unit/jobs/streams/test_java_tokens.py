@@ -2,28 +2,20 @@
 
 import pytest
 
-from cdc.kafka.settings import KAFKA_PASSWORD_VARIABLE, KafkaSettings
+from cdc.kafka.settings import KAFKA_PASSWORD_VARIABLE
 from cdc.model.errors import ConfigurationError
-from cdc.settings import Tls
 from jobs.streams.kafka_source import kafka_options
-
-
-def settings(**librdkafka: str | int) -> KafkaSettings:
-    return KafkaSettings(
-        bootstrap_servers="kafka:9092",
-        tls=Tls(),
-        sasl_mechanism="OAUTHBEARER",
-        username="lockstep",
-        librdkafka=librdkafka,
-    )
+from tests.configurations import oauthbearer
 
 
 def test_javas_client_asks_a_server_of_openid_connect_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KAFKA_PASSWORD_VARIABLE, 'gehe"im')
     oidc = {"sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.scope": "rows", "https.ca.location": "/ca.pem"}
     with pytest.raises(ConfigurationError, match="needs an address, a user and a password"):
-        kafka_options(settings(**oidc))
-    options = kafka_options(settings(**oidc, **{"sasl.oauthbearer.token.endpoint.url": "https://login.example/token"}))
+        kafka_options(oauthbearer(**oidc))
+    options = kafka_options(
+        oauthbearer(**oidc, **{"sasl.oauthbearer.token.endpoint.url": "https://login.example/token"})
+    )
     assert options["kafka.sasl.oauthbearer.token.endpoint.url"] == "https://login.example/token"
     assert options["kafka.sasl.jaas.config"].endswith(
         ' required clientId="lockstep" clientSecret="gehe\\"im" scope="rows"'

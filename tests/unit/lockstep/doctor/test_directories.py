@@ -7,7 +7,7 @@ import pytest
 from cdc.model.finding import Severity
 from lockstep.config import Config, read
 from lockstep.doctor.directories import directory_findings
-from tests.shop_settings import SHOP
+from tests.configurations import SHOP
 
 
 def _config(directory: Path, data_directory: str = ".lockstep") -> Config:

@@ -9,7 +9,7 @@ from cdc.model.errors import ConfigurationError
 from lockstep.config import read
 from lockstep.verify.command import run_verify
 from lockstep.verify.options import VerifyOptions
-from tests.shop_settings import SHOP
+from tests.configurations import SHOP
 
 _FILE = (
     SHOP
