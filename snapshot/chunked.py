@@ -59,7 +59,7 @@ _ROW_LIMIT_S: Final = 1.0
 _RATE_PORTION_S: Final = 0.1
 """A chunk has about as many rows as the limit of rows allows in this time."""
 
-CHUNK_S = 0.05
+_CHUNK_S: Final = 0.05
 """Chunks are so large that the stream waits for each about so long."""
 
 _SCAN_WAIT_S: Final = 0.005
@@ -100,7 +100,7 @@ class ChunkedCopies:
         self._repairs = ChunkedRepairs(session, repairs)
         self._publisher = publisher
         self._copied = copied
-        self._target_s = CHUNK_S
+        self._target_s = _CHUNK_S
         self._rate = RowRate(settings.rows_per_s, time.monotonic)
         self._rows_max = math.ceil(settings.rows_per_s * _RATE_PORTION_S) or sys.maxsize
         self._keyed = frozenset(session.pipeline.source.keyed_names)

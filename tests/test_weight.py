@@ -31,11 +31,11 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 95_085,
+    "lines of the core": 95_069,
     "lines of extensions": 7_175,
     "lines of stack and bench": 9_994,
-    "lines of tests": 97_137,
-    "words of docs": 43_065,
+    "lines of tests": 97_136,
+    "words of docs": 43_060,
     "settings": 178,
 }
 

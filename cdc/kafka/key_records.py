@@ -50,7 +50,7 @@ def key_records(
     ends = cluster.end_offsets(partitions, while_waiting=while_waiting)
     found = []
     for at in partitions:
-        for message in _read(client, at, (0, ends[at]), committed=False, while_waiting=while_waiting):
+        for message in _read(client, at, ends[at], committed=False, while_waiting=while_waiting):
             if is_wanted(_key(message)):
                 found.append(_record(message))
     return found
@@ -77,10 +77,10 @@ def replaced_records(
     found = dict[bool, KeyRecord]()
     with SpillingMap(directory) as newest:
         committed = cluster.committed_ends([at])[at]
-        for message in _read(client, at, (0, committed), committed=True, while_waiting=while_waiting):
+        for message in _read(client, at, committed, committed=True, while_waiting=while_waiting):
             newest[_key(message)] = _OFFSET.pack(message.offset() or 0)
         end = min(below, cluster.end_offsets([at], while_waiting=while_waiting)[at])
-        for message in _read(client, at, (0, end), committed=False, while_waiting=while_waiting):
+        for message in _read(client, at, end, committed=False, while_waiting=while_waiting):
             record = _record(message)
             if not record.is_tombstone and newest.get(_key(message)) == _OFFSET.pack(record.offset):
                 continue
@@ -92,13 +92,13 @@ def replaced_records(
 def _read(
     client: Mapping[str, str | int],
     at: tuple[str, int],
-    offsets: tuple[int, int],
+    end: int,
     *,
     committed: bool,
     while_waiting: Callable[[], None],
 ) -> Iterator[Message]:
     with reading(client, [at[0]], committed=committed) as consumer:
-        yield from messages(consumer, {at: offsets}, while_waiting=while_waiting)
+        yield from messages(consumer, {at: (0, end)}, while_waiting=while_waiting)
 
 
 def _key(message: Message) -> bytes:
