@@ -284,7 +284,7 @@ class Sink(Protocol):
 
         So it is for a table that this generation wasn't prepared for. Without a key it is what is kept of all rows that
         were deleted or replaced: a view's rows go by a key that nobody knows any more. A view has no history, and
-        versions in one aren't meant.
+        versions in one aren't meant. Raises ConfigurationError where settings name columns of the key otherwise.
         """
         ...
 

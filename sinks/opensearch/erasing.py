@@ -176,7 +176,7 @@ class OpenSearchErasing:
         return bool(answer["_all"]["total"]["docs"]["deleted"])
 
     def _identity(self, table: Table, key: Mapping[str, JsonValue]) -> dict[str, str]:
-        return self._indexes.look_at(table.name).identity({name: key[name] for name in table.key})
+        return self._indexes.look_up_in(table).identity({name: key[name] for name in table.key})
 
     def _document(self, index: str, identity: Mapping[str, str]) -> Mapping[str, Any] | None:
         answer = self._client.call("POST", f"/{index}/_mget", {"docs": [identity]})

@@ -128,6 +128,12 @@ class OpenSearchIndexes:
             raise unprepared(table)
         return self._target(index, held)
 
+    def look_up_in(self, table: Table) -> Target:
+        """The same, to find rows by their keys. Raises ConfigurationError where settings name other columns."""
+        if problems := self.settings.key_problems(table):
+            raise ConfigurationError("; ".join(problems), hint="mend them, and rebuild the sink: lockstep rebuild")
+        return self.look_at(table.name)
+
     def look_again_at(self, table: TableName) -> Target:
         """The same, kept in ``targets``."""
         target = self.targets[table] = self.look_at(table)

@@ -261,10 +261,14 @@ class OpenSearchSettings(TableSettings):
             for name in fields
             if name not in columns and name not in further
         ]
+        return problems + self.key_problems(table)
+
+    def key_problems(self, table: Table) -> list[str]:
+        """What ``ids`` and ``routing`` say of a table and doesn't fit its key."""
+        columns = {column.name for column in table.columns}
         template = self.id_of(table.name)
-        if template is not None:
-            problems += [f"ids: table {table.name}: {problem}" for problem in template.problems(table.key)]
-        problems += [
+        of_id = [] if template is None else template.problems(table.key)
+        return [f"ids: table {table.name}: {problem}" for problem in of_id] + [
             f"routing: table {table.name} has no column {name!r}"
             if name not in columns
             else f"routing: {name!r} isn't a column of the key of table {table.name} ({', '.join(table.key)}): "
@@ -272,7 +276,6 @@ class OpenSearchSettings(TableSettings):
             for name in self.routing_of(table.name)
             if name not in table.key
         ]
-        return problems
 
 
 def _raise_all(problems: Iterable[str]) -> None:

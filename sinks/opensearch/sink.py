@@ -117,7 +117,7 @@ class OpenSearchSink(Sink):
     def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
         self._bookkeeping.check_format()
         index = self._indexes.index(table.name)
-        target = self._indexes.look_at(table.name)
+        target = self._indexes.look_up_in(table)
         identities = [target.identity({name: key[name] for name in table.key}) for key in keys]
         documents = list({identity["_id"]: identity for identity in identities}.values())
         for source in self._sources(index, table, documents, target):

@@ -12,6 +12,7 @@ from typing import Final
 
 import orjson
 
+from cdc.model.errors import ConfigurationError
 from cdc.model.event import JsonValue
 from cdc.model.table import Column, Table, TableName
 
@@ -213,19 +214,16 @@ class TableLayout:
 
     def key_maker(self, key: Sequence[str]) -> tuple[str, Callable[[Sequence[JsonValue]], str]]:
         """With what all rows' keys begin, after the generation's prefix, and what makes the rest of the key columns'
-        values, in this order."""
+        values, in this order. Raises ConfigurationError where the template has other columns."""
         if self.keys is not None:
+            if problems := self._key_problems(key):
+                raise ConfigurationError(problems[0], hint="mend keys of this sink, and rebuild it: lockstep rebuild")
             return "", self.keys.maker(key)
         return f"{table_field(self.table).decode()}:", key_text
 
     def problems(self, table: Table) -> list[str]:
         """What doesn't fit the table's columns."""
-        problems = []
-        if self.keys is not None and set(self.keys.columns) != set(table.key):
-            key = ", ".join(f"{{{name}}}" for name in table.key)
-            problems.append(
-                f"keys: the template of table {table.name} must have its key columns, all and no others: {key}"
-            )
+        problems = self._key_problems(table.key)
         names = {column.name for column in table.columns}
         for template in self.sets:
             problems += [
@@ -238,6 +236,12 @@ class TableLayout:
                     " beside the column"
                 )
         return problems
+
+    def _key_problems(self, key: Sequence[str]) -> list[str]:
+        if self.keys is None or set(self.keys.columns) == set(key):
+            return []
+        columns = ", ".join(f"{{{name}}}" for name in key)
+        return [f"keys: the template of table {self.table} must have its key columns, all and no others: {columns}"]
 
 
 @dataclass(frozen=True)

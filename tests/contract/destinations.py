@@ -96,6 +96,8 @@ class Destination:
     """A copy of it knows nothing of rows that were deleted before, but for those of large transactions."""
     sets: Callable[[str], dict[str, set[str]]] | None = None
     """The sets of rows' keys that generation 1 has, where it keeps any, without what all keys begin with."""
+    names_keys: bool = False
+    """Settings have the columns of keys by their names."""
     query: Callable[[str], list[tuple[Any, ...]]] | None = None
     """Answers SQL, where it speaks that."""
     closing: list[Sink] = field(default_factory=list)
@@ -190,7 +192,7 @@ def _redis_fields(endpoints: Any) -> Destination:
                 for key in client.scan_iter(f"{begin}*", count=10_000, _type="set")
             }
 
-    return replace(plain, sets=sets)
+    return replace(plain, sets=sets, names_keys=True)
 
 
 def _redis_view(endpoints: Any) -> Destination:
@@ -292,7 +294,7 @@ def _opensearch(
 
 def _opensearch_shaped(endpoints: Any) -> Destination:
     """With names, ids and routing of one's own, and deletes that leave markers."""
-    return _opensearch(
+    shaped = _opensearch(
         endpoints,
         items="items",
         values="all-values",
@@ -302,6 +304,7 @@ def _opensearch_shaped(endpoints: Any) -> Destination:
         shards=2,
         deletes="marker",
     )
+    return replace(shaped, names_keys=True)
 
 
 def _opensearch_view(endpoints: Any) -> Destination:
