@@ -37,7 +37,7 @@ from jobs.generations.lease import GenerationLease
 from jobs.offsets import Offsets
 from jobs.query.batch_plan import BatchPlan
 from jobs.query.captured_tables import CapturedWatch
-from jobs.query.failures import BACKOFF_MAX_S, Backoff, spark_error
+from jobs.query.failures import Backoff, spark_error
 from jobs.query.log_bell import listener_to
 from jobs.query.long_batch_listener import SLOTS, LongBatches
 from jobs.query.progress import ProgressKeeper
@@ -74,6 +74,8 @@ _TASKS_MAX_PER_CORE: Final = 4
 _TOPICS_MAX: Final = 64
 """Tasks are told of no more topics than these, unless their batch has more: each costs a kilobyte to carry and read."""
 
+_PLANS_MAX: Final = 4
+"""A query asks the brokers so often where its next batch ends. Then the next query begins."""
 
 _END_LOOK_S: Final = 0.2
 """How soon a query ends that is to end: the gate wakes everybody else."""
@@ -226,7 +228,7 @@ class SinkQuery:
             targets["columns"] = partial(fill_columns, state, partial(self._fill, self._backfill))
         with (
             side_threads(state, sink, targets, not_awaited={"log": partial(listen_to_log, state, self._bell)}),
-            # Spark wants to store when its clock has ticked. Nobody reads that.
+            # Spark stores each tick of its clock there. Nobody reads that.
             tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True) as ticks,
         ):
             call = BatchCall(self._batch)
@@ -305,13 +307,13 @@ class SinkQuery:
         shards = self._shards
         return self._keeper.is_behind and (shard is None or shards is None or not shards.is_ahead(shard))
 
-    def _start(self, call: BatchCall, checkpoint: str) -> StreamingQuery:
+    def _start(self, call: BatchCall, ticks: str) -> StreamingQuery:
         # Its plans tell tasks what to read: Java classes for them would take longer to make than they are of use.
         self._spark.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         writer = (
             clock_frame(self._spark)
             .writeStream.foreachBatch(call)
-            .option("checkpointLocation", checkpoint)
+            .option("checkpointLocation", ticks)
             .queryName(f"{self._task.sink}-g{self._task.generation}-{time.monotonic_ns()}")
         )
         trigger: dict[str, Any] = (
@@ -441,21 +443,19 @@ class SinkQuery:
         return True
 
     def _planned(self) -> tuple[Offsets, Offsets]:
-        """Where the next batch begins and ends. Raises as ``BatchPlan.next``, but waits for the brokers.
+        """Where the next batch begins and ends. Raises as ``BatchPlan.next``, and Unavailable only after some tries.
 
-        Not without end: who begins anew looks whether single topics are gone, or may not be read any more, and goes on
-        with the others.
+        The next query looks whether single topics are gone, or may not be read any more, and goes on with the others.
         """
-        backoff, began = Backoff(), time.monotonic()
-        while True:
+        backoff = Backoff()
+        for _ in range(_PLANS_MAX - 1):
             try:
                 return self._batch_plan.next()
             except DataLost:
                 raise
             except Unavailable as error:
-                if time.monotonic() - began >= BACKOFF_MAX_S:
-                    raise
                 self._wait_out(error, backoff)
+        return self._batch_plan.next()
 
     def _run_whole_batch(self, frame: DataFrame) -> None:
         """The same where the task says by itself what it reads: a view's state, or the sink, knows how far it is."""
