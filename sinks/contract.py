@@ -161,9 +161,14 @@ class Progress:
     reads_again: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     @property
+    def reached(self) -> dict[TopicPartition, int]:
+        """The end of what is applied of each partition, also behind a part that was left out."""
+        return {**self.next_offsets, **self.skipped}
+
+    @property
     def positions(self) -> dict[TopicPartition, int]:
         """Where each partition is read on."""
-        return {**self.next_offsets, **self.skipped, **self.reads_again}
+        return {**self.reached, **self.reads_again}
 
 
 @dataclass(frozen=True, slots=True)

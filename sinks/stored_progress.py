@@ -58,10 +58,9 @@ def _has_more(stored: Mapping[TopicPartition, int], following: Mapping[TopicPart
 def _is_behind(progress: Progress, other: Progress) -> bool:
     """Also behind a part that was left out on purpose, or with one shard of a view, where ``next_offsets`` stay as they
     are."""
-    reached = {**progress.next_offsets, **progress.skipped}
     return (
         _lacks(progress.next_offsets, other.next_offsets)
-        or _lacks(reached, other.skipped)
+        or _lacks(progress.reached, other.skipped)
         or any(_lacks(own, known) for own, known in zip_longest(progress.shards, other.shards, fillvalue=_NOTHING))
     )
 

@@ -521,7 +521,7 @@ class _LiveGeneration:
     @property
     def reached(self) -> dict[TopicPartition, int]:
         """Up to where the sink has applied the log, also behind a part that was left out."""
-        return {**self.progress.next_offsets, **self.progress.skipped}
+        return self.progress.reached
 
     def is_other_than(self, number: int, progress: Progress) -> bool:
         """Whether this isn't the live one any more, or was put back, or reads other topics of the same names."""
@@ -582,7 +582,7 @@ def _changed(
 
 
 def _is_below(progress: Progress, position: Mapping[TopicPartition, int]) -> bool:
-    reached = {**progress.next_offsets, **progress.skipped}
+    reached = progress.reached
     return any(reached.get(at, 0) < end for at, end in position.items())
 
 

@@ -83,7 +83,7 @@ def as_of_start(stored: Progress | None, ends: Offsets, now_ms: int) -> Progress
     """
     if stored is None:
         return None
-    reached = {**stored.next_offsets, **stored.skipped}
+    reached = stored.reached
     # A topic that was never read lacks nothing of before: it is read from its beginning from now on. Topics that are
     # read for the first time, or again, are judged by a time of their own.
     has_read = {topic for topic, _ in reached} - stored.left_at_ms.keys()

@@ -46,9 +46,7 @@ def check_resume(
     known = progress or _NOTHING
     _check_log_is_whole(sink, known, begins)
     _check_topics(sink, known, topics)
-    check_read_is_there(
-        sink, {**known.next_offsets, **known.skipped}, ends
-    )  # of the same topics: one that was recreated may be shorter
+    check_read_is_there(sink, known.reached, ends)  # of the same topics: one that was recreated may be shorter
     _check_absence(sink, known, topics=topics, ends=ends, now_ms=now_ms)
 
 
@@ -153,9 +151,8 @@ def _other_partitions(sink: str, topic: str, *, now: int, before: int) -> Positi
 def _check_absence(
     sink: str, progress: Progress, *, topics: Mapping[str, TopicFacts], ends: Offsets, now_ms: int
 ) -> None:
-    skipped = progress.skipped  # it isn't to be read
-    complete_at_ms = (progress.read_at_ms or progress.updated_at_ms) if skipped else progress.updated_at_ms
-    for (topic, partition), next_offset in {**progress.next_offsets, **skipped}.items():
+    complete_at_ms = (progress.read_at_ms or progress.updated_at_ms) if progress.skipped else progress.updated_at_ms
+    for (topic, partition), next_offset in progress.reached.items():  # what was left out isn't to be read
         facts = topics.get(topic)
         # A topic that was read no longer for a while was away, however fresh the others are.
         away_ms = now_ms - progress.left_at_ms.get(topic, complete_at_ms)

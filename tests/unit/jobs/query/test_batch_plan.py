@@ -122,7 +122,7 @@ def test_what_is_stored_of_a_trimmed_log_names_the_partitions_that_have_lost_not
     """The next query, as after a kill before the first batch, would else find a topic with another number of them."""
     plan, keeper = planning(Brokers({A: 9, B: 4}, begins={A: 7}), trimmed=True)
     assert plan.next()[0] == {A: 7, B: 0}
-    assert keeper._stored.next_offsets == {A: 7, B: 0}
+    assert keeper.positions == {A: 7, B: 0}
 
 
 def test_what_a_trimmed_log_loses_later_is_not() -> None:
