@@ -148,6 +148,6 @@ def _put(
 
 
 def _toml(rig: Rig, name: str, tables: Sequence[str], partitions: int, kinds: Collection[str]) -> str:
-    spark = f'[spark]\ncheckpoint_directory = "checkpoints-{name}"\ntrigger = "{rig.trigger}"\n'
+    spark = f'[spark]\ntrigger = "{rig.trigger}"\n'
     head = tables_toml(name, rig.endpoints, tables, partitions=partitions)
     return head + spark + sink_sections(name, rig.endpoints, kinds)

@@ -148,7 +148,6 @@ def _meter(rig: Rig, child: Child) -> CpuMeter:
 
 def _toml(rig: Rig, name: str, tables: list[str]) -> str:
     return f"""{tables_toml(name, rig.endpoints, tables, partitions=1)}[spark]
-checkpoint_directory = "checkpoints-{name}"
 trigger = "{rig.trigger}"
 [sinks.{name}]
 type = "warehouse"

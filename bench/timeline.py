@@ -151,8 +151,7 @@ class Timeline:
         cache = f"{self.name}_{CACHE}"
         return (
             tables_toml(self.name, self.endpoints, self.tables.values(), partitions=_PARTITIONS)
-            + f'[spark]\ncheckpoint_directory = "checkpoints-{self.name}"\nview_directory = "{self.states}"\n'
-            + f'trigger = "{trigger}"\n'
+            + f'[spark]\nview_directory = "{self.states}"\ntrigger = "{trigger}"\n'
             + sink_sections(self.name, self.endpoints, [CACHE])
             + "apply = false\n"
             + f'[views.{VIEW}]\nsink = "{cache}"\nprefix = "{self.name}"\ntopic = true\n'

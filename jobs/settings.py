@@ -79,9 +79,7 @@ class SparkSettings(Settings):
         description="continuous: a batch goes on with what comes after it, in sinks that can do that; auto: the same"
         " with a local master, in sinks of few partitions",
     )
-    continuous_s: Annotated[float, Field(gt=0)] = Field(
-        default=60.0, description="how long such a batch goes on; a start reads no more than that again"
-    )
+    continuous_s: Annotated[float, Field(gt=0)] = Field(default=60.0, description="how long such a batch goes on")
     trigger_ms: Annotated[int, Field(ge=0)] = Field(
         default=200,
         description="shortest time between two batches; 200 costs a quarter less CPU than 0 at the same latency",

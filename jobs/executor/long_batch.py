@@ -312,8 +312,7 @@ def _follow(task: Task, batch: LongBatch, wanted_ranges: Sequence[Range], line: 
         ):
             heard_at = time.monotonic()
             for polled in all_polled:
-                # Spark commits the range as a whole, so nothing less is a result. What comes after it is left to
-                # others.
+                # The driver takes the whole range as applied, so nothing less is a result.
                 is_over = is_applied(planned, result.next_offsets) and line.is_over()
                 if is_over:
                     break
@@ -328,7 +327,7 @@ def _follow(task: Task, batch: LongBatch, wanted_ranges: Sequence[Range], line: 
                 if result.rejected or result.resolved or result.rows - rows_before > batch.rows_max:
                     return
                 now = time.monotonic()
-                # Only what is new makes Spark plan another batch. Until then this one is the quicker.
+                # Where nothing is new, the next batch would do no more than this one.
                 has_more = any(result.next_offsets.get(at, 0) > end for at, end in planned.items())
                 if has_more and now - began >= batch.seconds:
                     return

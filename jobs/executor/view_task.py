@@ -1,6 +1,6 @@
 """The task of a view: whole transactions of its tables -> its state -> the changed rows of the result -> the sink.
 
-What it reads is said by its state's own position. A batch of Spark's only says when.
+Its state's own position says what it reads. A batch only says when.
 """
 
 import shutil

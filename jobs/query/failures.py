@@ -29,9 +29,9 @@ _LOST_WORKER: Final = (
     "IOException: Connection reset by peer",
     "ClosedChannelException",
 )
-# How Spark says that another query has written to the checkpoint: before it wrote this batch, or just while it did.
+# How Spark says that another stream query has written to the checkpoint: before this batch was, or just then.
 _TAKEN: Final = ("CONCURRENT_STREAM_LOG_UPDATE", "Multiple streaming queries are concurrently using")
-# How Spark's Kafka source says that the log has lost records it had not read yet.
+# How Spark's Kafka source, which only stream queries have, says that records were lost that it had not read yet.
 _DATA_LOSS: Final = ("KAFKA_DATA_LOSS", "failOnDataLoss", "OffsetOutOfRange", "Some data may have been lost")
 
 # What went wrong, as Spark's messages have it. What stands before the first one has no values of rows.
@@ -78,13 +78,13 @@ def spark_error(sink: str, text: str) -> LockstepError:
         )
     if any(word in text for word in _TAKEN):
         return Overtaken(
-            f"another job applies to sink {sink!r} with the same checkpoint", hint="stop one of the two jobs"
+            f"another job runs stream query {sink!r} with the same checkpoint", hint="stop one of the two jobs"
         )
     if any(word in text for word in _DATA_LOSS):
         return PositionMismatch(
-            f"the log no longer holds what sink {sink!r} has to read next",
-            hint="somebody deleted records or recreated a topic; have capture copy the table"
-            f" (lockstep snapshot table TABLE), then lockstep rebuild {sink} --switch",
+            f"a topic no longer holds what stream query {sink!r} has to read next",
+            hint="records were deleted before they were read, or the topic was recreated; where a new start says the"
+            f" same, `lockstep streams rebuild {sink}` builds the result from what the topics still hold",
         )
     if any(word in text for word in _PASSING):
         return Unavailable(f"Kafka doesn't answer the query of sink {sink!r}")

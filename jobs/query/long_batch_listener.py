@@ -71,7 +71,7 @@ class Standstill:
 class LongBatches:
     """Listens to the tasks of one query's long batch, and ends the batch when somebody waits at the gate.
 
-    A batch at a standstill is ended too: Spark then plans what is there, and its task notices when it can't get that.
+    A batch at a standstill is ended too: the next one is planned, and its task notices when it can't get what is there.
     ``on_told`` is called with what a task has applied, in the thread of ``serve``. It returns whether all that was told
     before is stored. ``is_behind`` says whether more is known to be published than a task has; it is told which shard
     of a view that one keeps, None where it isn't divided.

@@ -34,7 +34,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final
 
 from cdc.kafka.topic_admin import TopicAdmin
@@ -71,8 +70,6 @@ _SCHEMA_LOOK_S: Final = 1.0
 
 _ORDERS_LOOK_S: Final = 2.0
 """How often it looks whether somebody has given it orders: that asks the destination."""
-
-NOBODY: Final[Mapping[str, Callable[[], None]]] = MappingProxyType({})
 
 _LONG_BATCH_S: Final = 15.0
 _SLOW_ROWS_PER_S: Final = 2_000
@@ -179,7 +176,7 @@ def side_threads(
     sink: str,
     targets: Mapping[str, Callable[[], None]],
     *,
-    not_awaited: Mapping[str, Callable[[], None]] = NOBODY,
+    not_awaited: Mapping[str, Callable[[], None]],
 ) -> Iterator[None]:
     """Run these functions, each in a thread, until the block ends: then ``ended`` is set and they are awaited.
 

@@ -28,7 +28,6 @@ from cdc.model.errors import (
     Fenced,
     LockstepError,
     Overtaken,
-    PositionMismatch,
     Unavailable,
 )
 from cdc.model.log_message import LogMessage
@@ -695,7 +694,7 @@ def lacking_topic(query: str, streams: Mapping[str, StreamSettings], topics: Col
 
 
 def stream_error(query: str, text: str) -> LockstepError:
-    """A failed query's message -> what it means, as ``spark_error``: nobody can copy a stream again. Pure."""
+    """A failed query's message -> what it means, as ``spark_error``. Pure."""
     if any(word in text for word in _JOINED):
         return Unavailable(f"a topic of stream query {query!r} got another partition just now")
     if (events_max := too_many_events(text)) is not None:
@@ -705,11 +704,4 @@ def stream_error(query: str, text: str) -> LockstepError:
             " `where`, make `within` shorter, or add a column to `per`; then run `lockstep streams rebuild"
             f" {query}`, which begins with what the topics still hold",
         )
-    error = spark_error(query, text)
-    if not isinstance(error, PositionMismatch):
-        return error
-    return PositionMismatch(
-        f"a topic no longer holds what stream query {query!r} has to read next",
-        hint="records were deleted before they were read, or the topic was recreated; where a new start says the same,"
-        f" `lockstep streams rebuild {query}` builds the result from what the topics still hold",
-    )
+    return spark_error(query, text)

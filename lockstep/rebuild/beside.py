@@ -1,7 +1,7 @@
 """Builds a generation beside the live one: loads, catches up, compares, switches.
 
-The destination keeps how far it is: the generation's record, its build inputs, its progress and Spark's checkpoint. So
-a build that was interrupted goes on when the command is run again.
+The destination keeps how far it is: the generation's record, its build inputs and its progress. So a build that was
+interrupted goes on when the command is run again.
 """
 
 import time

@@ -137,15 +137,8 @@ def test_of_two_jobs_at_once_the_newer_goes_on_with_all_shards(
     lsn = all_users(pipeline, 0)
     arguments = pipeline.arguments(settings, trigger="micro-batch")
     if elsewhere:
-        places = {
-            name: str(pipeline.directory / f"other-{name}") for name in ("view_directory", "checkpoint_directory")
-        }
-        arguments["spark"] = arguments["spark"].model_copy(
-            update={
-                "view_directory": Path(places["view_directory"]),
-                "checkpoint_directory": places["checkpoint_directory"],
-            }
-        )
+        views = pipeline.directory / "other-views"
+        arguments["spark"] = arguments["spark"].model_copy(update={"view_directory": views})
     with pipeline.job(spark, settings, trigger="continuous") as older:
         older.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         stop = threading.Event()

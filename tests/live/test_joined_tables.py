@@ -73,7 +73,6 @@ url = "{endpoints.redis_url}"
 tables = ["public.t"]
 [spark]
 trigger = "{trigger}"
-checkpoint_directory = "{directory / "checkpoints"}"
 conf = {{ "spark.driver.memory" = "512m" }}
 continuous_s = {CONTINUOUS_S}
 """

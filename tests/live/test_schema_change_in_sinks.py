@@ -58,8 +58,7 @@ class Followed:
         prefix = f"shape{uuid.uuid4().hex[:8]}"
         self.sinks = {kind: f"{prefix}_{kind}" for kind in kinds}
         sections = "\n".join(f"[sinks.{name}]\n{addresses[kind]}\n{settings}" for kind, name in self.sinks.items())
-        sections += f'\n[spark]\ncheckpoint_directory = "{directory / "checkpoints"}"'
-        sections += '\nconf = { "spark.driver.memory" = "512m" }'
+        sections += '\n[spark]\nconf = { "spark.driver.memory" = "512m" }'
         self.endpoints = endpoints
         self.directory = directory
         self.spark = spark

@@ -49,7 +49,6 @@ class SearchedSink:
         sections = (
             f"[sinks.{SINK}]\ntype = 'opensearch'\nurls = ['{endpoints.opensearch_url}']\nreplicas = 0\n"
             f"prefix = '{self.prefix}'\n{more}\n"
-            f"[spark]\ncheckpoint_directory = '{directory}/checkpoints'\n"
         )
         captured = [f"public.{name}" for (name,) in names]
         self.captured = Captured(self.source, endpoints.kafka_bootstrap, directory, captured, sections=sections)

@@ -84,7 +84,7 @@ class Timeline:
         self.port = ports.pick()
         sections = (
             f"[sinks.cache]\ntype = 'redis'\nurl = '{redis_url}'\napply = false\n"
-            f"[spark]\ncheckpoint_directory = '{directory}/checkpoints'\nview_directory = '{directory}/views'\n"
+            f"[spark]\nview_directory = '{directory}/views'\n"
             f"[dashboard]\nlisten = '127.0.0.1:{self.port}'\n{timeline.SECTION}"
         )
         tables = list(map(str, timeline.TABLES))
