@@ -33,8 +33,8 @@ COMPLEXITY_MAX: Final = 15
 BUDGETS: Final = {
     "lines of the core": 95_069,
     "lines of extensions": 7_175,
-    "lines of stack and bench": 9_994,
-    "lines of tests": 97_136,
+    "lines of stack and bench": 9_992,
+    "lines of tests": 97_126,
     "words of docs": 43_060,
     "settings": 178,
 }

@@ -246,7 +246,7 @@ class RedisSink(Sink):
             raise ConfigurationError(
                 "the rows of this sink can't be laid out as it says",
                 problems=problems,
-                hint="mend names, keys, sets and ttl_s of this sink; nothing was changed",
+                hint="mend keys, sets and ttl_s of this sink; nothing was changed",
             )
 
     def _keep_epoch(self, client: Client, events: Events) -> None:

@@ -139,7 +139,7 @@ def test_another_shape_needs_a_new_generation(destination: Destination, name: st
     for other in others:
         with pytest.raises(LockstepError, match="lockstep rebuild"):
             sink.prepare([other])
-    destination.sink(name, 2, others[0])
+    destination.sink(name, 2, others[1])
 
 
 def test_a_table_that_is_not_prepared_is_an_error(destination: Destination, name: str) -> None:
