@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FrameType
@@ -25,11 +25,13 @@ from cdc.model.errors import Fenced, LockstepError, Unavailable
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
 from jobs.asked_build import AskedBuild
+from jobs.beside import JobBeside, RunningJob
 from jobs.clock import now_ms
+from jobs.ending_thread import LOOK_S, goes_on_after
 from jobs.executor.result import Failure
 from jobs.executor.task_input import OpenSink
 from jobs.generations.build_request import BuildAnswer, BuildRequest, BuildState, load_request, save_answer
-from jobs.generations.lease import NewerJob, is_running
+from jobs.generations.lease import is_running
 from jobs.generations.record import (
     Generation,
     Phase,
@@ -41,7 +43,6 @@ from jobs.generations.record import (
     way_on,
 )
 from jobs.generations.starting import showing_start
-from jobs.generations.status import has_error
 from jobs.generations.view_state import remove_kept
 from jobs.job_thread import JobThread
 from jobs.query.captured_tables import Captured
@@ -58,10 +59,7 @@ from jobs.report import (
 from jobs.settings import SparkSettings
 from jobs.spark.session import SparkEnded, has_jvm_ended, open_session, stop_session
 from jobs.spark.warm_up import warm_up
-from jobs.streams.builds import newest_generation
-from jobs.streams.plan import StreamQueryPlan
-from jobs.streams.thread import StreamThread
-from sinks.contract import CoordinationRecords, OpenedSink
+from sinks.contract import OpenedSink
 from sinks.registry import SinkSettings, definition, open_sink, with_definition
 from sinks.sink_kernel import chosen_sink_kernel
 
@@ -69,9 +67,6 @@ _logger = logging.getLogger(__name__)
 
 TAKEN_OVER: Final = 3
 """The exit code when another job has taken a sink over, as ``lockstep.console`` has it for all commands."""
-
-_LOOK_S: Final = 2.0
-"""How often the sinks are asked for their generations. A warehouse looks at all its views for that."""
 
 _LOOK_SETTLED_S: Final = 5.0
 """The same of a sink with one generation, to which its job applies: nothing is under way that waits for a look."""
@@ -138,7 +133,7 @@ def run_sinks(
     source: Source,
     sinks: Mapping[str, SinkSettings],
     *,
-    stream_queries: Sequence[StreamQueryPlan] = (),
+    beside: Sequence[JobBeside] = (),
     once: bool = False,
     report: Reporter = log_report,
     stop: threading.Event | None = None,
@@ -147,12 +142,12 @@ def run_sinks(
 ) -> int:
     """Apply the log to these sinks until SIGTERM, SIGINT or ``stop``; with ``once``, to its end now.
 
-    The same holds for ``stream_queries`` and the topics that they read. ``opened`` is a session to run in. Returns the
-    exit code: 0, 1 when a sink failed, or TAKEN_OVER. ``report`` has the errors; the other sinks went on.
+    The same holds for the jobs ``beside`` them and what those read. ``opened`` is a session to run in. Returns the exit
+    code: 0, 1 when a job failed, or TAKEN_OVER. ``report`` has the errors; the other jobs went on.
     Raises LockstepError when Spark doesn't start, and SparkEnded.
     """
     stop = stop or threading.Event()
-    all_settings = [*sinks.values(), *(query.settings for query in stream_queries)]
+    all_settings = [*sinks.values(), *(job.settings for job in beside)]
     # A session that is there already takes no time to start.
     starting = {} if opened is not None else {name: partial(open_sink, name, each, 1) for name, each in sinks.items()}
     with (
@@ -166,7 +161,7 @@ def run_sinks(
             report(one)
 
         group = _Group(source, sinks, spark_session, once=once, stop=stop, report=tell, open_sink=open_sink)
-        return group.run(stream_queries)
+        return group.run(beside)
 
 
 @contextmanager
@@ -248,7 +243,7 @@ def look_every_s(tables: int, *, is_settled: bool = False) -> float:
 
     ``is_settled``: it has one, and its job runs. Pure.
     """
-    return min(max(_LOOK_SETTLED_S if is_settled else _LOOK_S, tables / _TABLES_PER_S), _LOOK_MAX_S)
+    return min(max(_LOOK_SETTLED_S if is_settled else LOOK_S, tables / _TABLES_PER_S), _LOOK_MAX_S)
 
 
 @dataclass(slots=True)
@@ -305,47 +300,48 @@ class _Group:
         # Any generation's object can be asked for all of them.
         self._members = [_Member(name, settings, open_sink(name, settings, 1)) for name, settings in sinks.items()]
 
-    def run(self, stream_queries: Sequence[StreamQueryPlan] = ()) -> int:
+    def run(self, beside: Sequence[JobBeside] = ()) -> int:
         """Run until all is done or a stop is asked for; the exit code. A sink's error is reported, and not raised.
 
         Raises SparkEnded: nothing can go on then.
         """
-        streams = [StreamThread(plan, self._spark, report=self._report) for plan in stream_queries]
-        streams_looked_at_s = time.monotonic()
+        others = [job.begin(self._spark, self._report) for job in beside]
+        others_looked_at_s = time.monotonic()
         try:
             while not self._stop.is_set() and not has_jvm_ended(self._spark):
-                if time.monotonic() - streams_looked_at_s >= _LOOK_S:
-                    streams = [self._looked_after(stream) for stream in streams]
-                    streams_looked_at_s = time.monotonic()
+                if time.monotonic() - others_looked_at_s >= LOOK_S:
+                    for each in others:
+                        each.look()
+                    others_looked_at_s = time.monotonic()
                 for member in self._members:
                     every_s = look_every_s(len(self._source.tables), is_settled=member.is_settled)
                     if time.monotonic() - member.looked_at_s >= every_s:
                         self._look(member)
                         member.looked_at_s = time.monotonic()
-                if all(map(self._is_over, self._members)) and all(map(_is_over_for_now, streams)):
+                if all(map(self._is_over, self._members)) and all(each.is_over for each in others):
                     break
                 self._stop.wait(_POLL_S)
         finally:
-            self._end(streams)
+            self._end(others)
         if has_jvm_ended(self._spark):
             raise SparkEnded
         failures = [member.failure for member in self._members]
         failures += [job.failure for member in self._members for job in member.jobs.values()]
-        failures += [stream.failure for stream in streams]
+        failures += [each.failure for each in others]
         if any(isinstance(failure, Fenced) for failure in failures):
             return TAKEN_OVER
         return 1 if any(failures) else 0
 
-    def _end(self, streams: Sequence[StreamThread]) -> None:
+    def _end(self, others: Sequence[RunningJob]) -> None:
         """Stop all at once, and wait for each."""
         jobs = [job for member in self._members for job in member.jobs.values()]
         builds = [build for member in self._members for build in member.builds.values()]
-        for each in (*jobs, *builds, *streams):
+        for each in (*jobs, *builds):
             each.ask_to_stop()
-        for stream in streams:
-            stream.stop()
-            if self._stop.is_set():
-                stream.forget_takeover()
+        for other in others:
+            other.ask_to_stop()
+        for other in others:
+            other.stop(for_good=self._stop.is_set())
         for job in jobs:
             job.stop()
             if job.newer is not None and self._stop.is_set():
@@ -373,7 +369,7 @@ class _Group:
             wanted_settings = self._wanted(member)
         except Unavailable as error:
             if member.waiting != error.message:
-                self._report(SinkWaiting(member.name, error.message, _LOOK_S))
+                self._report(SinkWaiting(member.name, error.message, LOOK_S))
             member.waiting = error.message
             return
         except LockstepError as error:
@@ -433,44 +429,10 @@ class _Group:
         """Whether another job may come in the place of this one, which has ended."""
         job = member.jobs[number]
         if job.newer is not None:
-            return not is_wanted or self._goes_on_after(member.name, job.newer, member.opened.records, number)
+            return not is_wanted or goes_on_after(
+                member.name, job.newer, member.opened.records, number, report=self._report
+            )
         return job.failure is None and (job.was_asked_to_stop or not is_wanted)
-
-    def _looked_after(self, stream: StreamThread) -> StreamThread:
-        """The thread of the query, another one where it is to start again that a newer job had ended.
-
-        Once it works on a newer build, the newer job gives no more signs of life at the one that it has taken.
-        """
-        if stream.is_alive or not stream.newer:
-            return stream
-        with suppress(LockstepError), closing((opened := stream.plan.opened(1)).sink):
-            newest = newest_generation(stream.plan, opened)
-            if newest is not None:
-                stream.newer.setdefault(newest, NewerJob())
-            goes_on = [
-                self._goes_on_after(stream.plan.name, newer, opened.records, number)
-                for number, newer in stream.newer.items()
-            ]
-            if all(goes_on):
-                stream.forget_takeover()
-                return StreamThread(stream.plan, self._spark, report=self._report)
-        return stream  # where its store doesn't answer, the next look tells
-
-    def _goes_on_after(self, name: str, newer: NewerJob, records: CoordinationRecords, number: int) -> bool:
-        """Whether a job is to start again that a newer one had ended.
-
-        It never is while that one may run: the two would take over from each other without end. One that has ended by
-        an error may come again by itself, unless it was one of ``apply --once``.
-        """
-        if newer.ends_by_itself is not None and not newer.is_told:
-            message = f"another job applies to generation {number} in its place, and it goes on once that one is done"
-            self._report(SinkWaiting(name, message, _LOOK_S))
-            newer.is_told = True
-        try:
-            newer.look(records, number)
-            return newer.has_ended and (bool(newer.ends_by_itself) or not has_error(records, number))
-        except LockstepError:  # the next look tells
-            return False
 
     def _wanted(self, member: _Member) -> dict[int, SinkSettings]:
         """The generations to be applied to, each with the settings that it was built with."""
@@ -541,11 +503,6 @@ class _Group:
         if generation.number in member.builds:
             return False
         return generation.number in member.jobs or not is_running(member.opened.records, generation.number)
-
-
-def _is_over_for_now(stream: StreamThread) -> bool:
-    """Whether its job has ended, and not by a newer one that may end by itself: after that one it goes on."""
-    return not stream.is_alive and not any(newer.ends_by_itself is not False for newer in stream.newer.values())
 
 
 @contextmanager

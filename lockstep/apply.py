@@ -20,6 +20,7 @@ from jobs.offsets import Offsets
 from jobs.query.start_position import moved_to
 from jobs.report import Reporter, log_report
 from jobs.settings import SparkSettings
+from jobs.streams.thread import StreamQueryJob
 from lockstep.captured_tables import captured_now
 from lockstep.config import Config
 from lockstep.generations import settings_of, settings_of_generation
@@ -175,7 +176,7 @@ def apply_sinks(
         report=report,
         stop=stop,
         opened=opened,
-        stream_queries=[stream_query_plan(config, name, spark=spark, once=once) for name in queries],
+        beside=[StreamQueryJob(stream_query_plan(config, name, spark=spark, once=once)) for name in queries],
     )
 
 

@@ -18,8 +18,8 @@ from typing import Any, Self
 
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.table import TableName
+from jobs.beside import JobBeside
 from jobs.settings import SparkSettings
-from jobs.streams.plan import StreamQueryPlan
 from lockstep.apply import use_java
 from sinks.registry import SinkSettings
 from stack.jars import jar_set
@@ -55,7 +55,7 @@ class JobProcess(Reports):
         sinks: Mapping[str, SinkSettings],
         spark: SparkSettings,
         once: bool = False,
-        stream_queries: Sequence[StreamQueryPlan] = (),
+        beside: Sequence[JobBeside] = (),
     ) -> None:
         super().__init__()
         self._process = subprocess.Popen(
@@ -73,7 +73,7 @@ class JobProcess(Reports):
             "sinks": sinks,
             "spark": spark,
             "once": once,
-            "stream_queries": stream_queries,
+            "beside": beside,
         }
         self._process.stdin.write(pickle.dumps(arguments))
         self._process.stdin.close()

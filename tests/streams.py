@@ -20,6 +20,7 @@ from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.records import figures_name
 from jobs.streams.resume import Figures, load_figures
 from jobs.streams.settings import StreamQuerySettings, StreamSettings
+from jobs.streams.thread import StreamQueryJob
 from monitor.stream_queries import StreamQueryCollector, StreamQueryStatus
 from sinks.registry import SinkSettings
 from tests.job_process import run_sinks, spark_settings
@@ -117,7 +118,7 @@ class Streams:
             "sinks": {},
             "spark": self.spark,
             "once": once,
-            "stream_queries": [self.plan(once=once, **changes)],
+            "beside": [StreamQueryJob(self.plan(once=once, **changes))],
         }
 
     def job(self, session: SparkSession, *, once: bool = False, **changes: Any) -> Job:

@@ -1,14 +1,15 @@
-"""A stream query's job in a thread of its own."""
+"""A stream query's job in a thread of its own, as a driver runs it beside the jobs of sinks."""
 
 from collections.abc import Callable
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from functools import partial
 
 from pyspark.sql import SparkSession
 
 from cdc.model.errors import Fenced, LockstepError
 from jobs.clock import now_ms
-from jobs.ending_thread import EndingThread
+from jobs.ending_thread import EndingThread, goes_on_after
 from jobs.generations.lease import NewerJob
 from jobs.generations.status import clear_stop, clear_takeover, save_stop, save_takeover
 from jobs.report import Report, Reporter, SinkFailed, SinkStarted, SinkStopped
@@ -17,6 +18,7 @@ from jobs.streams.builds import newest_generation
 from jobs.streams.job import StreamJob
 from jobs.streams.plan import StreamQueryPlan
 from sinks.contract import CoordinationRecords
+from sinks.registry import SinkSettings
 
 
 class StreamThread(EndingThread):
@@ -67,3 +69,62 @@ class StreamThread(EndingThread):
             self.newer = {self._job.generation: NewerJob()}
         if not isinstance(self.failure, SparkEnded):  # which is every sink's: the driver tells it once
             self._report(SinkFailed(self.plan.name, None, self.failure))
+
+
+class _Supervised:
+    """As ``jobs.beside.RunningJob``: another thread runs the query where one has ended by a job that is done now."""
+
+    def __init__(self, plan: StreamQueryPlan, spark: SparkSession, report: Reporter) -> None:
+        self._spark = spark
+        self._report = report
+        self._thread = StreamThread(plan, spark, report=report)
+
+    @property
+    def failure(self) -> LockstepError | None:
+        return self._thread.failure
+
+    @property
+    def is_over(self) -> bool:
+        thread = self._thread
+        return not thread.is_alive and not any(newer.ends_by_itself is not False for newer in thread.newer.values())
+
+    def look(self) -> None:
+        """Once the newer job works on a newer build, it gives no more signs of life at the one that it has taken."""
+        thread = self._thread
+        if thread.is_alive or not thread.newer:
+            return
+        plan = thread.plan
+        with suppress(LockstepError), closing((opened := plan.opened(1)).sink):  # where it is away, the next look tells
+            newest = newest_generation(plan, opened)
+            if newest is not None:
+                thread.newer.setdefault(newest, NewerJob())
+            goes_on = [
+                goes_on_after(plan.name, newer, opened.records, number, report=self._report)
+                for number, newer in thread.newer.items()
+            ]
+            if all(goes_on):
+                thread.forget_takeover()
+                self._thread = StreamThread(plan, self._spark, report=self._report)
+
+    def ask_to_stop(self) -> None:
+        self._thread.ask_to_stop()
+
+    def stop(self, *, for_good: bool) -> None:
+        self._thread.stop()
+        if for_good:
+            self._thread.forget_takeover()
+
+
+@dataclass(frozen=True, slots=True)
+class StreamQueryJob:
+    """As ``jobs.beside.JobBeside``."""
+
+    plan: StreamQueryPlan
+
+    @property
+    def settings(self) -> SinkSettings:
+        return self.plan.settings
+
+    def begin(self, spark: SparkSession, report: Reporter) -> _Supervised:
+        """Run the query from now on."""
+        return _Supervised(self.plan, spark, report)

@@ -7,7 +7,6 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
@@ -17,17 +16,15 @@ from pydantic import SecretStr
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import Fenced, LockstepError
 from cdc.model.table import TableName
-from jobs.driver import TAKEN_OVER, Source, _Group, _is_over_for_now, long_batches, look_every_s, session
+from jobs.driver import TAKEN_OVER, Source, _Group, long_batches, look_every_s, session
 from jobs.generations.lease import Clock, GenerationLease, NewerJob
 from jobs.generations.record import Phase, Record, begin_generation, list_generations, save_record
-from jobs.generations.status import JobState, has_error, job_status, save_stop
+from jobs.generations.status import JobState, job_status, save_stop
 from jobs.query.job import SinkJob
 from jobs.query.sink_plan import PARTITIONS_MAX
-from jobs.report import Report, SinkFailed, SinkWaiting
+from jobs.report import Report, SinkWaiting
 from jobs.settings import SparkSettings
 from jobs.spark.session import SparkEnded
-from jobs.streams.plan import StreamQueryPlan
-from jobs.streams.thread import StreamThread
 from sinks.contract import OpenedSink, Progress
 from sinks.memory import MemoryRecords, MemorySink, MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
@@ -284,125 +281,6 @@ def test_who_is_told_to_stop_while_a_newer_job_has_its_place_needs_no_start(monk
             group._stop.set()
         assert group.run() == TAKEN_OVER
         assert [job.is_forgotten for job in _Taken.made] == [is_told]
-
-
-class _Query:
-    """The job of a stream query, at the build of this number. A newer one has ended the first that is made."""
-
-    made: ClassVar[list["_Query"]]
-    at: ClassVar[int]
-
-    def __init__(self, *_: object, **__: object) -> None:
-        self.generation = self.at
-        self.made.append(self)
-
-    def run(self) -> None:
-        if len(self.made) == 1:
-            raise Fenced("another job has begun")
-
-
-def _query_of(store: MemoryStore, *, once: bool = False) -> StreamQueryPlan:
-    def opened(number: int) -> OpenedSink:
-        return open_memory(store, number)
-
-    plan = SimpleNamespace(name="sessions", pipeline="shop", once=once, opened=opened, builds=list_generations)
-    return cast(Any, plan)
-
-
-def _ended_stream(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, reports: list[Report], *, once: bool = False
-) -> tuple[_Group, StreamThread]:
-    """A driver whose stream query a newer job has ended at build 1."""
-    _Query.made, _Query.at, _Taken.now = [], 1, 0.0
-    monkeypatch.setattr("jobs.streams.thread.StreamJob", _Query)
-    made = partial(NewerJob, lambda: _Taken.now)
-    monkeypatch.setattr("jobs.streams.thread.NewerJob", made)
-    monkeypatch.setattr("jobs.driver.NewerJob", made)
-    group = _Group(
-        Source("shop", KafkaSettings(bootstrap_servers="nowhere:1"), [], SparkSettings()),
-        {},
-        cast(Any, None),
-        once=False,
-        stop=threading.Event(),
-        report=reports.append,
-        open_sink=lambda *_: open_memory(store),
-    )
-    stream = StreamThread(_query_of(store, once=once), cast(Any, None), report=reports.append)
-    stream._thread.join()
-    return group, stream
-
-
-def _stopped_for(store: MemoryStore) -> str | None:
-    return job_status(open_memory(store).records, 1, now_ms=0).reason
-
-
-@pytest.mark.parametrize("ends", ["once", "in order", "by an error"])
-def test_a_stream_query_that_a_job_had_taken_goes_on_once_that_one_is_done(
-    ends: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a sink does. Until then whoever looks at it is told, also where its process is gone."""
-    store, reports = prepared_store(1), list[Report]()
-    newer = GenerationLease(open_memory(store), 1, once=ends == "once")
-    newer.claim(lambda: 0)
-    group, stream = _ended_stream(store, monkeypatch, reports)
-    assert not _is_over_for_now(stream)  # before it knows what has ended it
-    for _ in range(3):  # that one gives signs of life
-        _Taken.now += 4.0
-        newer._save_beat(newer._look(), 0.0)
-        assert group._looked_after(stream) is stream
-        assert _is_over_for_now(stream) == (ends != "once")
-    assert [type(report) for report in reports] == [SinkFailed, SinkWaiting]
-    newer.end()
-    assert "newer job had taken its place" in (_stopped_for(store) or "")
-    if ends == "by an error":
-        save_stop(open_memory(store).records, 1, LockstepError("refused"), now_ms=0)
-    assert group._looked_after(stream) is stream
-    _Taken.now += 10.0
-    again = group._looked_after(stream)
-    assert (again is stream) == (ends == "by an error")
-    again.stop()
-    assert _stopped_for(store) == ("refused" if ends == "by an error" else None)
-
-
-def test_a_stream_query_is_not_taken_back_while_the_newer_job_works_on_a_newer_build(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    store = prepared_store(1)
-    newer = GenerationLease(open_memory(store), 1)
-    newer.claim(lambda: 0)
-    group, stream = _ended_stream(store, monkeypatch, [])
-    newer.end()
-    for number in (1, 2):
-        save_record(open_memory(store).records, number, _record(Phase.READY))
-    MemorySink(store, 2).prepare([])
-    building = GenerationLease(open_memory(store, 2), 2)
-    building.claim(lambda: 0)
-    for _ in range(3):
-        _Taken.now += 4.0
-        building._save_beat(building._look(), 0.0)
-        assert group._looked_after(stream) is stream
-    building.end()
-    assert group._looked_after(stream) is stream
-    _Taken.now += 10.0
-    again = group._looked_after(stream)
-    assert again is not stream
-    again.stop()
-
-
-@pytest.mark.parametrize("once", [True, False])
-def test_a_stream_query_that_is_told_to_stop_or_ends_by_itself_need_not_be_started(
-    once: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = prepared_store(1)
-    GenerationLease(open_memory(store), 1).claim(lambda: 0)
-    group, stream = _ended_stream(store, monkeypatch, [], once=once)
-    if not once:
-        monkeypatch.setattr("jobs.driver.StreamThread", lambda *_, **__: stream)
-        group._stop.set()
-        assert group.run([stream.plan]) == TAKEN_OVER
-    assert _is_over_for_now(stream) == once
-    assert has_error(open_memory(store).records, 1) is False
-    assert open_memory(store).records.load("g1.stopped") is None
 
 
 def test_a_job_that_was_ended_is_forgotten_with_its_generation(monkeypatch: pytest.MonkeyPatch) -> None:
