@@ -9,6 +9,7 @@ from typing import Final, Self
 
 from pyspark.sql import SparkSession
 
+from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import format_lsn
 from jobs.clock import now_ms
@@ -17,6 +18,7 @@ from jobs.generations.first_read import load_first_read
 from jobs.generations.lease import GenerationLease, is_running
 from jobs.generations.record import Generation, Phase, check_owner, list_generations, way_on
 from jobs.offsets import Offsets
+from jobs.query.progress_at_start import as_of_start
 from jobs.query.start_position import moved_to
 from jobs.report import Reporter, log_report
 from jobs.settings import SparkSettings
@@ -26,7 +28,7 @@ from lockstep.config import Config
 from lockstep.generations import settings_of, settings_of_generation
 from lockstep.stream_queries import stream_query_plan
 from monitor.log_start import offsets_after, offsets_since
-from sinks.contract import Progress, TopicPartition
+from sinks.contract import OpenedSink, Progress, TopicPartition
 from sinks.registry import SinkSettings, open_sink
 
 _KAFKA_SOURCE: Final = "spark-sql-kafka"
@@ -80,11 +82,14 @@ def read_from(
     start = _start(config, chosen, lsn=lsn, time_ms=time_ms)
     opened = open_sink(name, chosen, live.number)
     try:
-        progress = (
-            opened.generations.load_progress()
-            or load_first_read(opened.records, live.number)
-            or Progress(dict.fromkeys(start, 0), 0, 0, now_ms(), {})
+        # Where nothing is unread, no delete can be missing so far: how long it was stopped says nothing of what is read
+        # again from now on.
+        known = as_of_start(
+            opened.generations.load_progress() or load_first_read(opened.records, live.number),
+            TopicAdmin(config.kafka.client()).end_offsets(list(start)),
+            now_ms(),
         )
+        progress = known or Progress(dict.fromkeys(start, 0), 0, 0, now_ms(), {})
         move = Move.between(progress.next_offsets, start)
         watermark = format_lsn(progress.watermark_lsn)
         consequence = (
@@ -94,6 +99,7 @@ def read_from(
         if move.left_out and not agreed(f"leave out {move.left_out:,} records of the log? If so, {consequence}"):
             say("nothing was changed")
             return False
+        _check_stopped(opened, name, live)
         # A job that wakes up must not write its own progress over this, also where no destination fences it off. As one
         # of `apply --once` this lets it begin again afterwards.
         lease = GenerationLease(opened, live.number, once=True)
@@ -126,14 +132,18 @@ def _ready_generation(config: Config, name: str) -> Generation:
                 f"generation {live.number} of sink {name!r} is {live.phase.value}",
                 hint=way_on(live.phase, name, live.number),
             )
-        if is_running(opened.records, live.number):
-            raise LockstepError(
-                f"a job applies to sink {name!r} now",
-                hint="stop `lockstep apply` or `lockstep run` first, then try again",
-            )
+        _check_stopped(opened, name, live)
     finally:
         opened.sink.close()
     return live
+
+
+def _check_stopped(opened: OpenedSink, name: str, live: Generation) -> None:
+    if is_running(opened.records, live.number):
+        raise LockstepError(
+            f"a job applies to sink {name!r} now",
+            hint="stop `lockstep apply` or `lockstep run` first, then try again",
+        )
 
 
 def _start(config: Config, settings: SinkSettings, *, lsn: int | None, time_ms: int | None) -> Offsets:

@@ -83,11 +83,11 @@ def as_of_start(stored: Progress | None, ends: Offsets, now_ms: int) -> Progress
     """
     if stored is None:
         return None
-    reached = stored.reached
+    positions = stored.positions
     # A topic that was never read lacks nothing of before: it is read from its beginning from now on. Topics that are
     # read for the first time, or again, are judged by a time of their own.
-    has_read = {topic for topic, _ in reached} - stored.left_at_ms.keys()
-    if any(at[0] in has_read and reached.get(at, 0) < end for at, end in ends.items()):
+    has_read = {topic for topic, _ in positions} - stored.left_at_ms.keys()
+    if any(at[0] in has_read and positions.get(at, 0) < end for at, end in ends.items()):
         return stored
     left_at_ms = _left_at_ms(stored, {topic for topic, _ in ends})
     if stored.skipped:

@@ -152,7 +152,8 @@ def _check_absence(
     sink: str, progress: Progress, *, topics: Mapping[str, TopicFacts], ends: Offsets, now_ms: int
 ) -> None:
     complete_at_ms = (progress.read_at_ms or progress.updated_at_ms) if progress.skipped else progress.updated_at_ms
-    for (topic, partition), next_offset in progress.reached.items():  # what was left out isn't to be read
+    # What was left out isn't to be read. Of what is read again, a row may be there whose delete isn't read again yet.
+    for (topic, partition), next_offset in progress.positions.items():
         facts = topics.get(topic)
         # A topic that was read no longer for a while was away, however fresh the others are.
         away_ms = now_ms - progress.left_at_ms.get(topic, complete_at_ms)

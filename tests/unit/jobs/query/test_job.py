@@ -715,6 +715,8 @@ def test_a_sink_that_was_away_for_long_and_missed_nothing_is_not_behind() -> Non
     at, other = ("p.public.a", 0), ("p.public.b", 0)
     stored = Progress({at: 5, other: 3}, 100, 7, 1_000, {})
     assert as_of_start(stored, {at: 6}, 9_000) is stored
+    again = replace(stored, reads_again={at: 4})
+    assert as_of_start(again, {at: 5}, 9_000) is again, "what is read again isn't complete"
     started = as_of_start(stored, {at: 5}, 9_000)
     assert started is not None
     assert (started.updated_at_ms, started.left_at_ms) == (9_000, {"p.public.b": 1_000})

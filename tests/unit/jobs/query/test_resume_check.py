@@ -108,6 +108,14 @@ def test_a_sink_that_missed_nothing_may_be_away_for_ever() -> None:
     check(progress(updated_at_ms=NOW_MS - 25 * HOUR_MS), ends=STORED)
 
 
+def test_a_log_is_read_again_without_a_break_that_outlives_its_deletes() -> None:
+    again = progress(updated_at_ms=NOW_MS - 25 * HOUR_MS)
+    check(again, ends=STORED)
+    with pytest.raises(PositionMismatch, match=r"was away for 25.0 hours"):
+        check(replace(again, reads_again={(TOPIC, 0): 5}), ends=STORED)
+    check(replace(again, updated_at_ms=NOW_MS - HOUR_MS, reads_again={(TOPIC, 0): 5}), ends=STORED)
+
+
 def test_a_log_that_has_lost_what_is_still_to_be_read_is_refused() -> None:
     begins = {(TOPIC, 0): 0, (TOPIC, 1): 15}
     with pytest.raises(PositionMismatch, match=r"partition 1, begins at 15: the records from 0 on") as caught:
