@@ -67,16 +67,7 @@ def read_from(
     Raises LockstepError when a job applies to it now, and when it has no live generation that is ready;
     ConfigurationError for an LSN beyond the WAL's end.
     """
-    if settings_of(config, name).view is not None:
-        raise ConfigurationError(
-            f"{name!r} is a view: it reads the log from where its state is, and from nowhere else",
-            hint=f"build it again: lockstep rebuild {name} --switch",
-        )
-    if settings_of(config, name).consistent:
-        raise ConfigurationError(
-            f"sink {name!r} is consistent: it reads the log on from its last step, and from nowhere else",
-            hint=f"build it again: lockstep rebuild {name} --switch",
-        )
+    _check_reads_topics(settings_of(config, name), name)
     live = _ready_generation(config, name)
     chosen = settings_of_generation(config, name, live)
     start = _start(config, chosen, lsn=lsn, time_ms=time_ms)
@@ -114,6 +105,16 @@ def read_from(
     if move.left_out:
         say(f"{move.left_out:,} records are left out: {consequence}")
     return True
+
+
+def _check_reads_topics(settings: SinkSettings, name: str) -> None:
+    if settings.view is None and not settings.consistent:
+        return
+    kind, position = ("a view", "where its state is") if settings.view is not None else ("consistent", "its last step")
+    raise ConfigurationError(
+        f"sink {name!r} is {kind}: it reads the log on from {position}, and from nowhere else",
+        hint=f"build it again: lockstep rebuild {name} --switch",
+    )
 
 
 def _ready_generation(config: Config, name: str) -> Generation:

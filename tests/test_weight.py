@@ -31,10 +31,10 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 95_160,
+    "lines of the core": 95_172,
     "lines of extensions": 7_175,
     "lines of stack and bench": 9_992,
-    "lines of tests": 97_151,
+    "lines of tests": 97_162,
     "words of docs": 43_060,
     "settings": 178,
 }
