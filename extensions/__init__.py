@@ -1,16 +1,16 @@
-"""Parts that users of the core may do without. Each is a folder here and two lines below; without them, it is gone."""
+"""Parts that users of the core may do without. Each is a folder here and a line below; without them, it is gone.
+
+Importing it loads none: Spark's executors import what an extension runs there, and have not all that the others need.
+"""
 
 from typing import Final
 
-from extensions.alerts.extension import ALERTS
-from extensions.demo.extension import DEMO
-from extensions.erase.extension import ERASE
-from extensions.searches.extension import SEARCHES
-from lockstep.extension import Extension
-
-ALL: Final[tuple[Extension, ...]] = (
-    ALERTS,
-    DEMO,
-    ERASE,
-    SEARCHES,
+ALL: Final = (
+    "extensions.alerts.extension:ALERTS",
+    "extensions.demo.extension:DEMO",
+    "extensions.erase.extension:ERASE",
+    "extensions.searches.extension:SEARCHES",
+    "extensions.streams.extension:STREAMS",
 )
+"""Where each one's ``lockstep.extension.Extension`` is. The core works without any folder of ``extensions/``, and each
+extension without the others."""

@@ -10,7 +10,6 @@ from typing import Final
 from cdc.model.errors import LockstepError
 from cdc.model.log_message import Fact, LogMessage
 from cdc.model.lsn import format_lsn
-from cdc.model.times import time_text
 from views.counters import Counters
 from views.figures import ViewFigures
 
@@ -287,28 +286,6 @@ class LacksRecord(_OfGeneration):
             self._facts(watermark=format_lsn(self.watermark_lsn), reason=reason),
             "let capture run, which writes one: `lockstep run` or `lockstep capture`",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class StreamReport(_OfGeneration):
-    """A batch of a stream query is done. The counts are the batch's own, but for the rows that Spark keeps.
-
-    ``watermark_ms`` is the event time up to which the next batch takes events as complete, None before there is one.
-    """
-
-    batch_id: int
-    results: int
-    late: int
-    malformed: int
-    refused: int
-    state_rows: int
-    watermark_ms: int | None
-
-    @property
-    def message(self) -> Message:
-        counts = {name: getattr(self, name) for name in ("results", "late", "malformed", "refused", "state_rows")}
-        facts = self._facts(batch=self.batch_id, **counts, watermark=time_text(self.watermark_ms))
-        return INFO, LogMessage("stream query applied a batch", facts)
 
 
 Reporter = Callable[[Report], None]

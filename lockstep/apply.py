@@ -22,11 +22,9 @@ from jobs.query.progress_at_start import as_of_start
 from jobs.query.start_position import moved_to
 from jobs.report import Reporter, log_report
 from jobs.settings import SparkSettings
-from jobs.streams.thread import StreamQueryJob
 from lockstep.captured_tables import captured_now
 from lockstep.config import Config
 from lockstep.generations import settings_of, settings_of_generation
-from lockstep.stream_queries import stream_query_plan
 from monitor.log_start import offsets_after, offsets_since
 from sinks.contract import OpenedSink, Progress, TopicPartition
 from sinks.registry import SinkSettings, open_sink
@@ -170,7 +168,7 @@ def apply_sinks(
     ``opened`` is a session to run in; else one is started. Raises ConfigurationError for unknown names, LockstepError
     when Spark doesn't start.
     """
-    chosen, queries = config.chosen_to_apply(sinks)
+    chosen, added = config.chosen_to_apply(sinks)
     spark = spark_settings(config)
     source = Source(
         config.pipeline.name,
@@ -187,7 +185,7 @@ def apply_sinks(
         report=report,
         stop=stop,
         opened=opened,
-        beside=[StreamQueryJob(stream_query_plan(config, name, spark=spark, once=once)) for name in queries],
+        beside=[store.job(spark, once=once) for store in added.values()],
     )
 
 

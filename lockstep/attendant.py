@@ -6,20 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from cdc.model.errors import LockstepError
 from lockstep.config import Config
 from lockstep.extension import Extension, installed
-from lockstep.stream_queries import stream_query_plans
 from monitor.condition_facts import FACTS_EVERY_S, FactsLook
 from monitor.condition_watch import ConditionWatch
 from monitor.conditions import Condition, Facts
 from monitor.lag import LagReport
-from monitor.stream_queries import StreamQueryCollector, StreamQueryStatus
-from monitor.watching import Figure, Found, Watching
-
-_EXTENSIONS_EVERY_S: Final = 10.0
+from monitor.watching import Figure, Found, Panel, Watching
 
 
 class Attendant:
@@ -28,11 +23,9 @@ class Attendant:
     def __init__(
         self,
         conditions: ConditionWatch,
-        queries: "Watching[Sequence[StreamQueryStatus] | None]",
         added: "Sequence[Watching[Found]]",
     ) -> None:
         self._conditions = conditions
-        self._queries = queries
         self._added = added
 
     @property
@@ -41,9 +34,9 @@ class Attendant:
         return self._conditions.open
 
     @property
-    def stream_queries(self) -> Sequence[StreamQueryStatus]:
-        """What is known of stream queries; nothing before the first answer."""
-        return self._queries.latest or ()
+    def panels(self) -> list[Panel]:
+        """What extensions have found, for the page; nothing before the first answer."""
+        return [watch.latest.panel for watch in self._added if watch.latest.panel is not None]
 
     @property
     def figures(self) -> Iterator[Figure]:
@@ -65,7 +58,6 @@ def open_attendant(config: Config) -> Iterator[Attendant]:
         found = [watching.latest for watching in added]
         return replace(
             facts.latest,
-            stream_queries=queries.latest,
             added=tuple(condition for each in found for condition in each.conditions),
             added_names=names,
             added_unknown=frozenset().union(*(each.unknown for each in found)),
@@ -77,11 +69,6 @@ def open_attendant(config: Config) -> Iterator[Attendant]:
 
     with contextlib.ExitStack() as closing:
         facts = closing.enter_context(Watching("facts", looked_at, Facts(None, None), every_s=FACTS_EVERY_S))
-        queries = closing.enter_context(
-            Watching[Sequence[StreamQueryStatus] | None](
-                "stream queries", lambda: StreamQueryCollector(stream_query_plans(config)), None
-            )
-        )
         added = [closing.enter_context(_watching(each, config)) for each in watched]
         conditions = closing.enter_context(
             ConditionWatch(
@@ -91,19 +78,19 @@ def open_attendant(config: Config) -> Iterator[Attendant]:
                 facts=all_facts,
             )
         )
-        yield Attendant(conditions, queries, added)
+        yield Attendant(conditions, added)
 
 
 def _watching(extension: Extension, config: Config) -> Watching[Found]:
     assert extension.watch is not None
     nothing = Found(unknown=frozenset((name, None) for name in extension.conditions))
-    return Watching(extension.name, partial(extension.watch, config), nothing, every_s=_EXTENSIONS_EVERY_S)
+    return Watching(extension.name, partial(extension.watch, config), nothing, every_s=extension.watch_every_s)
 
 
 def state_directories(config: Config) -> list[Path]:
     """The directories that Lockstep writes to on this machine."""
     directories = [config.as_pipeline().values_directory, config.watch_directory]
-    if config.stream_queries and "://" not in config.spark.checkpoint_directory:
+    if config.added_stores and "://" not in config.spark.checkpoint_directory:
         directories.append(Path(config.spark.checkpoint_directory))
     if config.views:
         directories.append(config.spark.view_directory)

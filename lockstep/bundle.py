@@ -131,7 +131,7 @@ def _versions() -> dict[str, Any]:
 
 
 def _lag(config: Config) -> dict[str, Any]:
-    with LagCollector(config.as_pipeline(), config.sinks, resolve=followed) as collector:
+    with LagCollector(config.as_pipeline(), config.sinks, resolve=followed, others=config.added_stores) as collector:
         return collector.collect().to_json()
 
 

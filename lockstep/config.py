@@ -20,7 +20,6 @@ from pydantic import (
 
 from cdc.capture.settings import CaptureSettings, SnapshotSettings
 from cdc.kafka.settings import KAFKA_PASSWORD_VARIABLE, KafkaSettings
-from cdc.kafka.topic_names import STREAM_QUERIES, control_topic
 from cdc.model.errors import ConfigurationError
 from cdc.model.later import named
 from cdc.model.table import TableName
@@ -30,19 +29,19 @@ from cdc.postgres.settings import SOURCE_PASSWORD_VARIABLE, SourceSettings
 from cdc.secret import address_holds_secret
 from cdc.settings import Settings
 from jobs.settings import SparkSettings
-from jobs.streams.settings import StreamSettings, name_problems, webhook_variable
+from lockstep.added_stores import AddedStore
 from lockstep.dashboard_settings import DashboardSettings
 from lockstep.installed import extension_values
-from lockstep.stream_sections import StreamQuerySection, with_stream_queries
 from lockstep.view_sections import kind_of_sink, problem_of_type, with_views
 from monitor.condition_settings import ConditionSettings
 from monitor.metrics.settings import MetricsSettings
 from sinks.registry import SinkSettings
+from sinks.table_settings import TableSettings
 from sinks.view_settings import VIEWS_SCHEMA, ViewSettings
 
 _Checked = TypeVar("_Checked", bound=BaseModel)
 
-_ADDED: Final[Mapping[str, type[Settings]]] = {
+_ADDED: Final[Mapping[str, type[BaseModel]]] = {
     name: named(address) for each in extension_values() for name, address in each.sections.items()
 }
 """Section of an extension that is there -> its settings."""
@@ -52,8 +51,8 @@ if TYPE_CHECKING:
 else:
     _Added = create_model("_Added", __base__=Settings, **{name: (kind, kind()) for name, kind in _ADDED.items()})
 
-Wanted = Literal["sink", "view", "stream query", "sink or stream query"]
-"""What a command takes the name of."""
+Wanted = Literal["sink", "view", "store"]
+"""What a command takes the name of. A store is a sink, or what an extension writes to."""
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 """Lower case and short: the name becomes part of topics, of the slot, of indexes and of key prefixes."""
@@ -106,8 +105,6 @@ class Config(Settings):
     conditions: ConditionSettings = ConditionSettings()
     dashboard: DashboardSettings = DashboardSettings()
     sinks: Annotated[dict[str, SinkSettings], Field(default_factory=dict)]
-    streams: Annotated[dict[str, StreamSettings], Field(default_factory=dict)]
-    stream_queries: Annotated[dict[str, StreamQuerySection], Field(default_factory=dict)]
     added: _Added = _Added()
 
     @model_validator(mode="before")
@@ -147,45 +144,6 @@ class Config(Settings):
         return self
 
     @model_validator(mode="after")
-    def _streams_fit(self) -> "Config":
-        problems = name_problems("streams", list(self.streams)) + name_problems(
-            "stream_queries", list(self.stream_queries)
-        )
-        problems += [
-            f"stream_queries.{name} and {'views' if self.sinks[name].view else 'sinks'}.{name} have one name: give the"
-            " query another one"
-            for name in self.stream_queries
-            if name in self.sinks
-        ]
-        problems += [
-            f"stream_queries.{name}.pattern.{problem}"
-            for name, query in self.stream_queries.items()
-            if query.pattern is not None
-            for problem in query.pattern.problems(self.streams)
-        ]
-        topics: dict[str, str] = {}
-        for name, stream in self.streams.items():
-            other = topics.setdefault(stream.topic, name)
-            if other != name:
-                problems.append(f"streams.{other} and streams.{name} have one topic: remove one of them")
-            if stream.topic.startswith(f"{control_topic(self.pipeline.name, STREAM_QUERIES)}."):
-                problems.append(
-                    f"streams.{name}.topic is one that this pipeline's queries write: a query over it could write"
-                    " there what it reads, without end"
-                )
-        known_rows = [(f"streams.{name}", stream.rows_of) for name, stream in self.streams.items()]
-        known_rows += [(f"stream_queries.{name}", query.rows_of) for name, query in self.stream_queries.items()]
-        problems += [
-            f"{where}.rows_of names a table that isn't captured: {table}"
-            for where, rows_of in known_rows
-            for table in rows_of
-            if not self.source.may_have(TableName.parse(table))
-        ]
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
-
-    @model_validator(mode="after")
     def _sinks_read_captured_tables(self) -> "Config":
         problems = _problems_of_tables(self.source, self.sinks)
         if problems:
@@ -196,13 +154,9 @@ class Config(Settings):
     def _sinks_have_places_of_their_own(self) -> "Config":
         """Two in one place would take each other's generations for theirs."""
         names: dict[tuple[str, ...], list[str]] = {}
-        for name, sink in self.sinks.items():
+        for section, name, sink in self._sections_of_stores():
             for place in sink.places(name):
-                section = "sinks" if sink.view is None else "views"
                 names.setdefault((sink.type, *place), []).append(f"{section}.{name}")
-        for name, query in self.stream_queries.items():
-            for place in query.sink.places(name):
-                names.setdefault((query.sink.type, *place), []).append(f"stream_queries.{name}")
         problems = [
             f"{' and '.join(sharing)} write to the same place: give each a prefix or schema of its own"
             for sharing in names.values()
@@ -216,9 +170,11 @@ class Config(Settings):
     def _files_are_where_they_are_written(self) -> "Config":
         """A warehouse in a file is locked by the one machine that has it."""
         if not self.spark.is_local:
-            places = [(f"sinks.{name}", sink) for name, sink in self.sinks.items()]
-            places += [(f"stream_queries.{name}", query.sink) for name, query in self.stream_queries.items()]
-            files = [f"{at}.{sink.file_of_one_machine}" for at, sink in places if sink.file_of_one_machine]
+            files = [
+                f"{section}.{name}.{sink.file_of_one_machine}"
+                for section, name, sink in self._sections_of_stores()
+                if sink.file_of_one_machine
+            ]
             if files:
                 raise ValueError(
                     f"{files[0]} names a file, which the machines of {self.spark.master!r} can't write to"
@@ -232,6 +188,13 @@ class Config(Settings):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def _sections_of_stores(self) -> Iterator[tuple[str, str, SinkSettings]]:
+        """The section and the name of all that is written to, with its settings."""
+        for name, sink in self.sinks.items():
+            yield "sinks" if sink.view is None else "views", name, sink
+        for name, store in self.added_stores.items():
+            yield store.section, name, store.settings
 
     def section(self, kind: type[_Checked]) -> _Checked:
         """The settings of an extension that is there."""
@@ -275,13 +238,12 @@ class Config(Settings):
 
     def not_found(self, wanted: Wanted, *names: str) -> ConfigurationError:
         """Why these are no names of what is ``wanted``, and which commands are meant for what they are names of."""
-        sections: dict[Wanted, tuple[Collection[str], str]] = {
-            "sink": (self.sinks, "sinks"),
-            "view": (self.views, "views"),
-            "stream query": (self.stream_queries, "stream queries"),
-            "sink or stream query": (self.stores, "sinks and stream queries"),
-        }
-        known, plural = sections[wanted]
+        known: dict[Wanted, Collection[str]] = {"sink": self.sinks, "view": self.views, "store": self.stores}
+        word = "view" if wanted == "view" else "sink"
+        return self.not_among(known[wanted], names, word, f"{word}s")
+
+    def not_among(self, known: Collection[str], names: Iterable[str], wanted: str, plural: str) -> ConfigurationError:
+        """The same for what is ``wanted`` of an extension, which has these."""
         for name in names:
             kind, commands = self._what_is(name)
             if kind is not None:
@@ -293,12 +255,8 @@ class Config(Settings):
 
     def _what_is(self, name: str) -> tuple[str | None, str]:
         """What this is the name of, None where of nothing, and the commands that are meant for it."""
-        if name in self.stream_queries:
-            return (
-                "stream query",
-                f"`lockstep streams list` shows it, `lockstep streams rebuild {name}` builds its result again, and"
-                f" `lockstep apply {name}` runs it",
-            )
+        if (store := self.added_stores.get(name)) is not None:
+            return store.kind, store.commands
         if name in self.views:
             return (
                 "view",
@@ -309,25 +267,26 @@ class Config(Settings):
                 "sink",
                 f"`lockstep generations {name}` shows its builds, and `lockstep rebuild {name}` makes another one",
             )
-        if name in self.streams:
-            return (
-                "stream",
-                "`lockstep doctor` looks at its topic, and `lockstep streams list` shows queries over streams",
-            )
         return None, ""
 
-    def chosen_to_apply(self, names: Collection[str]) -> tuple[dict[str, SinkSettings], dict[str, StreamQuerySection]]:
-        """The sinks and the stream queries of these names, or all. Raises ConfigurationError for names of neither."""
-        if not names and self.stream_queries:
-            return dict(self.sinks), dict(self.stream_queries)
-        queries = {name: self.stream_queries[name] for name in names if name in self.stream_queries}
-        others = [name for name in names if name not in queries]
-        return (self.chosen_sinks(others) if others or not queries else {}), queries
+    def chosen_to_apply(self, names: Collection[str]) -> tuple[dict[str, SinkSettings], dict[str, AddedStore]]:
+        """The sinks and the stores of extensions of these names, or all. Raises ConfigurationError for other names."""
+        added = self.added_stores
+        if not names and added:
+            return dict(self.sinks), added
+        chosen = {name: added[name] for name in names if name in added}
+        others = [name for name in names if name not in chosen]
+        return (self.chosen_sinks(others) if others or not chosen else {}), chosen
 
     @property
     def stores(self) -> dict[str, SinkSettings]:
-        """Whatever is written to: the settings of the sinks, and of the sinks of stream queries' results."""
-        return self.sinks | {name: query.sink for name, query in self.stream_queries.items()}
+        """Whatever is written to: the settings of the sinks, and of what extensions write to."""
+        return self.sinks | {name: store.settings for name, store in self.added_stores.items()}
+
+    @property
+    def added_stores(self) -> dict[str, AddedStore]:
+        """What extensions write to beside the sinks."""
+        return {name: store for each in extension_values() for name, store in each.stores(self).items()}
 
     @property
     def watch_directory(self) -> Path:
@@ -475,9 +434,12 @@ def read(path: Path) -> Config:
 
 
 def _expanded(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The document in which views and stream queries have their stores, and the problems that the models won't find."""
-    with_queries, problems = with_stream_queries(document)
-    expanded, of_views = with_views(with_queries)
+    """The document in which all that borrows a store has it, and the problems that the models won't find."""
+    problems = list[str]()
+    for each in extension_values():
+        document, found = each.expanded(document)
+        problems += found
+    expanded, of_views = with_views(document)
     return expanded, problems + of_views
 
 
@@ -555,7 +517,7 @@ def _sink_sections(document: dict[str, Any], of: str = "sinks") -> dict[str, dic
 
 def _secrets_in_file(document: dict[str, Any]) -> list[str]:
     problems = []
-    for of in ("views", "stream_queries"):
+    for of in document.keys() - {"sinks"}:
         for name, section in _sink_sections(document, of).items():
             login = section.get("login")
             if isinstance(login, dict) and "password" in login:
@@ -597,14 +559,12 @@ def _way_out(path: tuple[str, ...]) -> str:
     match path:
         case ("sinks", name, *_):
             return f"use login.password_file or ${sink_password_variable(name)}"
-        case ("stream_queries", name, "webhook", *_):
-            return f"use stream_queries.{name}.webhook.url_file, or ${webhook_variable(name)}"
-        case ("views" | "stream_queries", *_):
+        case (section, *_) if section in _ADDED and "webhook" in path:
+            return f"use {'.'.join(path[: path.index('webhook') + 1])}.url_file"
+        case (section, *_) if section == "views" or section in _ADDED:
             return "use login.password_file, or the sink's own login"
         case ("source", *_):
             return f"use source.password_file or ${SOURCE_PASSWORD_VARIABLE}"
-        case (section, "webhook", *_) if section in _ADDED:
-            return f"use {section}.webhook.url_file"
         case ("kafka", *_):
             return f"use kafka.username, and kafka.password_file or ${KAFKA_PASSWORD_VARIABLE}"
         case _:
@@ -653,8 +613,10 @@ def _innermost(found: Sequence[Any]) -> Iterator[Any]:
 
 def _problem(details: Any, views: Mapping[str, Any]) -> str:
     location, kind = list(details["loc"]), details["type"]
-    if location[:1] == ["stream_queries"] and len(location) > 3 and location[2] == "sink":
-        del location[2:4]  # the setting is one of the section's own
+    if location[:1] == ["added"]:
+        del location[0]
+        if location[2:3] == ["sink"] and len(location) > 3:
+            del location[2:4]  # the setting is one of the section's own
     if location[:1] == ["sinks"] and len(location) > 2:
         del location[2]  # pydantic names the sink's type here, which isn't a key of the file
     if location[:1] == ["sinks"] and len(location) > 1 and location[1] in views:
@@ -664,8 +626,6 @@ def _problem(details: Any, views: Mapping[str, Any]) -> str:
         if location[2:] and isinstance(own, dict) and location[2] not in (*own, "tables"):
             location[:2] = ["sinks", str(own.get("sink"))]  # whose setting the view has taken over
     message = details["msg"].removeprefix("Value error, ")
-    if location[:1] == ["added"]:
-        del location[0]
     if kind == "extra_forbidden" and len(location) == 1:
         message = "unknown section: check its spelling, or install the extension that it belongs to"
     elif kind in ("union_tag_not_found", "union_tag_invalid"):
@@ -687,11 +647,6 @@ def _below(directory: Path, config: Config) -> Config:
     config = _below_data_directory(config)
     changes: dict[str, object] = {
         "source": config.source.model_copy(update={"dsn": files_below(directory, config.source.dsn)}),
-        "sinks": {name: _with_address_below(directory, sink) for name, sink in config.sinks.items()},
-        "stream_queries": {
-            name: section.model_copy(update={"sink": _with_address_below(directory, section.sink)})
-            for name, section in config.stream_queries.items()
-        },
     }
     checkpoints = config.spark.checkpoint_directory
     if "://" not in checkpoints:
@@ -718,7 +673,7 @@ def _below_data_directory(config: Config) -> Config:
     return config
 
 
-def _with_address_below(directory: Path, sink: SinkSettings) -> SinkSettings:
+def _with_address_below(directory: Path, sink: TableSettings) -> TableSettings:
     """A sink with the files that are among the parameters of its address below the directory."""
     url = getattr(sink, "url", None)
     if not isinstance(url, SecretStr):
@@ -740,6 +695,7 @@ def _joined(directory: Path, value: Any) -> Any:
         case Path():
             return directory / value
         case BaseModel():
+            value = _with_address_below(directory, value) if isinstance(value, TableSettings) else value
             fields = {name: getattr(value, name) for name in type(value).model_fields}
             joined = {name: _joined(directory, field) for name, field in fields.items()}
             return value.model_copy(update={name: new for name, new in joined.items() if new != fields[name]})

@@ -5,18 +5,18 @@ The core is capture, copies, sinks, views, rebuild, verify, lag and doctor; it w
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from lockstep.installed import extension_values
 
 if TYPE_CHECKING:
-    from cdc.model.event import JsonValue
     from cdc.model.finding import Finding
-    from cdc.model.table import TableName
+    from lockstep.added_stores import AddedStore
     from lockstep.config import Config
+    from lockstep.erasing import DeletedRow, Eraser, Means
     from monitor.condition_watch import Reporter
     from monitor.metrics.definitions import Definition
-    from monitor.watching import Found, Watch
+    from monitor.watching import Found, Panel, Watch
 
 Command = Callable[..., None]
 """A function that typer makes a command of. Its module is loaded for each help page, so it imports in its body."""
@@ -40,23 +40,20 @@ class Reached:
     """Their names."""
 
 
-class KeyedTopic(Protocol):
-    """A topic of an extension whose records' keys have a row's key: what is erased of a row there."""
-
-    @property
-    def name(self) -> str: ...
-
-    def is_of_row(self, record_key: bytes) -> bool:
-        """Whether a record is of the row."""
-        ...
-
-    def why_open(self, record_keys: Iterable[bytes]) -> str | None:
-        """Why these keys of the row, whose newest records are no tombstones, prove nothing yet; None where they do."""
-        ...
-
-
 def _nothing(*_: object) -> tuple[()]:
     return ()
+
+
+def _no_stores(_: object) -> "Mapping[str, AddedStore]":
+    return {}
+
+
+def _no_panel(_: object) -> None:
+    return None
+
+
+def _as_it_is(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    return dict(document), []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +67,11 @@ class Extension:
     groups: Sequence[Group] = ()
     sections: Mapping[str, str] = field(default_factory=dict)
     """Section of the configuration -> ``module:name`` of its settings; ``Config.section`` has them."""
+    expanded: Callable[[Mapping[str, Any]], tuple[dict[str, Any], list[str]]] = _as_it_is
+    """Called before a document is validated, maybe twice: the same with what its sections take over from others, and
+    problems that the models won't find."""
+    stores: "Callable[[Config], Mapping[str, AddedStore]]" = _no_stores
+    """By name. Called wherever something is looked for by its name."""
     problems: "Callable[[Config], Iterable[str]]" = _nothing
     """How its settings don't go with the others, in sentences that begin with the setting."""
     example: str = ""
@@ -86,12 +88,21 @@ class Extension:
     """The definitions of all figures that ``watch`` may find."""
     watch: "Callable[[Config], Watch[Found]] | None" = None
     """What the page and alerts learn of it."""
+    watch_every_s: float = 10.0
+    panel: "Callable[[Config], Panel | None]" = _no_panel
+    """Called by who shows the pipeline once, as ``lockstep lag``: what ``watch`` would find for the page."""
     reporter: "Callable[[Config], Reporter] | None" = None
     """Who reports to somebody what is wrong."""
-    keyed_topics: "Callable[[Config, TableName, Mapping[str, JsonValue]], Iterable[KeyedTopic]]" = _nothing
-    """Its topics that may have records of a row, by table and key. Raises LockstepError where that can't be known."""
+    eraser: "Callable[[Config, DeletedRow, Means], Eraser] | None" = None
+    """Called when a row is erased, before anything is changed: what erases it from what the extension keeps."""
 
 
 def installed() -> tuple[Extension, ...]:
     """The extensions that are there."""
     return tuple(extension_values())
+
+
+def panels_now(config: "Config") -> "list[Panel]":
+    """What extensions show of a pipeline beside its stages."""
+    found = (each.panel(config) for each in installed())
+    return [panel for panel in found if panel is not None]

@@ -138,43 +138,6 @@ ${kinds}
 # retain = [ { table = "orders", column = "created_at", age = "90d" } ]    # rows count so long (rebuild)
 # tasks = 1                                # how many keep it side by side, in Redis or OpenSearch (rebuild)
 # topic = true                             # the result is on a topic as well, for GET /views/latest/changes
-
-# Results in event time of Kafka topics with JSON, kept by Spark: docs/stream-queries.md.
-# [streams.clicks]
-# topic = "web.clicks"
-# columns = { id = "text", page = "text", at = "timestamptz", sent_at = "timestamptz" }
-# time = "at"                              # the column with the event's time
-# late = "10 minutes"                      # how far behind the newest event one may be
-# id = ["id"]                              # what an event and its repetition have in common
-# sent = "sent_at"                         # the time of sending by the device's clock, which corrects the event's time
-# rows_of = { "public.orders" = ["page"] }  # columns with the key of a table's row, for `lockstep erase`
-
-# [stream_queries.clicks_per_hour]
-# sink = "warehouse"                       # the section whose store, address and login it takes
-# key = ["page", "hour"]                   # columns that tell the result's rows apart
-# sql = "select page, window(at, '1 hour').start as hour, count(*) as n from clicks group by page, window(at, '1 hour')"
-# topic = true                             # the rows are on a topic as well (streams rebuild)
-# rows_of = { "public.orders" = ["page"] }  # columns of the key with the key of a table's row, for `lockstep erase`
-# Each row is posted to an HTTP endpoint too. A secret address is in $$LOCKSTEP_STREAM_QUERY_<NAME>_WEBHOOK_URL.
-# webhook = { url = "https://hooks.example.com/rows", headers = { Authorization = "ROWS_TOKEN" } }    # and url_file
-
-# A pattern instead of SQL: events that follow each other within a time. It has no key of its own to name.
-# [stream_queries.given_up]
-# sink = "warehouse"
-# [stream_queries.given_up.pattern]
-# per = ["page"]                           # columns that the events have in common
-# within = "30 minutes"                    # how much later than the first event the last one may be
-# select = { first_id = "tried[0].id" }    # further columns, over the steps' names
-# [[stream_queries.given_up.pattern.steps]]
-# name = "tried"
-# stream = "clicks"
-# where = "id like 'try-%'"                # a condition on the stream's columns
-# times = 3                                # so many of them
-# [[stream_queries.given_up.pattern.steps]]
-# name = "done"
-# stream = "clicks"
-# where = "id like 'done-%'"
-# without = true                           # none of these may be there; after the last event: until the time is over
 """)
 
 
@@ -275,7 +238,7 @@ def config_text(name: str, dsn: str, tables: FoundTables, sinks: Sequence[NewSin
         secrets=secrets,
         sinks="".join(f"{sink.section(hidden)}\n" for sink in sinks),
     )
-    return "\n".join((text, *(each.example for each in installed() if each.example)))
+    return "\n".join((text, *(tables.with_real_names(each.example) for each in installed() if each.example)))
 
 
 def source_of(dsn: str) -> SourceSettings:

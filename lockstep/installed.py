@@ -5,10 +5,14 @@ the core is alone.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any
 
+from cdc.model.later import named
 
+
+@cache
 def extension_values() -> Sequence[Any]:
     """Each a ``lockstep.extension.Extension``, in the order of ``extensions/__init__.py``."""
     try:
@@ -17,5 +21,4 @@ def extension_values() -> Sequence[Any]:
         if missing.name != "extensions":
             raise
         return ()
-    found: Sequence[Any] = extensions.ALL
-    return found
+    return tuple(map(named, extensions.ALL))

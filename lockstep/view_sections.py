@@ -51,9 +51,6 @@ def with_views(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         return rest, ["views: must be a section, or a table in { }"]
     if not isinstance(sinks, dict):
         return rest, []
-    queries = document.get("stream_queries", {})
-    if not isinstance(queries, dict):  # which is told of them
-        queries = {}
     problems = list[str]()
     lends, made = dict[str, Any](), dict[str, Any]()
     for name, section in sinks.items():
@@ -71,9 +68,15 @@ def with_views(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             made[name] = _as_sink(name, section, sinks, views)
         except _Unfit as unfit:
             problems += unfit.problems
-    used |= {section["lender"] for section in queries.values() if isinstance(section, dict) and "lender" in section}
+    used |= {
+        section["lender"]
+        for sections in rest.values()
+        if isinstance(sections, dict) and sections is not sinks
+        for section in sections.values()
+        if isinstance(section, dict) and "lender" in section
+    }
     problems += [
-        f"sinks.{name}.apply is false, and no view or stream query names the sink: name it in one, or remove it"
+        f"sinks.{name}.apply is false, and nothing names the sink, as a view does: name it in one, or remove it"
         for name, applies in lends.items()
         if applies is False and name not in used
     ]

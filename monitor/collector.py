@@ -1,7 +1,7 @@
 """Collects the facts of the lag report: asks the source, Kafka and every sink, over connections that stay open."""
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -34,13 +34,16 @@ class LagCollector:
         sinks: Mapping[str, SinkSettings],
         *,
         resolve: Callable[[Pipeline], Pipeline] = lambda pipeline: pipeline,
+        others: Collection[str] = (),
     ) -> None:
-        """``sinks`` are the settings of the sinks that reports are about, by their names.
+        """``sinks`` are the settings of the sinks that reports are about, by their names. Of ``others`` that extensions
+        write to their rejections are counted.
 
         ``resolve`` asks which tables are captured, and raises LockstepError as ``collect``. It is needed where there
         are patterns that nobody has resolved yet, and called again and again: tables may join, and named ones leave.
         """
         self._settings = sinks
+        self._others = others
         self._source = SourceLook(pipeline.source, pipeline.slot)
         self._kafka = KafkaLook(pipeline, resolve)
         self._sinks = {name: SinkLook(name, settings, pipeline.name) for name, settings in sinks.items()}
@@ -100,7 +103,7 @@ class LagCollector:
                     facts.label: kafka.open_rejections.get((facts.name, facts.generation), 0) for facts in sinks
                 },
                 unreadable_dead_letters=self._kafka.rejections.unreadable,
-                refused_rows=self._kafka.rejections.of_webhooks,
+                refused_rows=self._kafka.rejections.of(self._others),
                 paused_copies=_paused_copies(copying),
                 first_copy_paused=copying is not None and copying.first_copy_paused,
             )

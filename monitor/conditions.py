@@ -4,7 +4,7 @@ A condition has the same name and subject for as long as it is open, so that it 
 No sentence holds a row's value.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Final
@@ -16,7 +16,6 @@ from monitor.certificates import Validity
 from monitor.condition_settings import ConditionSettings
 from monitor.lag import READ, RECEIVED, LagReport, StageState
 from monitor.steps import differing_step, rebuild_step
-from monitor.stream_queries import RECEIVER_STEP, StreamQueryStatus
 from monitor.verification import VerifyOutcome
 
 _SLOT_MINUTES: Final = 60.0
@@ -150,10 +149,6 @@ _KINDS: Final = {
         "`lockstep views list` shows how far it is; readers see what the sink has from before",
         known=_NO_KAFKA,
     ),
-    # A build of a stream query's result, or the query.
-    "stream-query-stopped": _Kind(_CRITICAL, "", passes=True, known=_NO_SERVERS),
-    "stream-query-undelivered": _Kind(_CRITICAL, RECEIVER_STEP, passes=True, known=_NO_SERVERS),
-    "stream-query-unreachable": _Kind(_CRITICAL, "", passes=True, known=_NO_SERVERS),
     # A file or a server; a directory.
     "certificate-expires": _Kind(
         _WARNING,
@@ -164,7 +159,6 @@ _KINDS: Final = {
         _WARNING, "make room there, or move the directory to a larger disk", passes=True, known=_NO_SERVERS
     ),
 }
-_OF_STREAM_QUERIES: Final = ("stream-query-stopped", "stream-query-undelivered", "stream-query-unreachable")
 
 NAMES: Final = tuple(_KINDS)
 """Every condition that there is."""
@@ -190,14 +184,13 @@ class Facts:
     """What no lag report says; each part, or what it says of a subject, is None where nobody could tell.
 
     ``certificates``: whose -> its validity. ``disks``: directory -> (free, all) bytes. ``has_standby``: whether a
-    capture stands by. ``stream_queries``: the builds of their results. ``added`` are what extensions have found,
-    ``added_names`` all that these may find, and ``added_unknown`` that of which they can't tell.
+    capture stands by. ``added`` are what extensions have found, ``added_names`` all that these may find, and
+    ``added_unknown`` that of which they can't tell.
     """
 
     certificates: Mapping[str, Validity | None] | None = field(default_factory=dict)
     disks: Mapping[str, tuple[int, int] | None] | None = field(default_factory=dict)
     has_standby: bool | None = None
-    stream_queries: Sequence[StreamQueryStatus] | None = ()
     added: tuple[Condition, ...] = ()
     added_names: frozenset[str] = frozenset()
     added_unknown: frozenset[tuple[str, str | None]] = frozenset()
@@ -239,7 +232,6 @@ def find_conditions(
     of_facts = [
         *_certificates(facts, now_ms),
         *_disks(facts),
-        *_stream_queries(facts),
         *facts.added,
     ]
     silent = [report] if isinstance(report, LockstepError) else list(report.silent_servers.values())
@@ -285,11 +277,6 @@ def _unasked(facts: Facts, settings: ConditionSettings) -> Iterator[tuple[str, s
             yield from ((name, subject) for subject, fact in known.items() if fact is None)
     if settings.standby and facts.has_standby is None:
         yield "no-standby", CAPTURE
-    if facts.stream_queries is None:
-        yield from ((name, None) for name in _OF_STREAM_QUERIES)
-    for status in facts.stream_queries or ():
-        if status.problem is not None:
-            yield from ((name, status.label) for name in _OF_STREAM_QUERIES[:2])
 
 
 def _begun(report: LagReport) -> Iterator[tuple[str, str]]:
@@ -417,16 +404,9 @@ def _sinks(report: LagReport) -> Iterator[Condition]:
                 aside.next_step(sink.name, str(table)),
                 aside.since_ms,
             )
-    for label, count in report.open_rejections.items():
+    for label, count in {**report.open_rejections, **report.refused_rows}.items():
         if count:
             yield _open("rejections-open", label, f"{label} refused {count:,} rows, which it lacks")
-    for query, count in report.refused_rows.items():
-        yield _open(
-            "rejections-open",
-            query,
-            f"the webhook of stream query {query} refused {count:,} rows, which it lacks",
-            f"`lockstep rejections list {query}` says why, and `lockstep rejections retry {query}` posts them again",
-        )
     for label, names in report.rebuild_needed.items():
         yield _open("rebuild-needed", label, f"{label} was built with other {', '.join(names)}", rebuild_step(label))
 
@@ -480,33 +460,6 @@ def _stalled(report: LagReport) -> Iterator[Condition]:
                 f"{stage.name} is stalled" + ("" if stage.reason is None else f": {stage.reason}"),
                 stage.hint,
                 stage.since_ms,
-            )
-
-
-def _stream_queries(facts: Facts) -> Iterator[Condition]:
-    unreachable = {status.name: status for status in facts.stream_queries or () if status.problem is not None}
-    for name, status in unreachable.items():
-        yield _open(
-            "stream-query-unreachable",
-            name,
-            f"the result of stream query {name} can't be looked at: {status.reason}",
-            status.hint,
-        )
-    for status in facts.stream_queries or ():
-        if status.problem is None and status.why_undelivered:
-            yield _open(
-                "stream-query-undelivered",
-                status.label,
-                f"rows of stream query {status.label} don't get to its webhook: {status.why_undelivered}",
-                since_ms=status.posted.since_ms,
-            )
-        if status.problem is None and status.needs_somebody:
-            yield _open(
-                "stream-query-stopped",
-                status.label,
-                f"stream query {status.label} isn't run any more: {status.reason}",
-                status.hint,
-                status.since_ms,
             )
 
 

@@ -247,7 +247,7 @@ class LagReport:
 
     ``verified`` has the last comparison of each live generation with the source, by its label.
 
-    ``refused_rows`` counts the rows that a stream query's webhook refused and that are open, by the query's name.
+    ``refused_rows`` counts the rows with an open rejection of what extensions write to, by its name.
 
     ``commit_interval_ms`` is as in ``SourceFacts``.
     """

@@ -1,10 +1,10 @@
-"""Counts the rows with an open rejection: by sink and generation, and those that webhooks refused by stream query."""
+"""Counts the rows with an open rejection: by sink and generation, and by the name of what extensions write to."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.kafka.topic_names import DEAD_LETTERS, control_topic, is_stream_result_topic
+from cdc.kafka.topic_names import DEAD_LETTERS, control_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.pipeline_settings import Pipeline
 from jobs.dead_letters.record import DeadLetter, UnreadableDeadLetter, read_dead_letter
@@ -16,7 +16,6 @@ class OpenRejections:
     def __init__(self, pipeline: Pipeline, cluster: TopicAdmin) -> None:
         self._reader = TopicReader(pipeline.kafka.client())
         self._cluster = cluster
-        self._pipeline = pipeline.name
         self._topic = control_topic(pipeline.name, DEAD_LETTERS)
         self._dead_letters: dict[bytes, DeadLetter | UnreadableDeadLetter] = {}
         self._next = 0
@@ -29,18 +28,14 @@ class OpenRejections:
         rows = {record.row: (record.sink, record.generation) for record in readable}
         return Counter(rows.values())
 
-    @property
-    def of_webhooks(self) -> Mapping[str, int]:
-        """Stream query -> rows that its webhook refused and that are open, as of the last count.
+    def of(self, names: Collection[str]) -> Mapping[str, int]:
+        """Each of these names -> rows with an open rejection, as of the last count.
 
-        A row of several builds counts once: it is posted with the same id.
+        A row of several generations counts once.
         """
-        posted = {
-            (record.sink, record.key)
-            for record in self._dead_letters.values()
-            if isinstance(record, DeadLetter) and is_stream_result_topic(self._pipeline, record.position.topic)
-        }
-        return Counter(query for query, _ in posted)
+        readable = [record for record in self._dead_letters.values() if isinstance(record, DeadLetter)]
+        rows = Counter(name for name, _ in {(record.sink, record.key) for record in readable})
+        return {name: rows[name] for name in names}
 
     @property
     def unreadable(self) -> int:

@@ -1,19 +1,22 @@
 """How the lag report looks on a terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from cdc.model.lsn import format_lsn
+from cdc.model.times import time_text
 from cdc.stream.slot_watch import WARN_MINUTES
 from jobs.generations.view_state import ToldView
 from monitor.lag import LagReport, Stage, StageState
 from monitor.steps import rebuild_step
 from monitor.units import readable_bytes
 from monitor.verification import VerifyOutcome
+from monitor.watching import Panel
 
 
 def lag_table(lag: LagReport) -> Group:
@@ -31,6 +34,21 @@ def lag_table(lag: LagReport) -> Group:
             "-" if stage.lsn is None else format_lsn(stage.lsn),
         )
     return Group(table, *(Text(remark.sentence, style=remark.style) for remark in remarks(lag)))
+
+
+def panel_table(panel: Panel) -> Group:
+    """A line for each of its rows, then why one doesn't move."""
+    table = Table(panel.kind, "state", *panel.columns, box=None)
+    for row in panel.rows:
+        table.add_row(row.name, row.state, *map(_figure, panel.columns, row.figures, repeat(panel.times)))
+    reasons = (f"{row.name}: {row.reason}" + (row.step and f"\n    {row.step}") for row in panel.rows if row.reason)
+    return Group(table, *map(Text, reasons))
+
+
+def _figure(column: str, figure: int | None, times: Collection[str]) -> str:
+    if figure is None:
+        return "none yet"
+    return time_text(figure) if column in times else f"{figure:,}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +140,10 @@ def _of_rejections(lag: LagReport) -> Iterator[Remark]:
             yield Remark(sentence, "red", f"{label}: rejections open")
         elif ever:
             yield Remark(f"{label}: no rejection open, {ever:,} ever", "dim")
-    for query, count in lag.refused_rows.items():
-        sentence = f"{query}: {count:,} rows that its webhook refused are open: `lockstep rejections list {query}`"
-        yield Remark(sentence, "red", f"{query}: rejections open")
+    for name, count in lag.refused_rows.items():
+        if count:
+            sentence = f"{name}: {count:,} rejections open: `lockstep rejections list {name}`"
+            yield Remark(sentence, "red", f"{name}: rejections open")
 
 
 def view_text(told: ToldView) -> str:

@@ -2,11 +2,12 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar
 
 from cdc.model.errors import LockstepError
+from cdc.model.event import JsonValue
 from monitor.conditions import Condition
 from monitor.metrics.definitions import Definition
 
@@ -26,6 +27,42 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
+class PanelRow:
+    """One line of a panel. ``document`` is the same for programs, and whatever else is known.
+
+    ``state`` is one of those that stages have, or a word of its own. ``needs_somebody``: nothing moves until somebody
+    acts. ``is_told``: it is among what isn't well, for ``reason``.
+    """
+
+    name: str
+    state: str
+    figures: Sequence[int | None]
+    document: Mapping[str, JsonValue]
+    reason: str = ""
+    step: str = ""
+    since_ms: int | None = None
+    needs_somebody: bool = False
+    is_told: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """What an extension runs, as a table below the stages: on the page's first screen, and below ``lockstep lag``.
+
+    ``columns`` are the headings of the rows' figures; in those of ``times`` they are milliseconds since 1970.
+    """
+
+    name: str
+    """In documents."""
+    title: str
+    kind: str
+    """What each row is, in words."""
+    columns: tuple[str, ...]
+    rows: tuple[PanelRow, ...]
+    times: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """What one look of an extension has found."""
 
@@ -33,6 +70,8 @@ class Found:
     figures: tuple[Figure, ...] = ()
     unknown: frozenset[tuple[str, str | None]] = frozenset()
     """Names and subjects of conditions, or names alone, of which nobody can tell now: they stay as they were."""
+    panel: Panel | None = None
+    """For the page."""
 
 
 class Watch(Protocol[T_co]):

@@ -92,7 +92,7 @@ def imports_of(path: Path, known: Set[str]) -> set[str]:
 KNOW_A_KIND: Mapping[str, str] = {
     "extensions.demo": "its pages read Redis and OpenSearch, as an application does",
     "extensions.searches": "standing searches are OpenSearch's",
-    "jobs.streams.sql_plans": "results of stream queries are in a warehouse",
+    "extensions.streams.jobs.sql_plans": "results of stream queries are in a warehouse",
     "migrations.warehouse": "they are the warehouse's",
 }
 """Modules and packages outside of ``sinks`` that may import a kind of sink, each with its reason."""

@@ -31,11 +31,11 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 95_172,
-    "lines of extensions": 7_175,
+    "lines of the core": 89_883,
+    "lines of extensions": 12_852,
     "lines of stack and bench": 9_992,
-    "lines of tests": 97_162,
-    "words of docs": 43_060,
+    "lines of tests": 97_206,
+    "words of docs": 43_058,
     "settings": 178,
 }
 
@@ -49,12 +49,16 @@ EXCEPTIONS: Final[dict[str, dict[str, str]]] = {
     "classes of more than 15 attributes": {
         "lockstep/dashboard/sampler.py: Sampler": "what one look needs of the last, and who is told of it",
         "extensions/searches/follower.py: Follower": "one loop over claim, queries, log and deliveries",
+        "extensions/streams/jobs/job.py: _Run": "one run of a query: what Spark runs, and each of its batches",
+        "extensions/streams/jobs/posting.py: RowPoster": "one thread's loop, and who wakes and ends it",
     },
     "classes of more than 20 methods": {
         "cdc/kafka/topic_admin.py: TopicAdmin": "most are one request to the same brokers",
         "cdc/postgres/settings.py: SourceSettings": A_MODEL,
         "lockstep/config.py: Config": A_MODEL,
         "extensions/searches/follower.py: Follower": "one loop over claim, queries, log and deliveries",
+        "extensions/streams/jobs/job.py: _Run": "one run of a query: what Spark runs, and each of its batches",
+        "extensions/streams/jobs/posting.py: RowPoster": "one thread's loop, and who wakes and ends it",
         "sinks/opensearch/indexes.py: OpenSearchIndexes": "most are one request to the same cluster",
         "sinks/opensearch/settings.py: OpenSearchSettings": A_MODEL,
         "sinks/table_settings.py: TableSettings": A_MODEL,
@@ -75,8 +79,8 @@ COUNTS: Final[dict[str, dict[str, int]]] = {
     "functions more complex than 15": {
         "jobs": 1,
     },
-    "classes of more than 15 attributes": {"jobs": 5},
-    "classes of more than 20 methods": {"jobs": 5},
+    "classes of more than 15 attributes": {"jobs": 3},
+    "classes of more than 20 methods": {"jobs": 3},
 }
 """The most that there may be: they only fall. At none a place leaves ``COUNTED``."""
 

@@ -25,30 +25,28 @@ MESSAGES = "__messages"
 VIEWS = "__views"
 """Up to where the topics of views hold whole steps."""
 
-STREAM_QUERIES = "__stream_queries"
-
 MATCHES = "__matches"
 """Which documents begin and cease to match the standing searches of all sinks of a pipeline."""
 
 _OUTBOX = "__outbox"
 
 
-def _escaped(part: str) -> str:
+def escaped(part: str) -> str:
     """Bytes that a topic name can't hold, and the dot that separates parts, become ``-`` and two hex digits."""
     return "".join(chr(byte) if _LEGAL.fullmatch(bytes([byte])) else f"-{byte:02x}" for byte in part.encode())
 
 
 def _unescaped(part: str) -> str:
-    """Raises ValueError for what ``_escaped`` doesn't return."""
+    """Raises ValueError for what ``escaped`` doesn't return."""
     return _ESCAPED.sub(lambda found: bytes([int(found[1], 16)]), part.encode()).decode()
 
 
 def table_topic(prefix: str, table: TableName) -> str:
     """``<prefix>.<schema>.<table>``. Raises ConfigurationError when that is longer than Kafka allows."""
-    schema = _escaped(table.schema)
+    schema = escaped(table.schema)
     if schema.startswith("__"):  # only topics that aren't tables' begin so: ``<prefix>.__outbox.<aggregate type>``
         schema = f"-5f{schema[1:]}"
-    topic = f"{prefix}.{schema}.{_escaped(table.name)}"
+    topic = f"{prefix}.{schema}.{escaped(table.name)}"
     if len(topic) > _NAME_LENGTH_MAX:
         raise ConfigurationError(
             f"the topic name for {table} has {len(topic)} characters, Kafka allows {_NAME_LENGTH_MAX}",
@@ -82,39 +80,12 @@ def control_topic(prefix: str, name: str) -> str:
 
 def view_topic(prefix: str, view: str, generation: int) -> str:
     """``<prefix>.__views.<view>.g<generation>``: the rows of a view's result. No table's topic has a third dot."""
-    return f"{control_topic(prefix, VIEWS)}.{_escaped(view)}.g{generation}"
+    return f"{control_topic(prefix, VIEWS)}.{escaped(view)}.g{generation}"
 
 
 def is_view_topic(prefix: str, topic: str) -> bool:
     """Whether it has the rows of some view's result."""
     return topic.startswith(f"{control_topic(prefix, VIEWS)}.")
-
-
-def stream_query_topic(prefix: str, query: str) -> str:
-    """``<prefix>.__stream_queries.<query>``: late events of its streams, and what else its result lacks."""
-    return f"{control_topic(prefix, STREAM_QUERIES)}.{_escaped(query)}"
-
-
-def stream_result_topic(prefix: str, query: str, generation: int) -> str:
-    """``<prefix>.__stream_queries.<query>.g<generation>``: the rows of a stream query's result."""
-    return f"{stream_query_topic(prefix, query)}.g{generation}"
-
-
-def is_stream_query_topic(prefix: str, topic: str) -> bool:
-    """Whether it is of some stream query, be that its side topic or one of its results."""
-    return topic.startswith(f"{control_topic(prefix, STREAM_QUERIES)}.")
-
-
-def is_stream_result_topic(prefix: str, topic: str) -> bool:
-    """Whether it is the topic of the rows of some stream query, also of one that isn't configured any more."""
-    return re.fullmatch(rf"{re.escape(control_topic(prefix, STREAM_QUERIES))}\.[^.]+\.g[1-9]\d*", topic) is not None
-
-
-def stream_result_generation(prefix: str, query: str, topic: str) -> int | None:
-    """The generation whose rows a topic has, of a build of this query's result; None where it is no such topic."""
-    start, _, number = topic.rpartition(".g")
-    is_one = is_stream_result_topic(prefix, topic) and start == stream_query_topic(prefix, query)
-    return int(number) if is_one else None
 
 
 def is_outbox_topic(prefix: str, topic: str) -> bool:
@@ -132,7 +103,7 @@ def outbox_topic(prefix: str, aggregate_type: str) -> str:
 
     Whoever may write rows chooses the type: no row may stop capture.
     """
-    topic = f"{prefix}.{_OUTBOX}.{_escaped(aggregate_type)}"
+    topic = f"{prefix}.{_OUTBOX}.{escaped(aggregate_type)}"
     if len(topic) <= _NAME_LENGTH_MAX:
         return topic
     digest = hashlib.sha256(aggregate_type.encode()).hexdigest()[:32]

@@ -97,7 +97,7 @@ def watch(config: ConfigOption = DEFAULT_CONFIG) -> None:
     log_to_stderr()
     loaded, stopping = read(config), StopOnSignals()
     with (
-        LagCollector(loaded.as_pipeline(), loaded.sinks, resolve=followed) as collector,
+        LagCollector(loaded.as_pipeline(), loaded.sinks, resolve=followed, others=loaded.added_stores) as collector,
         open_attendant(loaded) as attendant,
     ):
         while not stopping():

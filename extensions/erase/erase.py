@@ -1,9 +1,10 @@
 """``lockstep erase``: what it does, one place after the other."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Final
 
 from cdc.kafka.control_topics import read_schema_records, read_state
@@ -26,19 +27,16 @@ from cdc.model.lsn import Lsn, format_lsn
 from cdc.model.table import TableName
 from cdc.model.tag import Tag
 from cdc.toast.store import holds_values
-from extensions.erase.deleted_row import DeletedRow
 from extensions.erase.earlier_keys import EarlierKeys
-from extensions.erase.keyed_topics import KeyedTopicErasing
-from extensions.erase.report import Place, Report
+from extensions.erase.report import Report
 from extensions.erase.sinks import SinkErasing
 from extensions.erase.source import deleted_at_source, kept_wal
-from extensions.erase.stopping import stopped
-from extensions.erase.streams import StreamQueryErasing
-from extensions.erase.topics import RecordWords, TopicErasing
+from extensions.erase.topics import TopicErasing
 from extensions.erase.views import ViewErasing
 from jobs.dead_letters.record import event_of
 from jobs.dead_letters.topic import DeadLetterTopic
 from lockstep.config import Config
+from lockstep.erasing import DeletedRow, Eraser, Means, Place, RecordWords, Stopped, stopped
 from lockstep.extension import installed
 from lockstep.verify.canonical import key_values
 from lockstep.verify.waiting import Waiting
@@ -80,6 +78,33 @@ def erase(
             hint="docs/erase.md says what can be done",
         )
     return _Erasing(config, name, timeout_s=timeout_s, stopping=stopping, say=say).run(text, dry_run=dry_run)
+
+
+_Closing = Callable[[Collection[bytes]], None]
+"""Closes rejections, by their keys."""
+
+
+def places_of(name: str, eraser: Eraser, has_had: Callable[[str], bool], *, only_look: bool) -> Iterator[Place]:
+    """What an extension's eraser finds or erases; that it can't tell is a place, too."""
+    try:
+        yield from eraser.places(has_had, only_look=only_look)
+    except Stopped:
+        raise
+    except LockstepError as error:
+        yield Place(f"what the extension {name} keeps", unasked=error.message)
+
+
+def close_rejections(erasers: Iterable[Eraser], rejections: Iterable[bytes], close: _Closing) -> str | None:
+    """Close rejections of the row: those of an extension its own way. Returns why some stay open."""
+    left, whys = list(rejections), list[str]()
+    for eraser in erasers:
+        own = [each for each in left if (event := event_of(each)) is not None and eraser.is_rejected(*event[:2])]
+        left = [each for each in left if each not in own]
+        if own and (why := eraser.close_rejections(own, close)) is not None:
+            whys.append(why)
+    if left:
+        close(left)
+    return "; ".join(whys) or None
 
 
 class _Erasing:
@@ -124,8 +149,8 @@ class _Erasing:
 
         records = self._topics.records(self._topic, is_wanted)
         row = DeletedRow(logged, key_values(key), self._deletion_tag(records), self._topic, gone_at)
-        # Before anything is changed: it refuses what the configuration says of them and doesn't fit.
-        queries = StreamQueryErasing(self._config, row, self._topics, check=self._check, say=self._say)
+        # Before anything is changed: they refuse what the configuration says of them and doesn't fit.
+        erasers = self._erasers(row)
         # Before the sinks: a generation that is built meanwhile, or a job that reads again, would read the row there.
         work = self._topics.look if dry_run else self._topics.erase
         places = [Place("source"), work(self._topic, is_wanted)]
@@ -139,31 +164,38 @@ class _Erasing:
                 self._say(f"sink {sink}")
             of_sinks += erasing.places(sink, only_look=dry_run)
         places += of_sinks
-        common = (self._config, row, self._topics)
-        views = ViewErasing(*common, timeout_s=self._timeout_s, check=self._check, say=self._say)
+        views = ViewErasing(
+            self._config, row, self._topics, timeout_s=self._timeout_s, check=self._check, say=self._say
+        )
         places += views.places(only_look=dry_run)
-        # Before dead letters: a row that waits for a webhook becomes one where it is refused.
-        of_queries = list(queries.places(partial(self._has_had, views), only_look=dry_run))
+        # Before dead letters: a row that waits somewhere becomes one where it is refused. After the sinks: who tells of
+        # what they have tells then that they haven't.
+        has_had = partial(self._has_had, views)
+        of_extensions = [list(places_of(*each, has_had, only_look=dry_run)) for each in erasers.items()]
         # A sink that has the row still may have refused its deletion, which is a dead letter then.
         is_gone = all(place.is_proven for place in of_sinks)
 
         def is_rejected(topic: str, of: bytes, tag: str) -> bool:
             # One of a later tag is of a row that was inserted since: nobody else has that one.
             is_own = topic == self._topic and tag < gone_at and (of == key or of in earlier.of_the_row)
-            return is_own or queries.is_rejected_row(topic, of)
+            return is_own or any(eraser.is_rejected(topic, of) for eraser in erasers.values())
 
         close = not dry_run and is_gone
-        places += self._dead_letters(is_rejected, views.dead_letters_of(), queries, close=close, only_look=dry_run)
+        closing = partial(close_rejections, erasers.values())
+        places += self._dead_letters(is_rejected, views.dead_letters_of(), closing, close=close, only_look=dry_run)
         places += self._dead_letters_of_others(earlier)
-        # After the sinks: what tells of searches tells of what they have.
-        keyed = KeyedTopicErasing(*common, installed(), timeout_s=self._timeout_s, check=self._check)
-        places += keyed.places(only_look=dry_run)
-        places += of_queries
+        places += chain.from_iterable(of_extensions)
         places += self._local([key, *earlier.of_the_row])
-        unchecked = self._unchecked(views, queries)
+        unchecked = self._unchecked(views, erasers.values())
         if not records and not any(place.found for place in places):
             unchecked.insert(0, "Nothing of this key was found anywhere. Check how it is written: as events have it.")
         return Report(str(self._name), tuple(places), tuple(unchecked), dry_run)
+
+    def _erasers(self, row: DeletedRow) -> dict[str, Eraser]:
+        """By the names of the extensions that have one."""
+        means = Means(self._topics, self._timeout_s, self._check, self._say)
+        made = {each.name: each.eraser(self._config, row, means) for each in installed() if each.eraser is not None}
+        return {name: eraser for name, eraser in made.items() if eraser is not None}
 
     def _check(self) -> None:
         if self._stopping():
@@ -205,7 +237,7 @@ class _Erasing:
         self,
         is_rejected: Callable[[str, bytes, str], bool],
         of_views: set[str],
-        queries: StreamQueryErasing,
+        closing: Callable[[Iterable[bytes], _Closing], str | None],
         *,
         close: bool,
         only_look: bool,
@@ -227,7 +259,7 @@ class _Erasing:
         dead_letters = DeadLetterTopic(self._client, self._pipeline)
         readable, unreadable = dead_letters.read()
         keys = [record.record_key for record in readable] + [record.record_key for record in unreadable]
-        why = queries.close_rejections(
+        why = closing(
             filter(is_wanted, keys), lambda those: dead_letters.send((record_key, None) for record_key in those)
         )
         place = self._topics.erase(name, is_wanted)
@@ -301,7 +333,7 @@ class _Erasing:
         why = "capture removes them with the deletion: run the command again once it has come by"
         return [Place(place, left, left, why)]
 
-    def _unchecked(self, views: ViewErasing, queries: StreamQueryErasing) -> list[str]:
+    def _unchecked(self, views: ViewErasing, erasers: Iterable[Eraser]) -> list[str]:
         """What is never looked at from here, in sentences."""
         wal = kept_wal(self._config)
         sentences = [
@@ -314,10 +346,7 @@ class _Erasing:
         ]
         kinds = {settings.type for settings in self._config.sinks.values()}
         sentences += [kind.backups_keep for name, kind in KINDS.items() if name in kinds]
-        sentences.append(
-            "sinks, views and stream queries that aren't in this configuration, and what readers have copied."
-        )
-        sentences += queries.sentences()
+        sentences.append("sinks and views that aren't in this configuration, and what readers have copied.")
         topics = TopicAdmin(self._client).all_partition_counts()
         others = [
             topic
@@ -342,7 +371,7 @@ class _Erasing:
             for topic in sorted(topics)
             if is_view_topic(self._pipeline, topic) and topic not in looked_at
         ]
-        sentences += queries.others(topics)
+        sentences += [sentence for eraser in erasers for sentence in eraser.unchecked(topics)]
         if views.reading:
             sentences.append(
                 "states of views, where their jobs keep them: free pages of their files. A view that is built again"

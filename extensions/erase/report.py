@@ -5,75 +5,15 @@ No value of the row is in it, its key included: whoever runs the command has tha
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+from dataclasses import dataclass
+from typing import Any, Final
 
 from cdc.model.times import time_text
 from lockstep.console import EXIT_FAILED, EXIT_LEFT
+from lockstep.erasing import Place
 from sinks.contract import Leftover
 
 _WIDTH: Final = 79
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """One place, such as a topic or a sink's generation: what was there, and what is ``left``.
-
-    ``why`` says why something is left whose end nobody knows, and what to do. ``unasked`` says why the place couldn't
-    be looked at. All of a topic that was there at ``compacted_up_to_ms`` was compacted; in milliseconds since 1970.
-    ``note`` says what may still come there of what isn't looked at, and doesn't count.
-    """
-
-    name: str
-    found: tuple[Leftover, ...] = ()
-    left: tuple[Leftover, ...] = ()
-    why: str | None = None
-    unasked: str | None = None
-    compacted_up_to_ms: int | None = None
-    note: str | None = None
-
-    def unproven(self, why: str) -> Self:
-        """The same, of which nobody knows until when what is left stays: it should have gone, and hasn't."""
-        return replace(self, left=tuple(replace(leftover, until_ms=None) for leftover in self.left), why=why)
-
-    @property
-    def is_proven(self) -> bool:
-        """Whether nothing is left, or it is known until when."""
-        return self.unasked is None and all(leftover.until_ms is not None for leftover in self.left)
-
-    def lines(self) -> Iterable[str]:
-        """For people."""
-        if self.unasked is not None:
-            yield f"  couldn't be looked at: {self.unasked}"
-            return
-        left = {leftover.what for leftover in self.left}
-        for leftover in self.found:
-            if leftover.what not in left:
-                yield f"  removed: {leftover.what}"
-        for leftover in self.left:
-            values = "" if leftover.has_values else ", no other values"
-            until = "nobody knows until when" if leftover.until_ms is None else f"until {time_text(leftover.until_ms)}"
-            yield f"  LEFT: {leftover.what}{values}; {until}"
-        if self.left and self.compacted_up_to_ms is not None:
-            yield f"  compacted: all that was there at {time_text(self.compacted_up_to_ms)}"
-        if self.why is not None and not self.is_proven:
-            yield f"  {self.why}"
-        if not self.left:
-            yield "  nothing is left"
-        if self.note is not None:
-            yield f"  {self.note}"
-
-    def to_json(self) -> dict[str, Any]:
-        """For programs."""
-        return {
-            "place": self.name,
-            "found": [_json(leftover) for leftover in self.found],
-            "left": [_json(leftover) for leftover in self.left],
-            "why": self.why,
-            "unasked": self.unasked,
-            "compacted_up_to_ms": self.compacted_up_to_ms,
-            "note": self.note,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +50,7 @@ class Report:
         yield f"erase of a row of {self.table}" + (", a dry run: nothing is changed" if self.is_dry_run else "")
         for place in self.places:
             yield place.name
-            for line in place.lines():
+            for line in _lines(place):
                 yield from _wrapped(line)
         yield "not looked at"
         for sentence in self.unchecked:
@@ -138,9 +78,44 @@ class Report:
             "verdict": self.verdict,
             "until_ms": self.until_ms,
             "dry_run": self.is_dry_run,
-            "places": [place.to_json() for place in self.places],
+            "places": [_place_json(place) for place in self.places],
             "unchecked": list(self.unchecked),
         }
+
+
+def _lines(place: Place) -> Iterable[str]:
+    """For people."""
+    if place.unasked is not None:
+        yield f"  couldn't be looked at: {place.unasked}"
+        return
+    left = {leftover.what for leftover in place.left}
+    for leftover in place.found:
+        if leftover.what not in left:
+            yield f"  removed: {leftover.what}"
+    for leftover in place.left:
+        values = "" if leftover.has_values else ", no other values"
+        until = "nobody knows until when" if leftover.until_ms is None else f"until {time_text(leftover.until_ms)}"
+        yield f"  LEFT: {leftover.what}{values}; {until}"
+    if place.left and place.compacted_up_to_ms is not None:
+        yield f"  compacted: all that was there at {time_text(place.compacted_up_to_ms)}"
+    if place.why is not None and not place.is_proven:
+        yield f"  {place.why}"
+    if not place.left:
+        yield "  nothing is left"
+    if place.note is not None:
+        yield f"  {place.note}"
+
+
+def _place_json(place: Place) -> dict[str, Any]:
+    return {
+        "place": place.name,
+        "found": [_json(leftover) for leftover in place.found],
+        "left": [_json(leftover) for leftover in place.left],
+        "why": place.why,
+        "unasked": place.unasked,
+        "compacted_up_to_ms": place.compacted_up_to_ms,
+        "note": place.note,
+    }
 
 
 def _json(leftover: Leftover) -> dict[str, Any]:

@@ -8,12 +8,10 @@ from typing import Final
 
 from cdc.model.errors import Fenced, LockstepError
 from cdc.model.event import Position, RowEvent
-from extensions.erase.deleted_row import DeletedRow
-from extensions.erase.report import Place
-from extensions.erase.stopping import Stopped, Waiting
 from jobs.generations.record import Generation, Phase
 from jobs.generations.set_aside import Wish, load_asides, load_orders
 from lockstep.config import Config
+from lockstep.erasing import DeletedRow, Place, Stopped, Waiting
 from lockstep.generations import list_of, settings_of_generation
 from sinks.contract import Batch, Leftover, OpenedSink
 from sinks.registry import open_sink

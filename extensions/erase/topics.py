@@ -7,8 +7,8 @@ from typing import Final
 from cdc.kafka.forced_compaction import Compacted, ForcedCompaction, TopicRecord
 from cdc.kafka.key_records import KeyRecord, key_records
 from cdc.kafka.topic_admin import TopicAdmin
-from extensions.erase.report import Place
 from jobs.clock import now_ms
+from lockstep.erasing import Place, RecordWords
 from sinks.contract import Leftover
 
 _POLICY: Final = "cleanup.policy"
@@ -42,7 +42,7 @@ def leftovers_of(
     remembered: TopicRecord,
     *,
     now_ms: int,
-    words: "RecordWords | None" = None,
+    words: RecordWords | None = None,
 ) -> tuple[Leftover, ...]:
     """What records of a key are, and until when at the latest. Pure.
 
@@ -61,7 +61,7 @@ def leftovers_of(
             until_ms = ripe_ms
         elif rules.min_compaction_lag_ms and now_ms < newest_ms + rules.min_compaction_lag_ms:
             until_ms = now_ms + rules.min_compaction_lag_ms  # of the segment's newest record, which may be from now
-        found.append(Leftover(words.values(len(values)), words.have_values, until_ms))
+        found.append(Leftover(_values(words, len(values)), words.have_values, until_ms))
     tombstones = [record for record in records if record.is_tombstone]
     if tombstones:
         times = [remembered.compacted_since_ms(record.partition, record.offset) for record in tombstones]
@@ -71,32 +71,13 @@ def leftovers_of(
             until_ms = ripe_ms + rules.delete_retention_ms
         # Expired ones go with the next compaction, whenever that is: who could have it made has just tried.
         until_ms = None if until_ms is not None and until_ms < now_ms else until_ms
-        found.append(Leftover(words.tombstones, words.tombstones_have_values, until_ms))
+        what = "tombstones with keys of rows that are gone" if words.of_many else "a tombstone with the key"
+        found.append(Leftover(what, words.of_many, until_ms))
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class RecordWords:
-    """What a topic's records are for people: what those of a key that aren't tombstones have, and what a tombstone is.
-
-    ``of_many``: they are those of all keys, which may have values of the row themselves, and nobody has counted them.
-    """
-
-    with_what: str = "with the row"
-    have_values: bool = True
-    of_many: bool = False
-
-    @property
-    def tombstones_have_values(self) -> bool:
-        return self.of_many
-
-    @property
-    def tombstones(self) -> str:
-        return "tombstones with keys of rows that are gone" if self.of_many else "a tombstone with the key"
-
-    def values(self, count: int) -> str:
-        """The words for so many."""
-        return f"records {self.with_what}" if self.of_many else f"{_counted(count, 'record')} {self.with_what}"
+def _values(words: RecordWords, count: int) -> str:
+    return f"records {words.with_what}" if words.of_many else f"{_counted(count, 'record')} {words.with_what}"
 
 
 def _ripe_ms(records: Sequence[KeyRecord], rules: TopicRules, remembered: TopicRecord, *, now_ms: int) -> int | None:

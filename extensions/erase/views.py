@@ -20,12 +20,10 @@ from cdc.model.errors import LockstepError
 from cdc.model.table import Column, ReplicaIdentity, Table
 from cdc.model.tag import Tag
 from cdc.protocol.view_steps import ViewStep, step_key
-from extensions.erase.deleted_row import DeletedRow
-from extensions.erase.report import Place
-from extensions.erase.stopping import Stopped, Waiting
-from extensions.erase.topics import RecordWords, TopicErasing
+from extensions.erase.topics import TopicErasing
 from jobs.generations.record import Generation, Phase
 from lockstep.config import Config
+from lockstep.erasing import DeletedRow, Place, RecordWords, Stopped, Waiting
 from lockstep.generations import list_of, settings_of_generation
 from sinks.contract import Leftover, OpenedSink
 from sinks.registry import open_sink

@@ -1,22 +1,29 @@
 """What standing searches have told of a row: records with the id of its document, and with its key."""
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final
 
 import orjson
 
+from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import MATCHES, control_topic
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
 from extensions.searches.searchable import searchable
 from lockstep.config import Config
+from lockstep.erasing import DeletedRow, Eraser, Means, Place, RecordWords, Topics, Waiting
 from lockstep.generations import list_of, settings_of_generation
 from sinks.opensearch.ids import document_id
 from sinks.opensearch.settings import OpenSearchSettings
 
+_WORDS: Final = RecordWords(with_what="with its key", have_values=False)
+
 
 class MatchesOfRow:
-    """The topic of matches, as ``lockstep.extension.KeyedTopic``."""
+    """The topic of matches, and what is of the row there."""
 
     def __init__(self, config: Config, table: TableName, key: Mapping[str, JsonValue]) -> None:
         """``key`` is the row's, in the order of its table's. Raises LockstepError where its document isn't known."""
@@ -46,9 +53,50 @@ class MatchesOfRow:
         )
 
 
-def topics_of_row(config: Config, table: TableName, key: Mapping[str, JsonValue]) -> list[MatchesOfRow]:
-    """The one that has records of it."""
-    return [MatchesOfRow(config, table, key)]
+class MatchErasing(Eraser):
+    """Erases from the topic of matches. A sink that has the row still makes who reports of searches write there."""
+
+    def __init__(self, config: Config, row: DeletedRow, means: Means) -> None:
+        self._config = config
+        self._row = row
+        self._topics = means.topics
+        self._timeout_s = means.timeout_s
+        self._waiting = Waiting(means.check)
+
+    def places(self, _: Callable[[str], bool], *, only_look: bool) -> Iterator[Place]:
+        matches = MatchesOfRow(self._config, self._row.table.name, self._row.key)
+        if not TopicAdmin(self._config.kafka.client()).exists(matches.name):
+            return
+        read = partial(self._topics.records, matches.name, matches.is_of_row)
+        if only_look:
+            yield self._topics.look_at(matches.name, read, _WORDS)
+            return
+        why = self._waited(matches)
+        place = self._topics.erase_those(matches.name, read, _WORDS)
+        yield place if why is None else place.unproven(why)
+
+    def _waited(self, matches: MatchesOfRow) -> str | None:
+        """Why records of the row are open still, once that changes no more; None where none is."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            why = matches.why_open(open_keys(self._topics, matches.name, matches.is_of_row))
+            if why is None or time.monotonic() > deadline:
+                return why
+            self._waiting.wait()
+
+
+def open_keys(topics: Topics, topic: str, is_of_row: Callable[[bytes], bool]) -> Sequence[bytes]:
+    """The keys of the row whose newest records are no tombstones."""
+    keys: list[bytes] = []
+
+    def noted(record_key: bytes) -> bool:
+        wanted = is_of_row(record_key)
+        if wanted:
+            keys.append(record_key)
+        return wanted
+
+    newest = dict(zip(keys, topics.records(topic, noted), strict=True))
+    return [key for key, record in newest.items() if not record.is_tombstone]
 
 
 def _ids(config: Config, table: TableName, key: Mapping[str, JsonValue]) -> dict[str, set[str]]:

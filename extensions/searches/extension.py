@@ -29,5 +29,5 @@ SEARCHES: Final = Extension(
     conditions=("search-set-aside", "searches-silent"),
     metrics=later("extensions.searches.watch:metrics"),
     watch=later("extensions.searches.watch:searches_watch"),
-    keyed_topics=later("extensions.searches.erasing:topics_of_row"),
+    eraser=later("extensions.searches.erasing:MatchErasing"),
 )

@@ -37,7 +37,7 @@ _SETTINGS: Mapping[str, str] = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     # A job that is killed while it writes its first offsets leaves a temporary file behind. Spark would refuse the
-    # directory from then on. A stream query checks by itself whose checkpoint it finds (jobs.streams.resume).
+    # directory from then on. Who keeps a checkpoint checks by itself whose it finds.
     "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
     # TCP to the Python workers costs 20 ms per batch.
     "spark.python.unix.domain.socket.enabled": "true",

@@ -13,13 +13,16 @@ PACKAGES: Final = ("cdc", "jobs", "sinks", "views")
 ``jobs.spark.worker_daemon`` is their entry point.
 """
 
+EXTENSIONS: Final = ("extensions/__init__.py", "extensions/*/__init__.py", "extensions/*/executor/*.py")
+"""The same of extensions: what they run in tasks is in a package ``executor``."""
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 def source_files(root: Path = ROOT) -> dict[str, Path]:
     """Name inside an archive -> file, in the order of the names."""
-    files = (file for package in PACKAGES for file in (root / package).rglob("*.py"))
-    return dict(sorted((file.relative_to(root).as_posix(), file) for file in files))
+    patterns = (*(f"{package}/**/*.py" for package in PACKAGES), *EXTENSIONS)
+    return dict(sorted((file.relative_to(root).as_posix(), file) for each in patterns for file in root.glob(each)))
 
 
 def compiled_files(root: Path = ROOT) -> dict[str, Path]:
@@ -40,7 +43,8 @@ def check_archive(archive: Path, root: Path = ROOT) -> None:
     hint = "make it with `lockstep package`, and name it in spark.package"
     try:
         with ZipFile(archive) as content:
-            names = [name for name in content.namelist() if name.endswith(".py") and name.split("/")[0] in PACKAGES]
+            ours = tuple(f"{package}/" for package in (*PACKAGES, "extensions"))
+            names = [name for name in content.namelist() if name.endswith(".py") and name.startswith(ours)]
             archived = {name: content.read(name) for name in names}
     except FileNotFoundError as error:
         raise ConfigurationError(f"the archive for Spark's executors, {archive}, doesn't exist", hint=hint) from error

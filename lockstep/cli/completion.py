@@ -10,6 +10,8 @@ from typing import Any
 
 import typer
 
+from lockstep.installed import extension_values
+
 
 def sink_names(context: typer.Context, incomplete: str) -> list[str]:
     """The sinks of the configuration whose names begin so."""
@@ -23,15 +25,13 @@ def view_names(context: typer.Context, incomplete: str) -> list[str]:
     return _beginning(views if isinstance(views, dict) else (), incomplete)
 
 
-def stream_query_names(context: typer.Context, incomplete: str) -> list[str]:
-    """The stream queries of the configuration whose names begin so."""
-    queries = _document(context).get("stream_queries")
-    return _beginning(queries if isinstance(queries, dict) else (), incomplete)
-
-
 def rejecting_names(context: typer.Context, incomplete: str) -> list[str]:
-    """The sinks and the stream queries of the configuration whose names begin so."""
-    return sink_names(context, incomplete) + stream_query_names(context, incomplete)
+    """The sinks of the configuration, and what names one in the section of an extension, whose names begin so."""
+    document = _document(context)
+    sections = (document.get(name) for each in extension_values() for name in each.sections)
+    entries = (entry for section in sections if isinstance(section, dict) for entry in section.items())
+    names = [name for name, entry in entries if isinstance(entry, dict) and "sink" in entry]
+    return sink_names(context, incomplete) + _beginning(names, incomplete)
 
 
 def table_names(context: typer.Context, incomplete: str) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from lockstep.cli import operate, rejections, run, servers, setup, streams, tables, views
+from lockstep.cli import operate, rejections, run, servers, setup, tables, views
 from lockstep.console import EXIT_CONFIGURATION, EXIT_INTERRUPTED, SUPERVISOR_VARIABLE, exit_code_of, say
 from lockstep.extension import Command, Group, installed
 
@@ -61,8 +61,8 @@ GROUPS: Sequence[Group] = (
     ),
     Group(
         "rejections",
-        "Events that a sink, or rows that a webhook refused for good.\n\n"
-        "A rejection closes by itself once a newer event of its row gets through, or the webhook takes its row.",
+        "Events and rows that were refused for good.\n\n"
+        "A rejection closes by itself once its row gets through, or a newer event of it.",
         {
             "list": rejections.list_open,
             "show": rejections.show,
@@ -74,11 +74,6 @@ GROUPS: Sequence[Group] = (
         "views",
         "Queries over captured tables whose results are kept up to date.",
         {"list": views.list_all, "explain": views.explain, "check": views.check},
-    ),
-    Group(
-        "streams",
-        "Queries over Kafka topics with JSON, in event time.",
-        {"list": streams.list_all, "rebuild": streams.rebuild},
     ),
     Group("tables", "Tables that capture has.", {"remove": tables.remove}),
     *(group for each in installed() for group in each.groups),

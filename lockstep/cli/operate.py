@@ -64,31 +64,29 @@ def lag(
     The stages are the WAL's end, received, in Kafka, and for each sink read and applied, for OpenSearch also visible to
     searches. Exit code 1 when a stage has stopped or
     is stalled, a server can't be asked, capture can't go on, or nobody is at work on a first copy. Without --watch,
-    stream queries are shown too.
+    what extensions run is shown too.
     """
     from lockstep.config import followed, read
-    from lockstep.stream_queries import stream_queries_now, stream_queries_table
+    from lockstep.extension import panels_now
     from lockstep.terminal import out
     from monitor.collector import LagCollector
     from monitor.settled import settled_report
-    from monitor.table import lag_table
+    from monitor.table import lag_table, panel_table
     from monitor.watch_lines import WatchLines
 
     loaded = read(config)
-    with LagCollector(loaded.as_pipeline(), loaded.sinks, resolve=followed) as collector:
+    looking = LagCollector(loaded.as_pipeline(), loaded.sinks, resolve=followed, others=loaded.added_stores)
+    with looking as collector:
         if watch:
             _watch(collector.collect, lag_table, as_json=as_json, lines=WatchLines().lines)
             return
         report = settled_report(collector)
-        queries = stream_queries_now(loaded)
+        panels = panels_now(loaded)
         if as_json:
-            told = {"stream_queries": [query.to_json() for query in queries]} if queries else {}
-            print_json(report.to_json() | told)
+            print_json(report.to_json() | {panel.name: [row.document for row in panel.rows] for panel in panels})
         else:
-            out.print(lag_table(report))
-            if queries:
-                out.print(stream_queries_table(queries))
-        is_well = not report.needs_somebody and not any(query.needs_somebody for query in queries)
+            out.print(lag_table(report), *map(panel_table, panels))
+        is_well = not report.needs_somebody and not any(row.needs_somebody for panel in panels for row in panel.rows)
         raise typer.Exit(0 if is_well else 1)
 
 

@@ -1,6 +1,6 @@
 """Commands of rejections: ``list``, ``show``, ``retry`` and ``discard``.
 
-They are events that a sink refused for good, and rows that a stream query's webhook did.
+They are events that a sink refused for good, and what an extension keeps so.
 """
 
 import json
@@ -16,9 +16,7 @@ from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, agree
 
 NameArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="SINK", help="A sink or a stream query of the configuration.", autocompletion=rejecting_names
-    ),
+    typer.Argument(metavar="SINK", help="A sink, or another name that has rejections.", autocompletion=rejecting_names),
 ]
 TableOption = Annotated[
     list[str] | None,
@@ -40,7 +38,7 @@ AllOption = Annotated[bool, typer.Option("--all", help="All of the sink, or of t
 def list_open(
     sink: Annotated[
         str | None,
-        typer.Argument(metavar="[SINK]", help="Only of this sink or stream query.", autocompletion=rejecting_names),
+        typer.Argument(metavar="[SINK]", help="Only of this name.", autocompletion=rejecting_names),
     ] = None,
     config: ConfigOption = DEFAULT_CONFIG,
     table: TableOption = None,
@@ -70,7 +68,7 @@ def list_open(
     else:
         # One that was taken out of the configuration may have some all the same.
         is_known = sink is None or sink in loaded.stores
-        what = f"no rejections of {sink}, which is no sink and no stream query of this configuration"
+        what = f"no rejections of {sink}, which is no sink of this configuration"
         say("no rejections" if is_known else what)
     if unreadable:
         say(unreadable_text(unreadable))
@@ -122,11 +120,11 @@ def retry(
     table: TableOption = None,
     generation: Annotated[
         int | None,
-        typer.Option("--generation", min=1, help="Of this one; default the live one, of a stream query all."),
+        typer.Option("--generation", min=1, help="Of this one; default the live one, of what is no sink all."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Apply rejected events again, or post a stream query's rows again. Safe while the job runs.
+    """Apply rejected events again. Safe while the job runs.
 
     Events keep their tags, so no row gets older. Closes those that are taken, and says why the others are refused.
     Exit code 1 when any is left.

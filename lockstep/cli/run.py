@@ -191,6 +191,7 @@ def apply(
     from lockstep.apply import apply_sinks, read_from
     from lockstep.config import load
     from lockstep.console import EXIT_FAILED, log_to_stderr, say
+    from lockstep.extension import installed
     from monitor.metrics.definitions import Part
     from monitor.metrics.endpoint import open_meters
     from monitor.metrics.settings import MetricsSettings
@@ -204,7 +205,8 @@ def apply(
             raise typer.Exit(EXIT_FAILED)
     # Whoever applies once ends before anybody looks, and may run beside a process that has the address.
     settings = MetricsSettings() if once else loaded.metrics
-    with open_meters(settings, Part.APPLY) as meters:
+    added = [definition for each in installed() for definition in each.metrics()]
+    with open_meters(settings, Part.APPLY, added) as meters:
         report = log_report if meters is None else measured(log_report, meters)
         code = apply_sinks(loaded, sinks=names, once=once, report=report)
     raise typer.Exit(code)

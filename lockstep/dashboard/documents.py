@@ -20,6 +20,8 @@ from lockstep.dashboard.model import (
     Finding,
     Findings,
     GenerationState,
+    Panel,
+    PanelRow,
     PipelineState,
     Problem,
     RejectedExample,
@@ -31,7 +33,6 @@ from lockstep.dashboard.model import (
     SinkState,
     SourceState,
     StageFigures,
-    StreamQueryState,
     Tables,
     TableState,
     TopicsState,
@@ -39,9 +40,9 @@ from lockstep.dashboard.model import (
     ViewBuilding,
     ViewState,
 )
+from monitor import watching
 from monitor.lag import APPLIED, IN_KAFKA, READ, RECEIVED, VISIBLE, WAL_END, StageState
 from monitor.steps import rebuild_step
-from monitor.stream_queries import WAITING, StreamQueryStatus
 
 _Document = TypeVar("_Document", bound=Document)
 
@@ -93,7 +94,7 @@ def pipeline_state(
     sampled_ms: int,
     trouble: str | None = None,
     open_alerts: int = 0,
-    stream_queries: Sequence[StreamQueryStatus] = (),
+    panels: Sequence[watching.Panel] = (),
 ) -> PipelineState:
     """What every screen shows. ``lag`` is empty where no report came, and ``trouble`` says why."""
     stages = {stage["stage"]: stage for stage in lag.get("stages", ())}
@@ -122,9 +123,9 @@ def pipeline_state(
         capture=capture,
         topics=TopicsState(count=subject.topics, events_per_s=rates.published),
         sinks=sinks,
-        stream_queries=tuple(map(_stream_query, stream_queries)),
-        webhook_rejections=sum(lag.get("refused_rows", {}).values()),
-        problems=(*_problems(lag, capture, sinks, trouble), *_problems_of_queries(stream_queries)),
+        panels=tuple(map(_panel, panels)),
+        other_rejections=sum(lag.get("refused_rows", {}).values()),
+        problems=(*_problems(lag, capture, sinks, trouble), *_problems_of_panels(panels)),
         open_alerts=open_alerts,
     )
 
@@ -183,32 +184,28 @@ def _stage_figures(stage: Known) -> StageFigures | None:
     return _picked(StageFigures, stage) if stage else None
 
 
-def _stream_query(status: StreamQueryStatus) -> StreamQueryState:
-    return _picked(
-        StreamQueryState,
-        status.to_json(),
-        name=status.name,
-        live=status.is_live or status.is_only,
-        state=_state_of_query(status),
-        next_step=status.hint or None,
+def _panel(panel: watching.Panel) -> Panel:
+    return Panel(
+        name=panel.name,
+        title=panel.title,
+        kind=panel.kind,
+        columns=panel.columns,
+        times=tuple(sorted(panel.times)),
+        rows=tuple(PanelRow(name=row.name, state=row.state, figures=tuple(row.figures)) for row in panel.rows),
     )
 
 
-def _state_of_query(status: StreamQueryStatus) -> str:
-    return "unanswered" if status.problem is not None else status.state
-
-
-def _problems_of_queries(statuses: Sequence[StreamQueryStatus]) -> Iterator[Problem]:
-    """Stream queries that don't go on, or whose store doesn't answer."""
-    for status in statuses:
-        if status.needs_somebody or status.state == WAITING:
-            yield Problem(
-                where=f"stream query {status.label}",
-                state=_state_of_query(status),
-                since_ms=status.since_ms,
-                reason=status.reason,
-                next_step=status.hint or None,
-            )
+def _problems_of_panels(panels: Sequence[watching.Panel]) -> Iterator[Problem]:
+    for panel in panels:
+        for row in panel.rows:
+            if row.is_told:
+                yield Problem(
+                    where=f"{panel.kind} {row.name}",
+                    state=row.state,
+                    since_ms=row.since_ms,
+                    reason=row.reason,
+                    next_step=row.step or None,
+                )
 
 
 def _view(told: Known) -> ViewState:
@@ -262,13 +259,10 @@ def _problems(lag: Known, capture: CaptureState, sinks: Sequence[SinkState], tro
     for label, names in lag.get("rebuild_needed", {}).items():
         why = f"the configuration has changed since it was built: {', '.join(names)}"
         yield Problem(where=label, state="outdated", reason=why, next_step=rebuild_step(label))
-    for label, count in lag.get("open_rejections", {}).items():
+    for label, count in (lag.get("open_rejections", {}) | lag.get("refused_rows", {})).items():
         if count:
             step = f"`lockstep rejections list {label.split()[0]}` shows them"
             yield Problem(where=label, state="rejected", reason=f"open rejections: {count}", next_step=step)
-    for query, count in lag.get("refused_rows", {}).items():
-        step = f"`lockstep rejections list {query}` shows them"
-        yield Problem(where=query, state="rejected", reason=f"rows that its webhook refused: {count}", next_step=step)
     if lag.get("first_copy_paused"):
         why = "the first copy is paused, and the stream begins after it"
         yield Problem(where="first copy", state="paused", reason=why, next_step="`lockstep snapshot resume`")

@@ -118,26 +118,23 @@ class SinkState(StageDocument):
     view: ViewState | None = None
 
 
-class StreamQueryState(Document):
-    """A build of a stream query's result: the figures count over its life. Results are final up to ``watermark_ms``.
-
-    ``in_hand`` counts the records that its job has read, and whose results aren't written yet.
-    """
+class PanelRow(Document):
+    """A line of a panel. Its figures are in the order of the panel's columns."""
 
     name: str
-    generation: int | None
-    live: bool
     state: str
-    since_ms: int | None = None
-    reason: str | None = None
-    next_step: str | None = None
-    watermark_ms: int | None = None
-    results: int
-    late: int
-    malformed: int
-    refused: int
-    state_rows: int
-    in_hand: int | None = None
+    figures: tuple[int | None, ...]
+
+
+class Panel(Document):
+    """What an extension runs. Figures of the columns in ``times`` are milliseconds since 1970."""
+
+    name: str
+    title: str
+    kind: str
+    columns: tuple[str, ...]
+    times: tuple[str, ...]
+    rows: tuple[PanelRow, ...]
 
 
 class TopicsState(Document):
@@ -163,7 +160,7 @@ class Problem(Document):
 class PipelineState(Document):
     """All that the first screen shows. It is sent again with each sample. ``open_alerts`` are those before it.
 
-    ``webhook_rejections`` counts the rows that webhooks of stream queries refused, and that are open.
+    ``other_rejections`` counts the rows with an open rejection of what extensions write to.
     """
 
     pipeline: str
@@ -173,8 +170,8 @@ class PipelineState(Document):
     capture: CaptureState
     topics: TopicsState
     sinks: tuple[SinkState, ...]
-    stream_queries: tuple[StreamQueryState, ...] = ()
-    webhook_rejections: int = 0
+    panels: tuple[Panel, ...] = ()
+    other_rejections: int = 0
     problems: tuple[Problem, ...]
     open_alerts: int
 

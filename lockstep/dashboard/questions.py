@@ -83,7 +83,7 @@ class Questions:
 
     def sink(self, name: str) -> str:
         """The name of a sink. Raises ConfigurationError for any other."""
-        if name in self._config.stream_queries:
+        if name in self._config.added_stores:
             raise self._config.not_found("sink", name)
         if name not in self._config.sinks:
             raise ConfigurationError("there is no such sink", hint="`lockstep.toml` names those that there are")

@@ -22,7 +22,7 @@ from lockstep.dashboard.memory import give_back
 from lockstep.dashboard.model import LogEntry, PipelineState
 from monitor.collector import LagCollector
 from monitor.lag import LagReport
-from monitor.stream_queries import StreamQueryStatus
+from monitor.watching import Panel
 
 logger = logging.getLogger("lockstep.dashboard")
 
@@ -73,12 +73,12 @@ class Sampler:
         log: Log,
         *,
         open_alerts: Callable[[], int] = lambda: 0,
-        stream_queries: Callable[[], Sequence[StreamQueryStatus]] = tuple,
+        panels: Callable[[], Sequence[Panel]] = tuple,
         is_watched: Callable[[], bool] = lambda: True,
     ) -> None:
         """Nothing is looked at before ``start``. ``open_alerts`` counts them. ``is_watched``: a page is open.
 
-        ``stream_queries`` says what is known of them.
+        ``panels`` says what is known of what extensions run.
 
         ``config`` may have patterns that nobody has resolved: each look finds out what they take in by now.
         """
@@ -87,7 +87,7 @@ class Sampler:
         self._subject = subject
         self._log = log
         self._open_alerts = open_alerts
-        self._stream_queries = stream_queries
+        self._panels = panels
         self._is_watched = is_watched
         self._stopping = threading.Event()
         self._woken = threading.Event()
@@ -181,7 +181,9 @@ class Sampler:
         """What looks, made at the first look that can make it. Raises LockstepError, as where a password isn't had."""
         if self._opened is None:
             cluster = TopicAdmin(self._config.kafka.client())
-            collector = LagCollector(self._config.as_pipeline(), self._config.sinks, resolve=followed)
+            collector = LagCollector(
+                self._config.as_pipeline(), self._config.sinks, resolve=followed, others=self._config.added_stores
+            )
             self._opened = collector, cluster
         return self._opened
 
@@ -219,7 +221,7 @@ class Sampler:
             sampled_ms=now_ms(),
             trouble=trouble,
             open_alerts=self._open_alerts(),
-            stream_queries=self._stream_queries(),
+            panels=self._panels(),
         )
         told = with_out_of_sight(self._told, state)
         for change in changes(self._told, told):

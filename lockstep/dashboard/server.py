@@ -40,13 +40,13 @@ from lockstep.dashboard.sampler import Log, Sampler, now_ms
 from lockstep.dashboard.tail import FOLLOWERS_MAX, Places, Wanted, follow
 from lockstep.dashboard.view_changes import ViewChanges
 from lockstep.dashboard_settings import TOKEN_VARIABLE, DashboardSettings
-from lockstep.stream_queries import stream_queries_now
+from lockstep.extension import panels_now
 from monitor import bounded_http
 from monitor.line import Line
 from monitor.metrics.definitions import Part
 from monitor.metrics.endpoint import exposition
 from monitor.metrics.meters import Gauges
-from monitor.metrics.pipeline import add_stream_queries, gauges_of
+from monitor.metrics.pipeline import gauges_of
 from monitor.waits import Waits
 
 logger = logging.getLogger("lockstep.dashboard")
@@ -176,8 +176,8 @@ def subject_of(config: Config) -> Subject:
 
 def look_once(config: Config) -> model.PipelineState:
     """What the first screen shows, without a server."""
-    queries = stream_queries_now(config)
-    return Sampler(config, subject_of(config), Log(), stream_queries=lambda: queries).look_once()
+    panels = panels_now(config)
+    return Sampler(config, subject_of(config), Log(), panels=lambda: panels).look_once()
 
 
 def dashboard_app(
@@ -200,7 +200,7 @@ def dashboard_app(
         subject_of(config),
         log,
         open_alerts=lambda: len(attendant.open),
-        stream_queries=lambda: attendant.stream_queries,
+        panels=lambda: attendant.panels,
         is_watched=lambda: streams.readers > 0,
     )
     questions = Questions(config, path, sampler)
@@ -224,7 +224,7 @@ def dashboard_app(
         closing.close()
 
     app = _empty_app(lifespan)
-    _add_looks(app, config, sampler, questions, streams, attendant)
+    _add_looks(app, sampler, questions, streams, attendant)
     _add_answers(app, sampler, questions, log, attendant)
     _add_wait(app, config, waits)
     _add_tail(app, tables, questions, streams)
@@ -318,14 +318,11 @@ def _empty_app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]])
 
 def _add_looks(
     app: FastAPI,
-    config: Config,
     sampler: Sampler,
     questions: Questions,
     streams: EventStreams,
     attendant: Attendant,
 ) -> None:
-    webhooks = [name for name, query in config.stream_queries.items() if query.webhook is not None]
-
     @app.get("/healthz")
     async def healthz() -> model.Health:
         """Whether the process lives."""
@@ -343,8 +340,7 @@ def _add_looks(
         state, report = sampler.state, sampler.report
         gauges = Gauges(Part.DASHBOARD)
         if state is not None and report is not None:
-            gauges = gauges_of(report, now_s=state.sampled_ms / 1000, webhooks=webhooks)
-        add_stream_queries(gauges, attendant.stream_queries)
+            gauges = gauges_of(report, now_s=state.sampled_ms / 1000)
         for figure in attendant.figures:
             gauges.add(figure.definition, figure.value, *figure.labels)
         return Response(exposition(gauges), media_type=CONTENT_TYPE_LATEST)
@@ -536,7 +532,7 @@ def _add_views(app: FastAPI, config: Config, changes: ViewChanges) -> None:
         the last one is `trouble`. A reader that comes back with `Last-Event-ID` gets what it lacks.
         """
         settings = config.sinks.get(name)
-        if name in config.stream_queries:
+        if name in config.added_stores:
             raise config.not_found("view", name)
         if settings is None or settings.view is None:
             raise ConfigurationError("there is no such view", hint="`lockstep.toml` names those that there are")

@@ -25,7 +25,7 @@ def _named(config: Config) -> Iterator[tuple[str, str]]:
     """The settings that are in use, each with its path."""
     spark = config.spark
     yield "pipeline.data_directory", str(config.pipeline.data_directory)
-    if config.stream_queries and "://" not in spark.checkpoint_directory:
+    if config.added_stores and "://" not in spark.checkpoint_directory:
         yield "spark.checkpoint_directory", spark.checkpoint_directory
     if config.views:
         yield "spark.view_directory", str(spark.view_directory)

@@ -1,17 +1,15 @@
 """``lockstep doctor``: every check of every part, in the order in which they make sense."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Final
 
 import psycopg
 
 from cdc.model.errors import LockstepError
 from cdc.model.finding import Finding, Severity, ok
 from cdc.model.table import Table, TableName
-from cdc.postgres.connection import connect, connection_error
+from cdc.postgres.connection import connect
 from cdc.postgres.ddl_messages import are_sent
 from cdc.postgres.preflight import check_source
 from cdc.postgres.preflight.endpoint import endpoint_findings, refusal
@@ -20,8 +18,9 @@ from cdc.stream.row_encoding import chosen_row_encoding
 from lockstep.config import Config
 from lockstep.doctor.directories import directory_findings
 from lockstep.doctor.encryption import encryption_findings, source_encryption
+from lockstep.doctor.guarded import guarded, unanswered, was_reached
 from lockstep.doctor.java import java_findings
-from lockstep.doctor.kafka import check_kafka, token_findings
+from lockstep.doctor.kafka import check_kafka
 from lockstep.doctor.message_rights import message_findings
 from lockstep.doctor.patterns import choose_tables
 from lockstep.doctor.position import check_position, publication_subject
@@ -34,15 +33,6 @@ from lockstep.doctor.sinks import (
     source_shapes,
     uncaptured_findings,
 )
-from lockstep.doctor.spark_sql import SparkSql
-from lockstep.doctor.streams import (
-    check_stream_query,
-    check_stream_query_topics,
-    check_stream_topics,
-    row_webhook_findings,
-    state_findings,
-    unread_streams,
-)
 from lockstep.extension import Reached, installed
 from migrations.source import ddl_messages_sql, publication_sql
 from sinks.sink_kernel import chosen_sink_kernel
@@ -52,14 +42,14 @@ def examine(config: Config) -> list[Finding]:
     """All findings of all parts; a part that can't be reached is a finding, too. Changes nothing."""
     chosen = choose_tables(config)
     config = chosen.config
-    source = _guarded("source", partial(_source, waiting=chosen.waiting), config)
+    source = guarded("source", partial(_source, waiting=chosen.waiting), config)
     kafka = (
-        _guarded("Kafka", check_kafka, config)
+        guarded("Kafka", check_kafka, config)
         if chosen.silent_kafka is None
-        else [_unanswered("Kafka", chosen.silent_kafka)]
+        else [unanswered("Kafka", chosen.silent_kafka)]
     )
-    has_source, has_kafka = _was_reached("source", source), _was_reached("Kafka", kafka)
-    position = _guarded("position", check_position, config) if has_source and has_kafka else []
+    has_source, has_kafka = was_reached("source", source), was_reached("Kafka", kafka)
+    position = guarded("position", check_position, config) if has_source and has_kafka else []
     publication = publication_subject(config.publication)
     if any(finding.subject == publication for finding in position):
         # It was there once: that capture creates it holds before its first start only.
@@ -70,28 +60,22 @@ def examine(config: Config) -> list[Finding]:
         try:
             shapes = source_shapes(config)
         except (LockstepError, psycopg.Error) as raised:
-            findings.append(_unanswered("source", raised))
+            findings.append(unanswered("source", raised))
     answering: list[str] = []
     for name in config.sinks:
         of_sink, answers = _sink(config, name, shapes, has_kafka=has_kafka)
         findings += of_sink
         if answers:
             answering.append(name)
-    with ExitStack() as closing:
-        sql = SparkSql(config.spark, closing)
-        findings += _stream_queries(config, sql, has_kafka=has_kafka)
-    findings += state_findings(config.spark, config.stream_queries)
-    if config.streams and has_kafka:
-        findings += _guarded("streams", check_stream_topics, config)
     reached = Reached(has_kafka, answering)
     for each in installed():
-        findings += _guarded(each.name, partial(each.doctor, reached), config)
+        findings += guarded(each.name, partial(each.doctor, reached), config)
     findings += append_only_findings(config)
     if has_source:  # else it may not be known what is captured
         findings += uncaptured_findings(config)
     if has_kafka:
-        findings += _guarded("histories", check_histories, config)
-    return [*findings, *_of_this_machine(config), *_guarded("rows", _rows, config)]
+        findings += guarded("histories", check_histories, config)
+    return [*findings, *_of_this_machine(config), *guarded("rows", _rows, config)]
 
 
 def _sink(
@@ -99,68 +83,25 @@ def _sink(
 ) -> tuple[list[Finding], bool]:
     """What is found of a sink, and whether its store answers."""
     way = f"check the address in {section_of(name, config.sinks[name])}, and that its server runs"
-    findings = _guarded(f"sink {name}", partial(check_sink, name=name, shapes=shapes), config, way=way)
-    answers = _was_reached(f"sink {name}", findings)
+    findings = guarded(f"sink {name}", partial(check_sink, name=name, shapes=shapes), config, way=way)
+    answers = was_reached(f"sink {name}", findings)
     if config.sinks[name].topic and answers and has_kafka:
-        findings += _guarded(f"view {name}", partial(check_view_topics, name=name), config)
+        findings += guarded(f"view {name}", partial(check_view_topics, name=name), config)
     return findings, answers
-
-
-def _stream_queries(config: Config, sql: SparkSql, *, has_kafka: bool) -> list[Finding]:
-    findings: list[Finding] = []
-    read: dict[str, list[str]] = {}
-    for name, settings in config.stream_queries.items():
-        check = partial(check_stream_query, name=name, sql=sql, read=read)
-        way = f"check the address of the sink that [stream_queries.{name}] names, and that its server runs"
-        subject = f"stream query {name}"
-        found = _guarded(subject, check, config, way=way)
-        findings += found
-        if settings.webhook is not None:
-            findings += row_webhook_findings(name, settings.webhook)
-        if _was_reached(subject, found) and has_kafka:
-            findings += _guarded(subject, partial(check_stream_query_topics, name=name), config)
-    return [*findings, *unread_streams(config.streams, config.stream_queries, read)]
 
 
 def _of_this_machine(config: Config) -> list[Finding]:
     """Java, directories, and what goes in and out."""
     findings: list[Finding] = []
-    if config.sinks or config.stream_queries:
+    if config.stores:
         findings += java_findings(os.environ)
     findings += directory_findings(config)
-    findings += token_findings(config)
     return [*findings, *encryption_findings(config)]
 
 
 def is_healthy(findings: Sequence[Finding]) -> bool:
     """True when nothing would fail."""
     return all(finding.severity is not Severity.ERROR for finding in findings)
-
-
-def _was_reached(subject: str, findings: Sequence[Finding]) -> bool:
-    return not any(finding.subject == subject and finding.severity is Severity.ERROR for finding in findings)
-
-
-def _guarded(
-    subject: str, check: Callable[[Config], Iterable[Finding]], config: Config, *, way: str | None = None
-) -> list[Finding]:
-    """``way`` is what to look at where a server doesn't answer and says no more."""
-    try:
-        return list(check(config))
-    except (LockstepError, psycopg.Error) as raised:
-        return [_unanswered(subject, raised, way)]
-
-
-_WAYS: Final = {
-    "source": "check source.dsn, and that its server runs",
-    "Kafka": "check kafka.bootstrap_servers, and that the brokers run",
-}
-
-
-def _unanswered(subject: str, raised: LockstepError | psycopg.Error, way: str | None = None) -> Finding:
-    error = connection_error(raised) if isinstance(raised, psycopg.Error) else raised
-    hint = (error.hint if error is raised else None) or way or _WAYS.get(subject, "")
-    return Finding(Severity.ERROR, subject, error.message, "nothing works without it", hint)
 
 
 def _source(config: Config, *, waiting: Sequence[TableName]) -> list[Finding]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from cdc.kafka.control_topics import StoredRecord, read_compacted_topics, record_at
 from cdc.kafka.newest_records import NewestRecord, newest_records
 from cdc.kafka.record_limits import RecordLimit, set_command
-from cdc.kafka.settings import OAUTHBEARER, TopicSettings
+from cdc.kafka.settings import TopicSettings
 from cdc.kafka.topic_admin import (
     COMMIT_MARKER_LOSS,
     PARTITIONS,
@@ -22,24 +22,7 @@ from cdc.model.tag import Tag
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord
 from cdc.protocol.copy_ledger import CopiedRange, is_range_key
 from cdc.protocol.envelope import LEFT_OUT_START, TAG_END, TAG_HEADER, TAG_START, parse_value
-from jobs.streams.java_tokens import ALLOWED_URLS
 from lockstep.config import Config
-
-
-def token_findings(config: Config) -> list[Finding]:
-    """What executors on other machines read by Java's client of Kafka, which needs leave to get tokens there. Pure."""
-    if config.kafka.sasl_mechanism != OAUTHBEARER or config.spark.is_local:
-        return []
-    return [
-        warning(
-            f"stream query {name}",
-            "its executors read by Java's client of Kafka, which gets tokens only from addresses that its JVM allows",
-            "else its job would wait for Kafka for ever",
-            f"set spark.executor.extraJavaOptions in spark-defaults.conf to -D{ALLOWED_URLS}= and the address of"
-            " sasl.oauthbearer.token.endpoint.url",
-        )
-        for name in config.stream_queries
-    ]
 
 
 def check_kafka(config: Config) -> list[Finding]:

@@ -28,7 +28,7 @@ class RejectionBook:
     ) -> tuple[list[DeadLetter], list[UnreadableDeadLetter]]:
         """The rejections that are meant, oldest first, and all dead letters of the sink that can't be read.
 
-        Those that name no sink are among the second. ``sink`` may be a stream query, whose webhook has refused rows.
+        Those that name no sink are among the second. ``sink`` may be what an extension writes to.
         Raises ConfigurationError, Unavailable.
         """
         selection.check()

@@ -4,13 +4,11 @@ from collections.abc import Callable, Sequence
 
 from jobs.dead_letters.limit import in_words
 from jobs.dead_letters.record import DeadLetter, UnreadableDeadLetter
-from jobs.streams.posting_turn import posting_turns
 from lockstep.config import Config
 from lockstep.console import EXIT_FAILED
 from lockstep.rejections.book import RejectionBook, no_such_rejection
 from lockstep.rejections.output import counted
 from lockstep.rejections.selection import Selection
-from lockstep.stream_queries import stream_query_plan
 
 
 def discard(
@@ -24,9 +22,9 @@ def discard(
     """Close what is meant once that is agreed to; returns the exit code.
 
     The sink needn't exist any more, nor be in the configuration. Dead letters that can't be read are removed only with
-    all of the sink's. Rows of a webhook are closed in a turn to post: `lockstep rejections retry` would go on to post
-    those that it has found open. Raises LockstepError when no rejection has the given keys, as ``RejectionBook.read``,
-    and as ``PostingTurn.take``.
+    all of the sink's. Those of what an extension writes to are closed while nobody retries them: a retry would go on
+    with those that it has found open. Raises LockstepError when no rejection has the given keys, as
+    ``RejectionBook.read``, and as ``AddedStore.closing``.
     """
     book = RejectionBook(config)
     chosen, unreadable = book.read(sink, selection)
@@ -37,24 +35,19 @@ def discard(
         say(f"no such rejections of {sink}")
         return 0
     what = _what(sink, chosen, removed)
-    means = (
-        "Its webhook never gets these rows, unless a newer build of the result has them"
-        if sink in config.stream_queries
-        else "Their rows stay as they are in the sink until they are written again"
-    )
+    added = config.added_stores.get(sink)
+    means = "Their rows stay as they are in the sink until they are written again" if added is None else added.discarded
     if not agreed(f"discard {what}? {means}"):
         say("nothing was discarded")
         return EXIT_FAILED
-    query = config.stream_queries.get(sink)
-    if query is None or query.webhook is None:
+    if added is None:
         book.close(chosen, removed)
     else:
-        with posting_turns(stream_query_plan(config, sink), say=say) as turn:
-            turn.take()
+        with added.closing(say=say):
             left = _still_open(book, sink, chosen)
             book.close(left, removed)
         if len(left) < len(chosen):
-            say(f"closed meanwhile, by a post or by another command: {len(chosen) - len(left):,}")
+            say(f"closed meanwhile, by a job or by another command: {len(chosen) - len(left):,}")
         what = _what(sink, left, removed)
     say(f"discarded {what}")
     return 0

@@ -29,7 +29,6 @@ from lockstep.rejections.beside import Beside, Portion
 from lockstep.rejections.book import RejectionBook, no_such_rejection
 from lockstep.rejections.events import Evaluate, evaluated
 from lockstep.rejections.output import counted
-from lockstep.rejections.posting import post_again
 from lockstep.rejections.retried import Retried
 from lockstep.rejections.selection import Selection
 from sinks.contract import OpenedSink, Progress
@@ -43,17 +42,18 @@ _PORTION_BYTES: Final = 32 * 1024 * 1024
 def retry(config: Config, name: str, selection: Selection, *, say: Callable[[str], None]) -> Retried:
     """Apply the rejections that are meant, of the live generation where none is named. Raises LockstepError.
 
-    Those of a stream query are posted to its webhook, of all builds where none is named. ``say`` hears of rejections of
+    What an extension writes to has its own way, for all generations where none is named. ``say`` hears of rejections of
     other generations, which are left alone.
     """
     book = RejectionBook(config)
     if name not in config.stores:
-        raise config.not_found("sink or stream query", name)
+        raise config.not_found("store", name)
     chosen, _ = book.read(name, selection)
     if selection.keys and not chosen:
         raise no_such_rejection(name)
-    if name in config.stream_queries:
-        return replace(post_again(config, name, book, chosen, say=say), generation=selection.generation)
+    if (added := config.added_stores.get(name)) is not None:
+        taken, gone, refused = added.retry(chosen, say=say)
+        return Retried(selection.generation, taken=taken, gone=gone, refused=list(refused))
     generations = {generation.number: generation for generation in list_of(config, name)}
     generation = _generation(config, name, generations, selection.generation, len(chosen))
     if not generation.is_live:

@@ -39,7 +39,6 @@ SECONDS: Final = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 3
 
 _SINK: Final = ("sink", "generation")
 _STAGE: Final = ("stage", *_SINK)
-_QUERY: Final = (*_SINK, "state")
 
 
 def _capture(name: str, kind: Kind, unit: str, meaning: str, *labels: str) -> Definition:
@@ -52,10 +51,6 @@ def _apply(name: str, kind: Kind, unit: str, meaning: str, labels: Sequence[str]
 
 def _view(name: str, kind: Kind, unit: str, meaning: str) -> Definition:
     return Definition(f"lockstep_view_{name}", kind, Part.APPLY, unit, meaning, _SINK)
-
-
-def _stream_query(name: str, kind: Kind, unit: str, meaning: str) -> Definition:
-    return Definition(f"lockstep_stream_query_{name}", kind, Part.APPLY, unit, meaning, _SINK)
 
 
 def dashboard_gauge(name: str, unit: str, meaning: str, labels: Sequence[str] = ()) -> Definition:
@@ -100,12 +95,6 @@ _ALL: Final = (
     _view("building", Kind.GAUGE, "", "1 while the view's state is being built, else 0."),
     _view("built_ratio", Kind.GAUGE, "1", "How much of what the building does now is done, of 1."),
     _view("building_left_seconds", Kind.GAUGE, "s", "Time left of what the building does now."),
-    _stream_query("results_total", Kind.COUNTER, "1", "Rows that the query's batches have written."),
-    _stream_query("late_total", Kind.COUNTER, "1", "Late events that went to the side topic."),
-    _stream_query("malformed_total", Kind.COUNTER, "1", "Records that are no events and went to the side topic."),
-    _stream_query("refused_total", Kind.COUNTER, "1", "Rows that the result can't have."),
-    _stream_query("state_rows", Kind.GAUGE, "1", "Rows that Spark keeps for the query."),
-    _stream_query("watermark_timestamp_seconds", Kind.GAUGE, "s", "Results are final up to it."),
     dashboard_gauge("stage_behind_bytes", "By", "WAL between the stage and the WAL's end.", _STAGE),
     dashboard_gauge("stage_behind_seconds", "s", "The stage has all that was committed longer ago.", _STAGE),
     dashboard_gauge("stage_behind_events", "1", "Records that the stage lacks, of those in Kafka.", _STAGE),
@@ -120,10 +109,6 @@ _ALL: Final = (
     dashboard_gauge("open_rejections", "1", "Rejected rows that nothing has replaced.", _SINK),
     dashboard_gauge("failed_tables", "1", "Tables that can't be applied; the sink goes on without them.", _SINK),
     dashboard_gauge("rebuild_needed", "", "1 where today's settings differ from those it was built with.", _SINK),
-    dashboard_gauge("stream_query_job", "", "1 for its job's state, 0 for others; unknown stands alone.", _QUERY),
-    dashboard_gauge("stream_query_in_hand_events", "1", "Records it has read without a result yet.", _QUERY[:2]),
-    dashboard_gauge("stream_query_undelivered_rows", "1", "Rows that the webhook hasn't taken yet.", _SINK),
-    dashboard_gauge("stream_query_open_rejections", "1", "Rows that the webhook refused and that are open.", ("sink",)),
     dashboard_gauge("sink_answers", "", "1 where the sink could be asked, else 0.", ("sink",)),
     dashboard_gauge("paused_copies", "1", "Copies of tables that somebody has paused."),
     dashboard_gauge("broken", "", "1 where capture can't ever go on."),

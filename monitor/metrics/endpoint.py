@@ -4,14 +4,14 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest, make_asgi_app
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from monitor.metrics.definitions import Part
+from monitor.metrics.definitions import Definition, Part
 from monitor.metrics.meters import Gauges, Meters
 from monitor.metrics.settings import MetricsSettings, split_address
 
@@ -26,16 +26,16 @@ CONNECTIONS_MAX: Final = 64
 
 
 @contextlib.contextmanager
-def open_meters(settings: MetricsSettings, part: Part) -> Iterator[Meters | None]:
+def open_meters(settings: MetricsSettings, part: Part, added: Iterable[Definition] = ()) -> Iterator[Meters | None]:
     """The meters of this process until it ends; None where nobody asks for metrics.
 
-    An address that can't be had is tried again until the end: no row waits for it.
+    An address that can't be had is tried again until the end: no row waits for it. ``added`` are metrics of extensions.
     """
     address = settings.capture if part is Part.CAPTURE else settings.apply
     if address is None:
         yield None
         return
-    meters = Meters(part)
+    meters = Meters(part, added)
     with _served(meters.registry, address, part):
         yield meters
 

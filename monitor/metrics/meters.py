@@ -1,6 +1,6 @@
 """The meters of one process: values go in by name, and Prometheus gets them by their definitions."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -18,12 +18,13 @@ class Meters:
     A name and its labels are those of a definition of this part.
     """
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: Part, added: Iterable[Definition] = ()) -> None:
+        """``added`` are those of extensions."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._meters: dict[str, Any] = {
             definition.name: _meter(definition, self.registry)
-            for definition in DEFINITIONS.values()
+            for definition in (*DEFINITIONS.values(), *added)
             if definition.part is part
         }
 

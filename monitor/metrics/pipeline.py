@@ -1,20 +1,16 @@
 """The lag report as metrics: gauges that are whole at each look. Pure."""
 
-from collections.abc import Collection, Sequence
 from typing import Final
 
 from monitor.lag import LagReport, Stage, StageState
 from monitor.metrics.definitions import Part
 from monitor.metrics.meters import Gauges
-from monitor.stream_queries import STATES, UNKNOWN, StreamQueryStatus
 
 _OWN_STATES: Final = (StageState.CURRENT, StageState.BEHIND, StageState.STALLED)
 
 
-def gauges_of(report: LagReport, *, now_s: float, webhooks: Collection[str] = ()) -> Gauges:
+def gauges_of(report: LagReport, *, now_s: float) -> Gauges:
     """The metrics of a report that was made at ``now_s``, in seconds since 1970.
-
-    ``webhooks`` are the stream queries that have one: of each the refused rows are told, also where there are none.
 
     What a silent server would have to tell isn't among them: it is as old as the last whole report, or never was known.
     Where that is Kafka, the source and the sinks have been asked.
@@ -52,24 +48,12 @@ def gauges_of(report: LagReport, *, now_s: float, webhooks: Collection[str] = ()
         gauges.set("lockstep_slot_full_seconds", None if minutes is None else minutes * 60)
         gauges.set("lockstep_wal_bytes_per_second", report.wal_rate)
     if is_whole:
-        for name in dict.fromkeys((*webhooks, *report.refused_rows)):
-            gauges.set("lockstep_stream_query_open_rejections", report.refused_rows.get(name, 0), name)
+        for name, count in report.refused_rows.items():
+            gauges.set("lockstep_open_rejections", count, name, "")
         gauges.set("lockstep_paused_copies", len(report.paused_copies) + report.first_copy_paused)
         gauges.set("lockstep_broken", float(bool(report.broken)))
     gauges.set("lockstep_look_timestamp_seconds", now_s)
     return gauges
-
-
-def add_stream_queries(gauges: Gauges, statuses: Sequence[StreamQueryStatus]) -> None:
-    """Add the metrics of these builds of stream queries' results to those of a report, or to none."""
-    for status in statuses:
-        if status.generation is not None or status.problem is not None:
-            labels = status.name, "" if status.generation is None else str(status.generation)
-            gauges.set("lockstep_stream_query_in_hand_events", status.in_hand, *labels)
-            for state in [UNKNOWN] if status.state == UNKNOWN else STATES:
-                gauges.set("lockstep_stream_query_job", float(status.state == state), *labels, state)
-            if status.problem is None:
-                gauges.set("lockstep_stream_query_undelivered_rows", status.posted.waiting, *labels)
 
 
 def _labels(stage: Stage) -> tuple[str, str, str]:

@@ -1,4 +1,6 @@
-"""What the jobs of the sinks count: per batch, never per row."""
+"""What jobs count: per batch, never per row."""
+
+from abc import abstractmethod
 
 from jobs.report import (
     Report,
@@ -8,11 +10,18 @@ from jobs.report import (
     SinkStopped,
     SinkWaiting,
     StatusReport,
-    StreamReport,
     ViewReport,
     WatermarkRaised,
 )
 from monitor.metrics.meters import Meters
+
+
+class CountedReport(Report):
+    """A report of an extension's job, which has metrics of the extension's own."""
+
+    @abstractmethod
+    def count(self, meters: Meters) -> None:
+        """Called once for each."""
 
 
 def measured(report: Reporter, meters: Meters) -> Reporter:
@@ -43,14 +52,8 @@ def measured(report: Reporter, meters: Meters) -> Reporter:
                 meters.set("lockstep_sink_watermark_timestamp_seconds", event.commit_time_ms / 1000, labels)
             case ViewReport():
                 _count_view(meters, event)
-            case StreamReport():
-                labels = _labels(event.sink, event.generation)
-                for name in ("results", "late", "malformed", "refused"):
-                    meters.add(f"lockstep_stream_query_{name}_total", getattr(event, name), labels)
-                meters.set("lockstep_stream_query_state_rows", event.state_rows, labels)
-                if event.watermark_ms is not None:
-                    watermark_s = event.watermark_ms / 1000
-                    meters.set("lockstep_stream_query_watermark_timestamp_seconds", watermark_s, labels)
+            case CountedReport():
+                event.count(meters)
             case SinkWaiting():
                 meters.add("lockstep_sink_waits_total", 1, {"sink": event.sink})
             case SinkFailed():

@@ -64,8 +64,8 @@ def state(**changes: Any) -> Document:
             _sink("cache", "redis", seconds_behind=0.8, bytes_behind=102_092, events_behind=181, lsn="0/5BE20E8"),
             _sink("warehouse", "warehouse", seconds_behind=0.4, bytes_behind=45_875, events_behind=86),
         ],
-        "stream_queries": [],
-        "webhook_rejections": 0,
+        "panels": [],
+        "other_rejections": 0,
         "problems": [],
         "open_alerts": 0,
     }
@@ -123,12 +123,13 @@ def empty() -> Document:
 def query_stopped() -> Document:
     """Of two stream queries one has stopped."""
     reason, step = "its checkpoint is gone", "Build its result again: `lockstep streams rebuild sessions`"
-    figures = {"results": 71_204, "late": 12, "malformed": 3, "refused": 0, "state_rows": 5_120}
-    running = {"name": "clicks", "generation": 1, "live": True, "state": "running", "watermark_ms": NOW_MS - 600_000}
-    running |= {"since_ms": None, "reason": None, "next_step": None, **figures}
-    stopped = {**running, "name": "sessions", "state": "stopped", "reason": reason, "next_step": step}
+    columns = ["watermark", "results", "late", "malformed", "refused", "kept rows"]
+    running = {"name": "clicks", "state": "running", "figures": [NOW_MS - 600_000, 71_204, 12, 3, 0, 5_120]}
+    stopped = {**running, "name": "sessions", "state": "stopped"}
+    panel = {"name": "stream_queries", "title": "Stream queries", "kind": "stream query", "columns": columns}
+    panel |= {"times": ["watermark"], "rows": [running, stopped]}
     problems = [_problem("stream query sessions", "stopped", reason, step)]
-    return state(stream_queries=[running, stopped], webhook_rejections=4, problems=problems, open_alerts=1)
+    return state(panels=[panel], other_rejections=4, problems=problems, open_alerts=1)
 
 
 STATES = {

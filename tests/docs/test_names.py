@@ -18,16 +18,16 @@ from pydantic import BaseModel, SecretStr
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.settings import KafkaSettings, TopicSettings
 from cdc.model.later import named
-from cdc.settings import Tls
+from cdc.settings import Settings, Tls
 from cdc.webhook import WebhookSettings
 from extensions.alerts.settings import AlertSettings
+from extensions.streams.sections import StreamQuerySection
+from extensions.streams.settings import PatternSettings, StepSettings, StreamSettings
 from jobs.settings import SparkSettings
-from jobs.streams.settings import PatternSettings, StepSettings, StreamSettings
 from lockstep.cli.main import app
 from lockstep.config import Config
 from lockstep.dashboard_settings import DashboardSettings
 from lockstep.extension import installed
-from lockstep.stream_sections import StreamQuerySection
 from monitor.condition_settings import ConditionSettings
 from monitor.conditions import NAMES
 from monitor.metrics.settings import MetricsSettings
@@ -95,7 +95,12 @@ NOT_OURS = {"spark.archives", "spark.jars", "spark.authenticate", "source.schema
 """Spark's own settings, and a field of an event, which look like our settings."""
 
 SECTIONS: dict[str, type[BaseModel]] = {
-    **{name: named(each.sections[name]) for each in installed() for name in each.sections},
+    **{
+        name: model
+        for each in installed()
+        for name, address in each.sections.items()
+        if issubclass(model := named(address), Settings)
+    },
     "pipeline": Config.model_fields["pipeline"].annotation,  # type: ignore[dict-item]  # pydantic's annotation is any type
     "source": Config.model_fields["source"].annotation,  # type: ignore[dict-item]
     "kafka": KafkaSettings,

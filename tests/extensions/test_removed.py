@@ -59,7 +59,7 @@ def copied(target: Path, without: Sequence[str]) -> Path:
     listed = target / "extensions/__init__.py"
     if listed.exists():
         lines = listed.read_text(encoding="utf-8").splitlines(keepends=True)
-        gone = [word for name in without for word in (f"extensions.{name}.", f"    {name.upper()},")]
+        gone = [f"extensions.{name}." for name in without]
         listed.write_text("".join(line for line in lines if not any(word in line for word in gone)))
     return target
 

@@ -17,12 +17,12 @@ from pyspark.sql import SparkSession
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import PositionMismatch, Unavailable
 from cdc.protocol.envelope import TAG_HEADER
+from extensions.streams.jobs.kafka_source import kafka_options
 from jobs.executor import log_reader
 from jobs.executor.log_reader import LogReader, Range, open_ranges, ranges, read_log, spread
 from jobs.offsets import Offsets
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.source import portable_client, range_frame
-from jobs.streams.kafka_source import kafka_options
 from stack.stack import Endpoints
 
 pytestmark = pytest.mark.live

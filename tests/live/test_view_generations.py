@@ -15,9 +15,9 @@ from cdc.kafka.control_topics import read_tables
 from cdc.kafka.topic_names import view_topic
 from cdc.postgres.slot import emit_heartbeat
 from extensions.erase.erase import erase
-from extensions.erase.report import Place
 from jobs.query.view_plan import planned_view
 from lockstep.config import load
+from lockstep.erasing import Place
 from lockstep.generations import find, settings_of_generation, switch_to
 from monitor.waits import Waits
 from sinks.registry import open_sink
@@ -124,7 +124,7 @@ def test_a_view_gets_another_query_beside_the_old_one_and_a_row_that_is_erased_l
         with pipeline.apply(spark, view) as job:
             places: dict[str, Place] = {place.name: place for place in report.result().places}
             assert job.stop() == 0
-    assert all(place.is_proven for place in places.values()), [place.to_json() for place in places.values()]
+    assert all(place.is_proven for place in places.values()), list(places.values())
     for number, live in ((1, ""), (2, " (live)")):
         in_sink = places[f"view {view}, generation {number}{live}"]
         assert [leftover.what for leftover in in_sink.found] == ["1 mark of deleted rows, with their keys"]

@@ -90,7 +90,7 @@ def test_a_sink_may_only_lend_its_address(tmp_path: Path) -> None:
 
 def test_a_sink_of_which_nobody_takes_the_address_is_applied_or_removed(tmp_path: Path) -> None:
     assert problems(tmp_path, VALID.split("[views.totals]", maxsplit=1)[0] + "apply = false\n") == [
-        "sinks.cache.apply is false, and no view or stream query names the sink: name it in one, or remove it"
+        "sinks.cache.apply is false, and nothing names the sink, as a view does: name it in one, or remove it"
     ]
 
 

@@ -11,12 +11,10 @@ from cdc.protocol.control_records import Gap
 from jobs.generations.set_aside import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
 from jobs.generations.view_state import ToldView
-from jobs.streams.posted import Posted
 from monitor.certificates import Validity
 from monitor.condition_settings import ConditionSettings
 from monitor.conditions import NAMES, Condition, Facts, Findings, Severity, find_conditions
 from monitor.lag import RECEIVED, LagReport, SinkFacts, Stage, StageState
-from monitor.stream_queries import StreamQueryStatus
 from monitor.verification import Verification, VerifyOutcome
 from views.counters import Counters
 from views.figures import Building, Doing, ViewFigures
@@ -126,56 +124,12 @@ def test_readers_behind_count_for_the_generation_that_they_see() -> None:
     assert _found(_report(_applied(_sink(), behind_s=11)), lag_s=10) == {"lag/cache": Severity.WARNING}
 
 
-def _query(generation: int = 1, *, is_live: bool = True, **changes: Any) -> StreamQueryStatus:
-    return StreamQueryStatus("recent", "topic", generation, is_live, **changes)
-
-
-_STOPPED = JobStatus(JobState.STOPPED, 7, "its checkpoint is gone", "build it again")
-
-
-@pytest.mark.parametrize(
-    ("query", "expected"),
-    [
-        (_query(job=JobStatus(JobState.RUNNING)), None),
-        (_query(job=JobStatus(JobState.ABSENT)), None),
-        (_query(job=JobStatus(JobState.RUNNING), waits_for="there is no topic"), None),
-        (_query(job=_STOPPED), "stream-query-stopped/recent"),
-        (_query(2, is_live=False, job=_STOPPED), "stream-query-stopped/recent g2"),
-        (_query(job=JobStatus(JobState.SILENT, 7)), "stream-query-stopped/recent"),
-        (_query(job=_STOPPED, problem=Unavailable("down")), "stream-query-unreachable/recent"),
-        (_query(posted=Posted(waiting=3)), None),
-        (_query(posted=Posted(waiting=3, reason="no answer")), "stream-query-undelivered/recent"),
-    ],
-)
-def test_a_stream_query_that_is_not_run_is_an_alert(query: StreamQueryStatus, expected: str | None) -> None:
-    facts = Facts(stream_queries=(query,))
-    assert _found(_report(), facts) == ({expected: Severity.CRITICAL} if expected else {})
-    assert (expected in _found(LockstepError("the source is gone"), facts)) is bool(expected)
-
-
 def test_what_no_search_finds_yet_counts_as_behind_and_what_lies_with_the_job_does_not() -> None:
     sink = _sink()
     applied = _applied(sink, behind_s=1.0)
     late = replace(applied, sink=None, of_sink=sink, seconds_behind=400.0)
     assert _found(_report(applied, replace(late, name="visible: cache"))) == {"lag/cache": Severity.WARNING}
     assert _found(_report(replace(late, name="read: cache"), applied)) == {}
-
-
-def test_of_a_stream_query_whose_store_is_silent_nothing_is_over() -> None:
-    facts = Facts(stream_queries=(_query(), _query(2, is_live=False, problem=Unavailable("down"))))
-    findings = find_conditions(_report(), facts, ConditionSettings(), now_ms=_NOW_MS)
-    assert findings.is_unknown("stream-query-stopped", "recent g2")
-    assert not findings.is_unknown("stream-query-stopped", "recent")
-    before = find_conditions(_report(), Facts(stream_queries=None), ConditionSettings(), now_ms=_NOW_MS)
-    assert before.is_unknown("stream-query-stopped", "recent")
-    assert before.is_unknown("stream-query-unreachable", "recent")
-
-
-def test_a_stopped_stream_query_is_told_with_its_reason_and_the_next_step() -> None:
-    facts = Facts(stream_queries=(_query(job=_STOPPED),))
-    (condition,) = find_conditions(_report(), facts, ConditionSettings(), now_ms=_NOW_MS).open
-    assert condition.sentence == "stream query recent isn't run any more: its checkpoint is gone"
-    assert (condition.step, condition.since_ms) == ("build it again", 7)
 
 
 def test_a_job_that_was_told_to_stop_is_no_alert() -> None:

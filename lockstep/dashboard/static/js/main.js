@@ -104,7 +104,7 @@ function link(address, label, extra, properties = {}) {
 function navigation() {
   const sinks = [...new Set((state?.sinks ?? []).map((one) => one.name))];
   const bySinks = (state?.sinks ?? []).reduce((sum, one) => sum + (one.open_rejections ?? 0), 0);
-  const rejected = bySinks + (state?.webhook_rejections ?? 0);
+  const rejected = bySinks + (state?.other_rejections ?? 0);
   const troubled = (name) => state.sinks.some((one) => one.name === name && ["bad", "warn"].includes(severity(one.state)));
   return h(
     "ul",

@@ -2,7 +2,8 @@
 
 import pytest
 
-from extensions.erase.report import Place, Report
+from extensions.erase.report import Report
+from lockstep.erasing import Place
 from sinks.contract import Leftover
 
 ROW = Leftover("the row", has_values=True)
@@ -55,7 +56,11 @@ def test_people_read_what_was_removed_what_is_left_until_when_and_what_to_do() -
 
 
 def test_up_to_when_a_topic_was_compacted_is_told_where_something_is_left() -> None:
+    def told(place: Place) -> Report:
+        return Report("public.t", [place], [])
+
     place = Place("topic t", left=(TOMBSTONE,), compacted_up_to_ms=86_400_000)
-    assert "  compacted: all that was there at 1970-01-02 00:00:00 UTC" in list(place.lines())
-    assert place.to_json()["compacted_up_to_ms"] == 86_400_000
-    assert not any("compacted" in line for line in Place("topic t", compacted_up_to_ms=86_400_000).lines())
+    assert "  compacted: all that was there at 1970-01-02 00:00:00 UTC" in list(told(place).lines())
+    assert told(place).to_json()["places"][0]["compacted_up_to_ms"] == 86_400_000
+    gone = Place("topic t", compacted_up_to_ms=86_400_000)
+    assert not any("compacted" in line for line in told(gone).lines())

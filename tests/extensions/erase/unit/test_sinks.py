@@ -7,11 +7,10 @@ import pytest
 
 from cdc.model.table import TableName
 from extensions.erase import sinks
-from extensions.erase.deleted_row import DeletedRow
-from extensions.erase.report import Place
 from extensions.erase.sinks import SinkErasing
 from jobs.generations.record import Generation
 from lockstep.config import Config
+from lockstep.erasing import DeletedRow, Place
 from sinks.contract import Progress
 from sinks.memory import MemoryStore, open_memory
 from tests.builders import column, progress, table, tag

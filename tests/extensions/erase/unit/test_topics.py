@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from cdc.kafka.forced_compaction import Compacted, Mark, Pass, TopicRecord
 from cdc.kafka.key_records import KeyRecord
-from extensions.erase.report import Place, Report
-from extensions.erase.topics import RecordWords, TopicRules, judged, leftovers_of, needs_compaction
+from extensions.erase.report import Report
+from extensions.erase.topics import TopicRules, judged, leftovers_of, needs_compaction
+from lockstep.erasing import Place, RecordWords
 
 RULES = TopicRules(is_compacted=True, delete_retention_ms=1_000, min_compaction_lag_ms=0, retention_ms=-1)
 EVENT = KeyRecord(2, 5, 100, is_tombstone=False)

@@ -11,13 +11,13 @@ import pytest
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
 from cdc.model.tag import Tag
-from extensions.erase import stopping, views
-from extensions.erase.deleted_row import DeletedRow
-from extensions.erase.report import Place
+from extensions.erase import views
 from extensions.erase.topics import TopicErasing
 from extensions.erase.views import ViewErasing
 from jobs.generations.record import Generation, Phase, Record
+from lockstep import erasing
 from lockstep.config import Config, read
+from lockstep.erasing import DeletedRow, Place
 from sinks.contract import OpenedSink, Progress
 from sinks.memory import MemoryStore, open_memory
 from sinks.registry import definition
@@ -129,7 +129,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
         monkeypatch.setattr(views, "list_of", lambda *_: [Generation(1, is_live=True, record=record)])
         monkeypatch.setattr(views, "open_sink", again)
         monkeypatch.setattr(views, "TopicAdmin", lambda _: SimpleNamespace(exists=lambda _: False))
-        monkeypatch.setattr(stopping, "_LOOK_EVERY_S", 0.01)
+        monkeypatch.setattr(erasing, "_LOOK_EVERY_S", 0.01)
         return list(_erasing(config).places(only_look=only_look))
 
     return of

@@ -1,13 +1,16 @@
 """extensions.searches.erasing: which records of the topic of matches are of a row"""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import orjson
 import pytest
 
 from cdc.model.table import TableName
 from extensions.searches import erasing
-from extensions.searches.erasing import MatchesOfRow
+from extensions.searches.erasing import MatchesOfRow, open_keys
 from lockstep.config import read
 from tests.configurations import SHOP
 
@@ -57,3 +60,24 @@ def test_a_record_is_of_a_document_by_its_id_in_the_sink(
 def test_a_document_that_still_matches_names_its_sink(matches: MatchesOfRow) -> None:
     assert "its document ceases to match a search of search:" in (matches.why_open([key(id="o-42")]) or "")
     assert matches.why_open([]) is None
+
+
+class _Topic:
+    """The records of a topic: of each its key, and whether it is a tombstone."""
+
+    def __init__(self, *records: tuple[bytes, bool]) -> None:
+        self._records = records
+
+    def records(self, _: str, is_wanted: Callable[[bytes], bool]) -> list[Any]:
+        wanted = [is_tombstone for record_key, is_tombstone in self._records if is_wanted(record_key)]
+        return [SimpleNamespace(is_tombstone=is_tombstone) for is_tombstone in wanted]
+
+
+def test_a_record_that_no_tombstone_follows_is_open() -> None:
+    told, other = b"42 a", b"43 a"
+
+    def found(*records: tuple[bytes, bool]) -> Sequence[bytes]:
+        return open_keys(cast("Any", _Topic(*records)), "known", lambda record_key: record_key.startswith(b"42"))
+
+    assert found((told, False), (told, True), (told, False), (other, False)) == [told]
+    assert found((told, False), (told, True), (other, False)) == []

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from cdc.kafka.client import new_client
 from cdc.kafka.settings import KAFKA_PASSWORD_VARIABLE, KafkaSettings
 from cdc.settings import Tls
-from jobs.streams.kafka_source import kafka_options
+from extensions.streams.jobs.kafka_source import kafka_options
 from tests.configurations import oauthbearer
 
 

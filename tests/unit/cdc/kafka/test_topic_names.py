@@ -13,9 +13,6 @@ from cdc.kafka.topic_names import (
     STATE,
     control_topic,
     outbox_topic,
-    stream_query_topic,
-    stream_result_generation,
-    stream_result_topic,
     table_of_topic,
     table_topic,
 )
@@ -91,11 +88,3 @@ def test_a_topic_tells_its_table(name: TableName) -> None:
 )
 def test_another_topic_tells_none(topic: str) -> None:
     assert table_of_topic("shop", topic) is None
-
-
-def test_the_generation_of_a_result_is_read_from_its_topic_and_from_no_other() -> None:
-    topic = stream_result_topic("shop", "recent.logins", 12)
-    assert stream_result_generation("shop", "recent.logins", topic) == 12
-    assert stream_result_generation("shop", "recent", topic) is None
-    assert stream_result_generation("shop", "recent.logins", stream_query_topic("shop", "recent.logins")) is None
-    assert stream_result_generation("shop", "recent.g1", stream_query_topic("shop", "recent.g1")) is None

@@ -28,7 +28,7 @@ GROUPS = {
     "Operate": [
         *("lag", "wait", "tail", "state", "bundle", "verify", "rebuild", "switch", "generations"),
         *("pause", "resume", "take-out", "recover", *_added("Operate")),
-        *("snapshot", "rejections", "views", "streams", "tables"),
+        *("snapshot", "rejections", "views", "tables"),
         *(group.name for each in installed() for group in each.groups),
     ],
 }
@@ -242,7 +242,7 @@ def _open_once_it_is_read(fifo: Path, process: subprocess.Popen[str]) -> int:
 @pytest.mark.parametrize(
     "modules",
     [
-        "monitor.collector, monitor.settled, monitor.table, lockstep.stream_queries",
+        "monitor.collector, monitor.settled, monitor.table, extensions.streams.watch",
         "monitor.waits",
         "lockstep.attendant",
     ],

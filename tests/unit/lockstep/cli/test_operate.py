@@ -301,7 +301,7 @@ class NoRejections:
     [
         ([], "no rejections"),
         (["search"], "no rejections"),
-        (["saerch"], "no rejections of saerch, which is no sink and no stream query of this configuration"),
+        (["saerch"], "no rejections of saerch, which is no sink of this configuration"),
     ],
 )
 def test_a_sink_without_rejections_that_is_not_there_is_told(

@@ -11,7 +11,6 @@ from cdc.model.table import TableName
 from jobs.generations.set_aside import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
 from jobs.generations.view_state import ToldView
-from jobs.streams.resume import Figures
 from lockstep.dashboard.documents import (
     Rates,
     Subject,
@@ -24,9 +23,9 @@ from lockstep.dashboard.model import PipelineState, StageFigures
 from lockstep.dashboard.server import health_of
 from monitor.lag import LagReport, SinkFacts, SourceFacts, report
 from monitor.stalls import Look, Stalls, unreachable
-from monitor.stream_queries import StreamQueryStatus
 from monitor.verification import Verification, VerifyOutcome
 from monitor.visible import Visible
+from monitor.watching import Panel, PanelRow
 from tests.lag import sink_facts, source_facts
 from views.counters import Counters
 from views.figures import Building, Doing, ViewFigures
@@ -83,29 +82,30 @@ def test_the_figures_are_those_of_the_lag_report() -> None:
     assert (state.sinks[0].read, state.sinks[0].visible) == (StageFigures(**_figures(read)), None)
     assert state.source.retained_bytes == 512
     assert state.problems == ()
-    assert state.webhook_rejections == 0
+    assert state.other_rejections == 0
 
 
-def test_rows_that_webhooks_refused_are_counted_for_the_page() -> None:
+def test_rejections_of_what_extensions_write_to_are_counted_for_the_page() -> None:
     state = state_of(replace(looked(source(), sink()), refused_rows={"recent": 2, "taps": 3}))
-    assert state.webhook_rejections == 5
+    assert state.other_rejections == 5
     assert [problem.where for problem in state.problems] == ["recent", "taps"]
 
 
-def test_a_stream_query_is_shown_and_one_that_stopped_is_a_problem_with_reason_and_step() -> None:
-    figures = Figures(batch=1, watermark_ms=5, results=7, late=2)
-    running = StreamQueryStatus("clicks", "topic", 1, True, JobStatus(JobState.RUNNING), figures)
-    stopped = StreamQueryStatus("recent", "topic", 2, False, JobStatus(JobState.STOPPED, 7, "it is gone", "do it"))
-    silent = StreamQueryStatus("taps", "topic", problem=LockstepError("no answer"))
-    state = state_of(looked(source(), sink()), stream_queries=[running, stopped, silent])
-    assert [(one.name, one.state, one.results) for one in state.stream_queries] == [
-        ("clicks", "running", 7),
-        ("recent", "stopped", 0),
-        ("taps", "unanswered", 0),
+def test_what_an_extension_runs_is_shown_and_is_a_problem_where_it_is_told() -> None:
+    rows = (
+        PanelRow("clicks", "running", (7, None), {}),
+        PanelRow("recent g2", "stopped", (0, 5), {}, "it is gone", "do it", 7, needs_somebody=True, is_told=True),
+    )
+    panel = Panel("things", "Things", "thing", ("results", "watermark"), rows, frozenset({"watermark"}))
+    state = state_of(looked(source(), sink()), panels=[panel])
+    [shown] = state.panels
+    assert (shown.columns, shown.times) == (("results", "watermark"), ("watermark",))
+    assert [(row.name, row.state, row.figures) for row in shown.rows] == [
+        ("clicks", "running", (7, None)),
+        ("recent g2", "stopped", (0, 5)),
     ]
-    assert [(one.where, one.state, one.reason, one.next_step) for one in state.problems] == [
-        ("stream query recent g2", "stopped", "it is gone", "do it"),
-        ("stream query taps", "unanswered", "no answer", "`lockstep doctor` looks at every server"),
+    assert [(one.where, one.state, one.since_ms, one.reason, one.next_step) for one in state.problems] == [
+        ("thing recent g2", "stopped", 7, "it is gone", "do it"),
     ]
     assert not health_of(state, state.sampled_ms).ready
 

@@ -1,7 +1,5 @@
 """Records that somebody else wrote to our topics."""
 
-from pathlib import Path
-
 import orjson
 import pytest
 
@@ -9,9 +7,8 @@ from cdc.kafka.control_topics import StoredRecord, record_at
 from cdc.kafka.newest_records import NewestRecord
 from cdc.model.finding import Severity
 from cdc.protocol.control_records import ProgressRecord, SchemaRecord
-from lockstep.doctor.kafka import foreign_control_record_findings, foreign_record_findings, token_findings
+from lockstep.doctor.kafka import foreign_control_record_findings, foreign_record_findings
 from tests.builders import table
-from tests.configurations import configured
 from tests.history import state
 
 TAG = "0001" + "0" * 15 + "8" + "00000001"
@@ -93,46 +90,3 @@ def test_control_records_of_others_are_found(topic: str) -> None:
 def test_a_progress_record_of_others_is_found() -> None:
     (what,) = control_findings(OURS, progress=None)
     assert "offset 7 of topic shop.__progress" in what
-
-
-_TOKENS = 'sasl_mechanism = "OAUTHBEARER"\nlibrdkafka = { "sasl.oauthbearer.method" = "oidc" }'
-
-
-@pytest.mark.parametrize(
-    ("login", "master", "subjects"),
-    [
-        (_TOKENS, "spark://master:7077", ["stream query busy"]),
-        (_TOKENS, "local[2]", []),
-        ('sasl_mechanism = "PLAIN"', "spark://master:7077", []),
-    ],
-)
-def test_what_javas_client_needs_on_other_machines_to_get_tokens_is_told(
-    tmp_path: Path, login: str, master: str, subjects: list[str]
-) -> None:
-    kafka = f'{login}\nusername = "u"'
-    sections = f"""
-[spark]
-master = "{master}"
-[sinks.cache]
-type = "redis"
-[sinks.expensive]
-type = "redis"
-url = "redis://other"
-where = {{ "public.orders" = "price > 7" }}
-[streams.clicks]
-topic = "clicks"
-columns = {{ id = "text", page = "text", at = "timestamptz" }}
-time = "at"
-late = "1 minute"
-id = ["id"]
-[sinks.dwh]
-type = "warehouse"
-url = "postgresql+psycopg://nowhere/w"
-[stream_queries.busy]
-sink = "dwh"
-sql = "select page, at from clicks"
-key = ["page"]
-"""
-    found = token_findings(configured(tmp_path, sections, kafka=kafka))
-    assert [finding.subject for finding in found] == subjects
-    assert all(finding.severity is Severity.WARNING for finding in found)

@@ -4,16 +4,10 @@ from dataclasses import replace
 
 from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
-from jobs.generations.read_so_far import ReadSoFar
 from jobs.generations.set_aside import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
-from jobs.streams.posted import Posted
-from jobs.streams.resume import Figures
 from monitor.lag import LagReport, SinkFacts, SourceFacts, Stage, StageState, report
-from monitor.metrics.definitions import Part
-from monitor.metrics.meters import Gauges
-from monitor.metrics.pipeline import add_stream_queries, gauges_of
-from monitor.stream_queries import StreamQueryStatus
+from monitor.metrics.pipeline import gauges_of
 
 
 def _shown(lag: LagReport) -> dict[str, float]:
@@ -61,36 +55,12 @@ def test_tables_that_a_sink_cannot_take_are_counted() -> None:
     assert "failed_tables" not in {name for name, *_ in _samples(LagReport((unasked,), True, 0, {}))}
 
 
-def test_the_state_of_a_stream_query_is_one_and_an_unknown_one_stands_alone() -> None:
-    gauges = Gauges(Part.DASHBOARD)
-    stopped = StreamQueryStatus("recent", "topic", 2, False, JobStatus(JobState.STOPPED))
-    silent = StreamQueryStatus("taps", "topic", problem=Unavailable("no answer"))
-    add_stream_queries(gauges, [stopped, silent, StreamQueryStatus("never", "topic")])
-    shown = [
-        (sample.labels["sink"], sample.labels["generation"], sample.labels["state"], sample.value)
-        for metric in gauges
-        for sample in metric.samples
-        if sample.name == "lockstep_stream_query_job"
-    ]
-    assert ("recent", "2", "stopped", 1.0) in shown
-    assert ("recent", "2", "running", 0.0) in shown
-    assert [one for one in shown if one[0] != "recent"] == [("taps", "", "unknown", 1.0)]
-
-
-def test_rows_that_wait_for_a_webhook_are_counted_where_that_is_known() -> None:
-    gauges = Gauges(Part.DASHBOARD)
-    waiting = StreamQueryStatus("recent", "topic", 2, True, posted=Posted(waiting=3))
-    add_stream_queries(gauges, [waiting, StreamQueryStatus("taps", "topic", problem=Unavailable("no answer"))])
-    shown = [(s.name, s.labels["sink"], s.value) for metric in gauges for s in metric.samples if "rows" in s.name]
-    assert shown == [("lockstep_stream_query_undelivered_rows", "recent", 3.0)]
-
-
-def test_a_query_with_a_webhook_that_has_refused_nothing_has_a_series_too() -> None:
-    lag = LagReport((), True, 0, {}, refused_rows={"recent": 3})
+def test_what_an_extension_writes_to_and_has_refused_nothing_has_a_series_too() -> None:
+    lag = LagReport((), True, 0, {}, refused_rows={"recent": 3, "taps": 0})
 
     def told(lag: LagReport) -> dict[str, float]:
-        gauges = gauges_of(lag, now_s=1.0, webhooks=["recent", "taps"])
-        name = "lockstep_stream_query_open_rejections"
+        gauges = gauges_of(lag, now_s=1.0)
+        name = "lockstep_open_rejections"
         return {s.labels["sink"]: s.value for metric in gauges for s in metric.samples if s.name == name}
 
     assert told(lag) == {"recent": 3.0, "taps": 0.0}
@@ -124,11 +94,3 @@ def test_the_state_of_a_sink_without_a_job_is_told_once_and_one_that_hangs_at_re
     assert states(read, applied) == {("applied", "stopped")}
     hangs, moves = replace(read, state=StageState.STALLED), replace(applied, state=StageState.CURRENT)
     assert states(hangs, moves) == {("read", "stalled"), ("applied", "current")}
-
-
-def test_what_a_stream_query_has_read_without_a_result_is_counted() -> None:
-    gauges = Gauges(Part.DASHBOARD)
-    job = JobStatus(JobState.RUNNING, read=ReadSoFar(9))
-    add_stream_queries(gauges, [StreamQueryStatus("taps", "topic", 1, True, job, Figures(offsets={("t", 0): 7}))])
-    shown = {sample.name: sample.value for metric in gauges for sample in metric.samples}
-    assert shown["lockstep_stream_query_in_hand_events"] == 2

@@ -24,8 +24,8 @@ function roomLeft(source) {
 }
 
 /** One line where no problem is listed. It says that all is well only where everything is known to run. */
-function summary({ capture, sinks, stream_queries: queries }) {
-  const known = [capture, ...sinks, ...queries].every((one) => ["good", "busy"].includes(severity(one.state)));
+function summary({ capture, sinks, panels }) {
+  const known = [capture, ...sinks, ...panels.flatMap((one) => one.rows)].every((one) => ["good", "busy"].includes(severity(one.state)));
   if ([capture, ...sinks].some((one) => one.state === "starting")) {
     return [stateOf("starting", "starting"), "A process has begun, and prepares."];
   }
@@ -100,30 +100,15 @@ function stages(state) {
   });
 }
 
-/** The builds of stream queries' results. Most pipelines have none, and no panel. */
-function streamQueries({ stream_queries: queries }) {
-  const rows = queries.map((query) => ({
-    key: `${query.name} ${query.generation}`,
-    cells: [
-      query.live || query.generation === null ? query.name : `${query.name} g${query.generation}`,
-      stateOf(query.state),
-      format.clock(query.watermark_ms),
-      format.count(query.results),
-      format.count(query.late),
-      format.count(query.malformed),
-      format.count(query.refused),
-    ],
+/** What an extension runs. */
+function added({ name, title, kind, columns, times, rows }) {
+  const shown = columns.map((column) => (times.includes(column) ? format.clock : format.count));
+  const lines = rows.map((row) => ({
+    key: row.name,
+    cells: [row.name, stateOf(row.state), ...row.figures.map((figure, index) => shown[index](figure))],
   }));
-  const columns = [
-    ["stream query"],
-    ["state"],
-    ["final up to", "number"],
-    ["results", "number"],
-    ["late", "number"],
-    ["malformed", "number"],
-    ["refused", "number"],
-  ];
-  return queries.length > 0 && panel("Stream queries", table("Stream queries", columns, rows), { flush: true });
+  const heads = [[kind], ["state"], ...columns.map((column) => [column, "number"])];
+  return panel(title, table(title, heads, lines), { key: name, flush: true });
 }
 
 export default {
@@ -139,7 +124,7 @@ export default {
         : h("p", { class: "fine" }, summary(state)),
       h("section", { class: "panel drawing", "aria-label": "Drawing of the pipeline" }, diagram(state, width - 18)),
       stages(state),
-      streamQueries(state),
+      state.panels.map(added),
     ];
   },
 };

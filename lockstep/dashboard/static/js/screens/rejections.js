@@ -1,4 +1,4 @@
-// Events that a sink refused, and rows that the webhook of a stream query refused, by reason.
+// What a sink, or something that an extension writes to, has refused, by reason.
 
 import { h } from "../dom.js";
 import * as format from "../format.js";
@@ -17,9 +17,9 @@ export default {
   title: () => "Rejections",
   load: { path: () => "api/rejections", every: 5000 },
   render({ state, document, error }) {
-    const intro = title("Rejections", "Events that a sink, or a stream query's webhook, refused for good. Nothing was skipped: each is kept until you decide.");
+    const intro = title("Rejections", "What was refused for good. Nothing was skipped: each is kept until you decide.");
     if (!document) return [intro, panel(null, error ?? waiting("the rejections"))];
-    if (!document.reasons.length) return [intro, panel(null, h("p", { class: "empty" }, "No sink and no webhook has refused anything."))];
+    if (!document.reasons.length) return [intro, panel(null, h("p", { class: "empty" }, "Nothing was refused."))];
     return [
       intro,
       document.reasons.map((one) =>

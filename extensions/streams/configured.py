@@ -1,0 +1,48 @@
+"""The streams and the queries of a whole configuration, and how they go with the rest of it. Pure."""
+
+from collections.abc import Iterator
+
+from cdc.model.table import TableName
+from extensions.streams.sections import StreamQueries, StreamQuerySection, Streams
+from extensions.streams.settings import StreamSettings, name_problems
+from extensions.streams.topic_names import is_stream_query_topic
+from lockstep.config import Config
+
+
+def streams_of(config: Config) -> dict[str, StreamSettings]:
+    """The streams of a configuration, by name."""
+    return config.section(Streams).root
+
+
+def queries_of(config: Config) -> dict[str, StreamQuerySection]:
+    """Its queries, by name."""
+    return config.section(StreamQueries).root
+
+
+def problems(config: Config) -> Iterator[str]:
+    """How streams and queries don't go with each other, and with what is captured."""
+    streams, queries = streams_of(config), queries_of(config)
+    yield from name_problems("streams", list(streams))
+    yield from name_problems("stream_queries", list(queries))
+    for name, query in queries.items():
+        if name in config.sinks:
+            section = "views" if config.sinks[name].view else "sinks"
+            yield f"stream_queries.{name} and {section}.{name} have one name: give the query another one"
+        if query.pattern is not None:
+            yield from (f"stream_queries.{name}.pattern.{problem}" for problem in query.pattern.problems(streams))
+    topics: dict[str, str] = {}
+    for name, stream in streams.items():
+        other = topics.setdefault(stream.topic, name)
+        if other != name:
+            yield f"streams.{other} and streams.{name} have one topic: remove one of them"
+        if is_stream_query_topic(config.pipeline.name, stream.topic):
+            yield (
+                f"streams.{name}.topic is one that this pipeline's queries write: a query over it could write"
+                " there what it reads, without end"
+            )
+    named = [(f"streams.{name}", stream.rows_of) for name, stream in streams.items()]
+    named += [(f"stream_queries.{name}", query.rows_of) for name, query in queries.items()]
+    for where, rows_of in named:
+        for table in rows_of:
+            if not config.source.may_have(TableName.parse(table)):
+                yield f"{where}.rows_of names a table that isn't captured: {table}"

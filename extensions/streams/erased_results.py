@@ -1,0 +1,142 @@
+"""Erases rows from the results of stream queries, in their store.
+
+A row of a result is deleted with its own tag, and then its mark goes too. The mark has to stay for as long as the row's
+batch isn't done: what is remembered of erased rows of a batch would keep out the batch's other rows.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Final
+
+from cdc.model.errors import Fenced, LockstepError
+from cdc.model.event import JsonValue, Position, RowEvent
+from cdc.model.table import Table
+from extensions.streams.jobs.plan import StreamQueryPlan
+from extensions.streams.jobs.records import result_name
+from extensions.streams.jobs.resume import Figures, load_figures
+from jobs.generations.record import Generation, Phase
+from lockstep.erasing import Place, Stopped, Waiting
+from sinks.columns.shape import Shape
+from sinks.contract import Batch, Leftover, OpenedSink
+from sinks.wrappers.retrying import retrying
+
+_AT_ONCE: Final = 1_000
+"""So many rows are deleted in one batch, and looked through between two checks whether to stop."""
+
+_IN_A_BATCH: Final = (
+    "they are of a batch that its job hasn't ended: run the command again once it has, as `lockstep streams list` shows"
+)
+
+
+_MAY_COME: Final = (
+    "its checkpoint keeps {rows:,} rows, and nobody has looked whether they are of the row: rows may come of them. Run"
+    " the command again once the query's watermark has passed the end of each window, session, join and pattern that an"
+    " event of the row was in, as `lockstep streams list` shows"
+)
+
+
+class ResultErasing:
+    """Erases from all builds of a query's result."""
+
+    def __init__(self, plan: StreamQueryPlan, *, check: Callable[[], None]) -> None:
+        self._plan = plan
+        self._waiting = Waiting(check)
+        self._check = check
+
+    def places(
+        self, columns: Sequence[str], is_of_row: Callable[[Mapping[str, JsonValue]], bool], *, only_look: bool
+    ) -> Iterator[Place]:
+        """Every build, oldest first. ``is_of_row`` goes by a key of the result's, and these columns of it."""
+        query = self._plan.name
+        try:
+            with closing((opened := self._plan.opened(1)).sink):
+                generations = self._plan.builds(opened)
+        except LockstepError as error:
+            yield Place(f"stream query {query}, its result", unasked=error.message)
+            return
+        for each in generations:
+            name = f"stream query {query}, generation {each.number}" + (" (live)" if each.is_live else "")
+            try:
+                yield self._place(name, each, columns, is_of_row, only_look=only_look)
+            except Stopped:
+                raise
+            except LockstepError as error:
+                yield Place(name, unasked=error.message)
+
+    def _place(
+        self,
+        name: str,
+        generation: Generation,
+        columns: Sequence[str],
+        is_of_row: Callable[[Mapping[str, JsonValue]], bool],
+        *,
+        only_look: bool,
+    ) -> Place:
+        query, number = self._plan.name, generation.number
+        if generation.phase is Phase.RETIRED:
+            return Place(name, unasked="it is about to be dropped by the query's job: let that run")
+        opened = retrying(self._plan.opened(number), self._waiting.retries())
+        with closing(opened.sink):
+            figures = load_figures(opened.records.load, number)
+            shape = opened.records.load(result_name(number))
+            if shape is None:
+                return Place(name)  # its job hasn't begun
+            table = Shape.from_json(shape).table
+            if unknown := [column for column in columns if column not in table.key]:
+                rebuild = f"delete its rows by hand, or have it built again: `lockstep streams rebuild {query}`"
+                return Place(name, unasked=f"it was built without {', '.join(unknown)} in its key: {rebuild}")
+            place = self._erased(name, opened, table, figures, is_of_row, only_look=only_look)
+            rows = figures.state_rows
+            return replace(place, note=_MAY_COME.format(rows=rows)) if rows else place
+
+    def _erased(
+        self,
+        name: str,
+        opened: OpenedSink,
+        table: Table,
+        figures: Figures,
+        is_of_row: Callable[[Mapping[str, JsonValue]], bool],
+        *,
+        only_look: bool,
+    ) -> Place:
+        rows = self._rows(opened, table, is_of_row)
+        marks = opened.sink.leftovers(table, None)  # of a run before that was interrupted, or found a batch under way
+        counted = Leftover(f"{len(rows):,} row{'s' * (len(rows) != 1)} of the result", has_values=True)
+        found = (*([counted] if rows else []), *marks)
+        if only_look:
+            return Place(name, found, found)
+        for start in range(0, len(rows), _AT_ONCE):
+            self._check()
+            self._delete(opened, rows[start : start + _AT_ONCE])
+        if found and figures.batch >= 0:
+            opened.sink.erase(table, None, below=_tag_after(figures))
+        left = tuple(opened.sink.leftovers(table, None)) if found else ()
+        return Place(name, found, left, _IN_A_BATCH if left else None)
+
+    def _rows(
+        self, opened: OpenedSink, table: Table, is_of_row: Callable[[Mapping[str, JsonValue]], bool]
+    ) -> list[RowEvent]:
+        """The deletions of the rows that are there."""
+        found = list[RowEvent]()
+        only_keys = replace(table, columns=table.key_columns)
+        for place, row in enumerate(opened.sink.scan(only_keys)):
+            if place % _AT_ONCE == 0:
+                self._check()
+            if is_of_row(row.key):
+                found.append(RowEvent(table.name, row.key, row.tag, None, Position(str(table.name), 0, len(found))))
+        return found
+
+    def _delete(self, opened: OpenedSink, deletions: Sequence[RowEvent]) -> None:
+        batch = Batch(deletions, overwrite_equal_tags=True)
+        try:
+            opened.sink.apply(replace(batch, fence=opened.sink.fence()))
+        except Fenced:  # a job has begun between the two calls
+            opened.sink.apply(replace(batch, fence=opened.sink.fence()))
+
+
+def _tag_after(figures: Figures) -> str:
+    """The least tag that no batch has which is done."""
+    from extensions.streams.executor.results import batch_tag  # which has PyArrow with it
+
+    return batch_tag(figures.batch + 1)

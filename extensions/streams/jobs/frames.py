@@ -1,0 +1,214 @@
+"""Records of a stream -> its events as typed columns, or why a record is none.
+
+An event that is late isn't dropped by chance: the first stateful operator over every stream is Spark's de-duplication
+within the watermark, which drops an event exactly where its time isn't later than the watermark of the batch before.
+All operators behind it only see what is later. ``side_frame`` asks the same question of the same records.
+"""
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from extensions.streams.executor.topics import side_room
+from extensions.streams.settings import (
+    CLOCK_OFFSET,
+    PRIVATE,
+    RECEIVED,
+    StreamSettings,
+    spark_type,
+)
+
+LATE: Final = "late"
+MALFORMED: Final = "malformed"
+
+_EVENT: Final = PRIVATE + "event"
+_CORRUPT: Final = PRIVATE + "corrupt"
+_PROBLEM: Final = PRIVATE + "problem"
+_TIME: Final = PRIVATE + "time"
+POSITION: Final = (PRIVATE + "topic", PRIVATE + "partition", PRIVATE + "offset")
+"""The columns of an event with the place of its record."""
+_KIND: Final = PRIVATE + "kind"
+
+_JSON_BYTES_MAX: Final = 6
+"""So many bytes has a character in JSON at most: a control character, as \\u0001."""
+
+_LATE_ENOUGH: Final = "1970-01-01 00:00:00"
+"""Spark's watermark begins here, and drops what isn't later."""
+
+
+def parsed(records: DataFrame, stream: StreamSettings) -> DataFrame:
+    """A frame of Kafka's source -> the stream's columns, and ``_PROBLEM``: why a record is no event, else null.
+
+    With ``sent``, the event's time is corrected by the offset of the device's clock: received minus sent. A time that
+    this takes out of Spark's range is null, and a problem: an error here would stop the query at this record for ever.
+    """
+    members = ", ".join(f"`{name}` {spark_type(kind)}" for name, kind in stream.columns.items())
+    text = f.try_validate_utf8(f.col("value").cast("string"))
+    event = f.from_json(
+        text, f"{members}, `{_CORRUPT}` string", {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    )
+    frame = records.select(
+        *[f.col(name).alias(PRIVATE + name) for name in ("key", "value", "topic", "partition", "offset")],
+        f.col("timestamp").alias(RECEIVED),
+        event.alias(_EVENT),
+    )
+    own, row = {name: f.col(_EVENT).getField(name) for name in stream.columns}, f.col(_EVENT)
+    added: dict[str, Column] = {}
+    if stream.sent is not None:
+        offset = f.try_subtract(f.unix_micros(f.col(RECEIVED)), f.unix_micros(own[stream.sent]))
+        time = f.timestamp_micros(f.try_add(f.unix_micros(own[stream.time]), offset))
+        added[CLOCK_OFFSET] = f.expr(f"unix_micros({RECEIVED}) div 1000") - f.unix_millis(own[stream.sent])
+        own[stream.time] = time
+    else:
+        time = own[stream.time]
+    ahead = f.make_dt_interval(hours=f.lit(1))
+    missing = {
+        name: f"it has no {name}" for name in dict.fromkeys((stream.time, *(filter(None, [stream.sent])), *stream.id))
+    }
+    problem = f.when(f.col(PRIVATE + "value").isNull(), f.lit("the record has no value"))
+    problem = problem.when(
+        row.isNull() | row.getField(_CORRUPT).isNotNull(), f.lit("it isn't a JSON object whose members fit the columns")
+    )
+    for name, reason in missing.items():
+        problem = problem.when(row.getField(name).isNull(), f.lit(reason))
+    problem = problem.when(time.isNull(), f.lit("its clock is so far off that its time can't be corrected"))
+    problem = problem.when(time <= f.lit(_LATE_ENOUGH).cast("timestamp"), f.lit("it happened before 1970"))
+    problem = problem.when(
+        time > f.try_add(f.col(RECEIVED), ahead),  # nothing is later than a sum that is out of range
+        f.lit("it happened more than an hour after it was received"),
+    )
+    columns = [value.alias(name) for name, value in (own | added).items()]
+    return frame.select(
+        *[f.col(PRIVATE + name) for name in ("key", "value", "topic", "partition", "offset")],
+        *columns,
+        f.col(RECEIVED),
+        time.alias(_TIME),
+        problem.alias(_PROBLEM),
+    )
+
+
+def events(records: DataFrame, stream: StreamSettings, *, is_ordered: bool) -> DataFrame:
+    """A streaming frame of Kafka's source -> the stream's events in time, each once.
+
+    Of events of a batch that have one ``id`` the earliest one is taken where ``is_ordered``, and of several of its time
+    that of the lowest partition and offset. Else it is the one that gets to its task first, which may be another one
+    when the batch is done again.
+    """
+    return events_with_position(records, stream, is_ordered=is_ordered).drop(*POSITION)
+
+
+def events_with_position(records: DataFrame, stream: StreamSettings, *, is_ordered: bool) -> DataFrame:
+    """The same, with the place of each event's record."""
+    frame = parsed(records, stream)
+    names = [name for name in frame.columns if not name.startswith(PRIVATE)]
+    frame = frame.where(f.col(_PROBLEM).isNull()).withWatermark(stream.time, stream.late)
+    same = list(stream.id or POSITION)
+    if stream.id and is_ordered:
+        frame = frame.repartition(*map(quoted, same)).sortWithinPartitions(_TIME, *POSITION)
+    return frame.dropDuplicatesWithinWatermark(same).select(*map(quoted, names), *POSITION)
+
+
+def side_frame(
+    records: DataFrame, name: str, stream: StreamSettings, *, generation: int, watermark_ms: int | None, bytes_max: int
+) -> DataFrame:
+    """Records that don't take part in a batch, as ``key``, ``value`` and ``kind`` for the side topic.
+
+    These are records that are no events, and events that aren't later than the watermark, of the build with the number
+    ``generation``: in another one an event may be in time. What would make a record longer than ``bytes_max`` is cut,
+    and its length is told then.
+    """
+    frame = parsed(records, stream)
+    watermark = f.timestamp_millis(f.lit(watermark_ms or 0))
+    is_late = f.col(_PROBLEM).isNull() & (f.col(_TIME) <= watermark)
+    kind = f.when(f.col(_PROBLEM).isNotNull(), f.lit(MALFORMED)).when(is_late, f.lit(LATE))
+    late = f.when(f.col(_KIND) == f.lit(LATE), f.lit(True))
+    topic, partition, offset = map(f.col, POSITION)
+    key_room, value_room = side_room(bytes_max)
+    facts = f.struct(
+        f.col(_KIND).alias("kind"),
+        f.lit(generation).alias("generation"),
+        f.lit(name).alias("stream"),
+        f.coalesce(f.col(_PROBLEM), f.lit("it came after the watermark had passed its time")).alias("reason"),
+        topic.alias("topic"),
+        partition.alias("partition"),
+        offset.alias("offset"),
+        _iso(f.col(RECEIVED)).alias("received_at"),
+        f.when(late, _iso(f.col(_TIME))).alias("event_time"),
+        f.when(late, _iso(watermark)).alias("watermark"),
+        f.when(late, f.lit(watermark_ms or 0) - f.unix_millis(_TIME)).alias("late_ms"),
+        *_kept("key", key_room),
+        *_kept("value", value_room),
+    )
+    return (
+        frame.withColumn(_KIND, kind)
+        .where(f.col(_KIND).isNotNull())
+        .select(
+            f.to_json(f.struct(topic.alias("topic"), partition.alias("partition"), offset.alias("offset")))
+            .cast("binary")
+            .alias("key"),
+            f.to_json(facts, {"ignoreNullFields": "true"}).cast("binary").alias("value"),
+            f.col(_KIND).alias("kind"),
+        )
+    )
+
+
+def _kept(name: str, room: int) -> list[Column]:
+    """A record's ``name``, as text or else in base64, with its length in bytes where this is cut to ``room`` bytes."""
+    whole = f.col(PRIVATE + name)
+    text = f.try_validate_utf8(whole.cast("string"))
+    length = f.octet_length(whole)
+    part = _fitting(text, room)
+    base64_bytes = room * 3 // 4 // 3 * 3
+    is_cut = f.when(text.isNull(), length > base64_bytes).otherwise(f.length(part) < f.length(text))
+    return [
+        part.alias(name),
+        f.when(text.isNull(), f.base64(f.substring(whole, 1, base64_bytes))).alias(f"{name}_base64"),
+        f.when(is_cut, length).alias(f"{name}_bytes"),
+    ]
+
+
+def _fitting(text: Column, room: int) -> Column:
+    """A text, or as much of its beginning as has no more than ``room`` bytes in JSON."""
+
+    def bytes_of(part: Column) -> Column:
+        return f.octet_length(f.to_json(f.struct(part.alias("v")))) - len('{"v":""}')
+
+    # Most are far from the limit, and needn't be written as JSON to see that.
+    fitting = f.when(f.octet_length(text) * _JSON_BYTES_MAX <= room, text).when(bytes_of(text) <= room, text)
+    for share in range(1, _JSON_BYTES_MAX):
+        part = text.substr(1, room // share)
+        fitting = fitting.when(bytes_of(part) <= room, part)
+    return fitting.otherwise(text.substr(1, room // _JSON_BYTES_MAX))
+
+
+def union(frames: Sequence[DataFrame]) -> DataFrame:
+    """All rows of these frames, of which there is one at least."""
+    return reduce(DataFrame.union, frames)
+
+
+def _iso(time: Column) -> Column:
+    """A time in the form that a timestamptz has in events."""
+    return f.concat(f.regexp_replace(time.cast("string"), " ", "T"), f.lit("Z"))
+
+
+def result_texts(result: DataFrame) -> DataFrame:
+    """A query's rows as JSON in the one column ``row``: every value as text, in the form that its type has in events.
+
+    All rows of a key are in one partition.
+    """
+    texts = []
+    for field in result.schema.fields:
+        value, kind = f.col(quoted(field.name)), field.dataType.simpleString()
+        text = _iso(value) if kind == "timestamp" else value.cast("string")
+        if kind == "timestamp_ntz":
+            text = f.regexp_replace(text, " ", "T")
+        texts.append(text.alias(field.name))
+    return result.select(f.to_json(f.struct(*texts), {"ignoreNullFields": "false"}).alias("row"))
+
+
+def quoted(name: str) -> str:
+    """A column's name for Spark."""
+    return "`" + name.replace("`", "``") + "`"

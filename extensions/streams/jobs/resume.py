@@ -1,0 +1,205 @@
+"""Whether a query may go on: its checkpoint, its result and the topics must be those that belong together. Pure."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Self
+
+import orjson
+
+from cdc.model.errors import ConfigurationError, LockstepError, PositionMismatch
+from cdc.model.event import JsonValue
+from extensions.streams.jobs.records import figures_name
+from jobs.offsets import Offsets
+
+FIRST_STATE_FORM: Final = 1
+"""The form of what Spark keeps for a query in SQL, which is Spark's own."""
+
+PATTERN_STATE_FORM: Final = 2
+"""The same for a pattern: which variables ``extensions.streams.executor.pattern_state`` has, and what is in them.
+
+Whoever changes them gives this the next number: Spark 4.2 takes a checkpoint with variables of other names without a
+word, and what it kept in them is missed.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a query has done, as of the end of ``batch``. Kept with the result, and told by ``lag``.
+
+    ``watermark_ms`` is that of the batch, in milliseconds since 1970; None before there is one. ``results`` counts
+    rows that were written, ``late`` and the others records that went to the side topic, all over the result's life.
+    ``state_rows`` is how many rows Spark keeps. ``offsets`` are the next ones to be read, and ``starts`` the first ones
+    of ``batch``: that one is done again where its job was killed before Spark had committed it.
+    """
+
+    batch: int = -1
+    watermark_ms: int | None = None
+    at_ms: int = 0
+    results: int = 0
+    late: int = 0
+    malformed: int = 0
+    refused: int = 0
+    state_rows: int = 0
+    offsets: Offsets = field(default_factory=dict)
+    starts: Offsets = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, JsonValue]:
+        return {
+            "batch": self.batch,
+            "watermark_ms": self.watermark_ms,
+            "at_ms": self.at_ms,
+            "results": self.results,
+            "late": self.late,
+            "malformed": self.malformed,
+            "refused": self.refused,
+            "state_rows": self.state_rows,
+            "offsets": _listed(self.offsets),
+            "starts": _listed(self.starts),
+        }
+
+    @classmethod
+    def parse(cls, text: str | None) -> Self:
+        """Those of a coordination record; all zero where there is none."""
+        if text is None:
+            return cls()
+        known = orjson.loads(text)
+        offsets = _offsets(known.pop("offsets"))
+        starts = _offsets(known.pop("starts"))
+        return cls(**known, offsets=offsets, starts=starts)
+
+    def text(self) -> str:
+        return orjson.dumps(self.to_json()).decode()
+
+    def after(self, done: "Figures") -> "Figures":
+        """With a batch more. One that is counted already is a repetition after a kill, and counts once."""
+        if done.batch <= self.batch:
+            return self
+        return replace(
+            done,
+            results=self.results + done.results,
+            late=self.late + done.late,
+            malformed=self.malformed + done.malformed,
+            refused=self.refused + done.refused,
+        )
+
+
+def load_figures(load: Callable[[str], str | None], generation: int) -> Figures:
+    """What has been done for a build, by ``load`` of its coordination records; nothing where there is no such record.
+
+    Raises what ``load`` raises.
+    """
+    return Figures.parse(load(figures_name(generation)))
+
+
+def _listed(offsets: Offsets) -> list[JsonValue]:
+    return [[topic, partition, offset] for (topic, partition), offset in sorted(offsets.items())]
+
+
+def _offsets(listed: Iterable[tuple[str, int, int]]) -> Offsets:
+    return {(topic, partition): offset for topic, partition, offset in listed}
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What a result was begun with: the query, its streams, the topics' ids, and the first offsets to be read.
+
+    ``topic_ids`` has the topic of the result as well, where there is one. ``state_form`` is that of what Spark keeps,
+    by the version that began it.
+    """
+
+    definition: Mapping[str, JsonValue]
+    topic_ids: Mapping[str, str]
+    start: Offsets
+    state_form: int
+
+    def text(self) -> str:
+        start = [[topic, partition, offset] for (topic, partition), offset in sorted(self.start.items())]
+        return orjson.dumps(
+            {
+                "definition": dict(self.definition),
+                "topic_ids": dict(self.topic_ids),
+                "start": start,
+                "state_form": self.state_form,
+            }
+        ).decode()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        known = orjson.loads(text)
+        return cls(
+            known["definition"],
+            known["topic_ids"],
+            {(topic, partition): offset for topic, partition, offset in known["start"]},
+            known["state_form"],
+        )
+
+
+def check_definition(query: str, begun: Begun, definition: Mapping[str, JsonValue]) -> None:
+    """Raise ConfigurationError where the configuration has another query than the one whose state Spark keeps.
+
+    Order counts: Spark keeps the values of a stream's columns by their places.
+    """
+    changed = sorted(
+        name
+        for name in {**begun.definition, **definition}
+        if orjson.dumps(definition.get(name)) != orjson.dumps(begun.definition.get(name))
+    )
+    if changed:
+        raise ConfigurationError(
+            f"stream query {query!r} was begun with other settings: {', '.join(changed)}",
+            hint=f"put them back, or build the result again: lockstep streams rebuild {query}",
+        )
+
+
+def check_state_form(query: str, begun: Begun, *, form: int) -> None:
+    """Raise LockstepError where another version of Lockstep has written what Spark keeps, in another form."""
+    if begun.state_form != form:
+        raise LockstepError(
+            f"what Spark keeps of stream query {query!r} was written by another version of Lockstep, in another form",
+            hint=f"start that version again, or build the result again: lockstep streams rebuild {query}",
+        )
+
+
+def unfinished_batch(figures: Figures, *, planned: int | None) -> int | None:
+    """A batch that a build has planned last and hasn't done, None where there is none."""
+    return planned if planned is not None and planned > figures.batch else None
+
+
+def check_new_topic(query: str, topic: str, *, end: int) -> None:
+    """Raise PositionMismatch where the topic of a build that begins has had records, up to this offset.
+
+    They are of another build of this number, as where the store was made anew.
+    """
+    if end > 0:
+        raise PositionMismatch(
+            f"topic {topic} of stream query {query!r} has rows of another build",
+            hint=f"build the result again, which gets a topic of its own: lockstep streams rebuild {query}",
+        )
+
+
+def check_checkpoint(
+    query: str, figures: Figures, *, planned: int | None, committed: int | None, ends: Offsets | None
+) -> None:
+    """Raise LockstepError where the checkpoint isn't the one that the result was written from.
+
+    ``planned`` is the newest batch of the checkpoint, ``committed`` the newest that Spark has done with, which it never
+    runs again. Each is None where there is none. ``ends`` are its offsets of the batch
+    that the result has last; None where it doesn't know it. Batches that are cut anew may give other results: the
+    watermark moves from batch to batch.
+    """
+    reason = None
+    if figures.batch < 0:
+        if committed is not None or (planned is not None and planned > 0):
+            reason = "its result has lost what was written, and its checkpoint is ahead of it"
+    elif planned is None:
+        reason = "its checkpoint is gone, and with it the events that it had kept"
+    elif planned < figures.batch or ends != figures.offsets:
+        reason = "its checkpoint is an earlier one than its result, or another one's"
+    elif planned > figures.batch + 1 or (committed is not None and committed > figures.batch):
+        reason = "its result has lost what was written last, and its checkpoint is ahead of it"
+    if reason is not None:
+        raise LockstepError(
+            f"stream query {query!r} can't go on: {reason}",
+            hint="put both back to the same moment, or build the result again from what the topics still hold:"
+            f" lockstep streams rebuild {query}",
+        )

@@ -1,0 +1,130 @@
+"""A stream query's job in a thread of its own, as a driver runs it beside the jobs of sinks."""
+
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+
+from pyspark.sql import SparkSession
+
+from cdc.model.errors import Fenced, LockstepError
+from extensions.streams.jobs.builds import newest_generation
+from extensions.streams.jobs.job import StreamJob
+from extensions.streams.jobs.plan import StreamQueryPlan
+from jobs.clock import now_ms
+from jobs.ending_thread import EndingThread, goes_on_after
+from jobs.generations.lease import NewerJob
+from jobs.generations.status import clear_stop, clear_takeover, save_stop, save_takeover
+from jobs.report import Report, Reporter, SinkFailed, SinkStarted, SinkStopped
+from jobs.spark.session import SparkEnded
+from sinks.contract import CoordinationRecords
+from sinks.registry import SinkSettings
+
+
+class StreamThread(EndingThread):
+    """Runs a stream query from now on.
+
+    ``newer`` is the job that has ended it, if one has, as it is seen at each build that it may work on.
+    """
+
+    def __init__(self, plan: StreamQueryPlan, spark: SparkSession, *, report: Reporter) -> None:
+        super().__init__(f"stream-{plan.name}", spark, report=report)
+        self.plan = plan
+        self.newer: dict[int, NewerJob] = {}
+        self._job = StreamJob(plan, spark, stop=self._stop, report=self._tell)
+        self.start()
+
+    def forget_takeover(self) -> None:
+        """It was told to stop after a newer one had ended it, or starts again: nobody need start it."""
+        for generation in self.newer:
+            self._note(clear_takeover, generation)
+
+    def _tell(self, report: Report) -> None:
+        if isinstance(report, SinkStarted):
+            self._note(clear_stop, self._job.generation)
+        self._report(report)
+
+    def _note(self, note: Callable[[CoordinationRecords, int], None], generation: int | None = None) -> None:
+        """Let who looks at this build of the result know, the newest one by default.
+
+        Where that can't be stored the log alone says it.
+        """
+        with suppress(LockstepError), closing((opened := self.plan.opened(1)).sink):
+            number = newest_generation(self.plan, opened) if generation is None else generation
+            if number is not None:
+                note(opened.records, number)
+
+    def _run(self) -> None:
+        self._job.run()
+
+    def _at_end(self) -> None:
+        if self.failure is None:
+            self._report(SinkStopped(self.plan.name, self._job.generation))
+            return
+        at_ms = now_ms()
+        if not isinstance(self.failure, Fenced):
+            self._note(partial(save_stop, error=self.failure, now_ms=at_ms))
+        elif not self.plan.once:  # else it is over with the command that it belongs to
+            self._note(partial(save_takeover, now_ms=at_ms), self._job.generation)
+            self.newer = {self._job.generation: NewerJob()}
+        if not isinstance(self.failure, SparkEnded):  # which is every sink's: the driver tells it once
+            self._report(SinkFailed(self.plan.name, None, self.failure))
+
+
+class _Supervised:
+    """As ``jobs.beside.RunningJob``: another thread runs the query where one has ended by a job that is done now."""
+
+    def __init__(self, plan: StreamQueryPlan, spark: SparkSession, report: Reporter) -> None:
+        self._spark = spark
+        self._report = report
+        self._thread = StreamThread(plan, spark, report=report)
+
+    @property
+    def failure(self) -> LockstepError | None:
+        return self._thread.failure
+
+    @property
+    def is_over(self) -> bool:
+        thread = self._thread
+        return not thread.is_alive and not any(newer.ends_by_itself is not False for newer in thread.newer.values())
+
+    def look(self) -> None:
+        """Once the newer job works on a newer build, it gives no more signs of life at the one that it has taken."""
+        thread = self._thread
+        if thread.is_alive or not thread.newer:
+            return
+        plan = thread.plan
+        with suppress(LockstepError), closing((opened := plan.opened(1)).sink):  # where it is away, the next look tells
+            newest = newest_generation(plan, opened)
+            if newest is not None:
+                thread.newer.setdefault(newest, NewerJob())
+            goes_on = [
+                goes_on_after(plan.name, newer, opened.records, number, report=self._report)
+                for number, newer in thread.newer.items()
+            ]
+            if all(goes_on):
+                thread.forget_takeover()
+                self._thread = StreamThread(plan, self._spark, report=self._report)
+
+    def ask_to_stop(self) -> None:
+        self._thread.ask_to_stop()
+
+    def stop(self, *, for_good: bool) -> None:
+        self._thread.stop()
+        if for_good:
+            self._thread.forget_takeover()
+
+
+@dataclass(frozen=True, slots=True)
+class StreamQueryJob:
+    """As ``jobs.beside.JobBeside``."""
+
+    plan: StreamQueryPlan
+
+    @property
+    def settings(self) -> SinkSettings:
+        return self.plan.settings
+
+    def begin(self, spark: SparkSession, report: Reporter) -> _Supervised:
+        """Run the query from now on."""
+        return _Supervised(self.plan, spark, report)

@@ -1,0 +1,107 @@
+"""The sections ``[streams.NAME]`` and ``[stream_queries.NAME]``, and what a query takes over of the sink that it names.
+
+A query says of which sink it takes the store, the address and the login, as a view does.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import ConfigDict, RootModel, model_validator
+
+from extensions.streams.settings import StreamQuerySettings, StreamSettings
+from lockstep.view_sections import kind_of_sink
+from sinks.registry import SinkSettings
+
+_QUERY: Final = tuple(StreamQuerySettings.model_fields)
+"""The settings of a query."""
+
+_OWN: Final = ("sink", *_QUERY)
+"""What a query's section has besides settings of its kind of sink."""
+
+_NOT_OF_A_QUERY: Final = "a stream query has no such setting; its query says which rows and columns it has"
+_OF_ITS_SINK: Final = {
+    "apply": "a stream query is always applied: remove it, or say so of a sink",
+    "type": "a stream query has the store of its sink: remove it, or name another sink",
+}
+
+
+class StreamQuerySection(StreamQuerySettings):
+    """A query, and the sink of its result. ``lender`` is the section that it has the address from."""
+
+    sink: SinkSettings
+    lender: str = ""
+
+    @property
+    def query(self) -> StreamQuerySettings:
+        """The query alone."""
+        return StreamQuerySettings(**{name: getattr(self, name) for name in _QUERY if name in self.model_fields_set})
+
+    @model_validator(mode="after")
+    def _names_no_tables(self) -> "StreamQuerySection":
+        if self.sink.tables or self.sink.named_tables():
+            raise ValueError("it has one table, its result: remove the settings that name tables")
+        return self
+
+    @model_validator(mode="after")
+    def _is_in_postgresql(self) -> "StreamQuerySection":
+        # A row is final once it is there, and a batch that is done again must find it as it was written. No test shows
+        # that of the other stores, and Redis may forget rows and has no fence.
+        if not self.sink.takes_sql:
+            raise ValueError("a stream query's result is in a warehouse in PostgreSQL: name such a sink")
+        return self
+
+
+class Streams(RootModel[dict[str, StreamSettings]]):
+    """The streams, by name."""
+
+    model_config = ConfigDict(frozen=True)
+
+    root: dict[str, StreamSettings] = {}
+
+
+class StreamQueries(RootModel[dict[str, StreamQuerySection]]):
+    """The queries, by name."""
+
+    model_config = ConfigDict(frozen=True)
+
+    root: dict[str, StreamQuerySection] = {}
+
+
+def with_stream_queries(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The document in which each query has its sink's settings, and the problems that the models won't find.
+
+    Such a query isn't in it. One that has its sink's settings already stays as it is.
+    """
+    sections, sinks = document.get("stream_queries"), document.get("sinks", {})
+    if not isinstance(sections, dict) or not isinstance(sinks, dict):
+        return dict(document), []
+    problems, made = list[str](), dict[str, Any]()
+    for name, section in sections.items():
+        at = f"stream_queries.{name}"
+        if not isinstance(section, dict):
+            problems.append(f"{at}: must be a section, or a table in {{ }}")
+            continue
+        lender = section.get("sink")
+        if isinstance(lender, dict) and "lender" in section:  # the settings themselves
+            made[name] = section
+            continue
+        if lender is not None and not isinstance(lender, str):
+            problems.append(f"{at}.sink: must be the name of a sink")
+            continue
+        if lender is None or not isinstance(sinks.get(lender), dict):
+            problems.append(
+                f"{at}.sink: is missing" if lender is None
+                else f"{at}.sink: there is no section [sinks.{lender}], whose store it would take"
+            )  # fmt: skip
+            continue
+        kind = kind_of_sink(sinks[lender])
+        if kind is None:  # which is told of the sink itself
+            continue
+        refused = [setting for setting in section if setting in kind.NOT_OF_VIEWS | {"tables", "view", "lender"}]
+        problems += [f"{at}.{setting}: {_NOT_OF_A_QUERY}" for setting in refused]
+        problems += [f"{at}.{setting}: {why}" for setting, why in _OF_ITS_SINK.items() if setting in section]
+        taken_over = {key: value for key, value in sinks[lender].items() if key not in kind.OWN | {"apply"}}
+        own = {key: value for key, value in section.items() if key not in (*_OWN, *_OF_ITS_SINK, *refused)}
+        query = {key: section[key] for key in _QUERY if key in section}
+        made[name] = query | {"sink": taken_over | own, "lender": lender}
+    return {**document, "stream_queries": made}, problems

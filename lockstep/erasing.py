@@ -1,0 +1,174 @@
+"""What an extension keeps of rows, and how a row that is erased goes from there: for the extension that erases.
+
+It asks in this order: ``Eraser`` is made before anything is changed. ``places`` comes after the row is gone from its
+topic, sinks and views, ``close_rejections`` after that, and ``unchecked`` last.
+"""
+
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol, Self
+
+from cdc.model.errors import LockstepError
+from cdc.model.event import JsonValue
+from cdc.model.table import Table
+from sinks.contract import Leftover
+from sinks.wrappers.retrying import Retries
+
+_LOOK_EVERY_S: Final = 0.5
+_PATIENCE_S: Final = 10.0
+"""How long a server that doesn't answer is asked again."""
+
+
+class Stopped(LockstepError):
+    """It isn't done, and may be begun again."""
+
+
+def stopped() -> LockstepError:
+    """The error for who was asked to stop in the middle."""
+    return Stopped("stopped before it was done", hint="run the same command again: it goes on")
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Waits between two looks. ``check`` raises Stopped where somebody has asked to stop, and is called before each."""
+
+    check: Callable[[], None]
+
+    def wait(self) -> None:
+        self.check()
+        time.sleep(_LOOK_EVERY_S)
+
+    def retries(self) -> Retries:
+        """For a sink whose server doesn't answer for a while."""
+        return Retries(
+            sleep=time.sleep,
+            monotonic=time.monotonic,
+            random=random.random,
+            on_wait=lambda _: self.check(),
+            give_up_after_s=_PATIENCE_S,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedRow:
+    """``tag`` is that of its deletion, "" where no topic has it any more. ``key`` is in the order of the table's.
+
+    ``gone_at`` is a tag that is greater than those of all that was committed while the row was there.
+    """
+
+    table: Table
+    key: dict[str, JsonValue]
+    tag: str
+    topic: str
+    gone_at: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One place, such as a topic or a sink's generation: what was there, and what is ``left``.
+
+    ``why`` says why something is left whose end nobody knows, and what to do. ``unasked`` says why the place couldn't
+    be looked at. All of a topic that was there at ``compacted_up_to_ms`` was compacted; in milliseconds since 1970.
+    ``note`` says what may still come there of what isn't looked at, and doesn't count.
+    """
+
+    name: str
+    found: tuple[Leftover, ...] = ()
+    left: tuple[Leftover, ...] = ()
+    why: str | None = None
+    unasked: str | None = None
+    compacted_up_to_ms: int | None = None
+    note: str | None = None
+
+    def unproven(self, why: str) -> Self:
+        """The same, of which nobody knows until when what is left stays: it should have gone, and hasn't."""
+        return replace(self, left=tuple(replace(leftover, until_ms=None) for leftover in self.left), why=why)
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether nothing is left, or it is known until when."""
+        return self.unasked is None and all(leftover.until_ms is not None for leftover in self.left)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordWords:
+    """What a topic's records are for people: what those of a key that aren't tombstones have, and what a tombstone is.
+
+    ``of_many``: they are those of all keys, which may have values of the row themselves, and nobody has counted them.
+    """
+
+    with_what: str = "with the row"
+    have_values: bool = True
+    of_many: bool = False
+
+
+class KeyRecord(Protocol):
+    """A record that a topic has, its tombstones and those of aborted transactions included."""
+
+    @property
+    def partition(self) -> int: ...
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def is_tombstone(self) -> bool: ...
+
+
+class Topics(Protocol):
+    """Erases keys from topics: has them compacted, and reads them to see what is left."""
+
+    def records(self, topic: str, is_wanted: Callable[[bytes], bool]) -> Sequence[KeyRecord]:
+        """All that the topic has of these keys. ``is_wanted`` is asked for each record, in order."""
+        ...
+
+    def look_at(self, topic: str, read: Callable[[], Sequence[Any]], words: RecordWords | None = None) -> Place:
+        """What is there of the records that ``read`` finds, which come from ``records``. Changes nothing."""
+        ...
+
+    def erase_those(self, topic: str, read: Callable[[], Sequence[Any]], words: RecordWords | None = None) -> Place:
+        """Have the topic compacted where that takes some of them away, and ``read`` them again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What an eraser works with. ``timeout_s`` is how long it waits for one place at most.
+
+    ``check`` raises Stopped where somebody has asked to stop.
+    """
+
+    topics: Topics
+    timeout_s: float
+    check: Callable[[], None]
+    say: Callable[[str], None]
+
+
+class Eraser(ABC):
+    """Erases one row from what an extension keeps. It is made with the configuration, the row and means.
+
+    Making it raises ConfigurationError where the configuration says of the row what can't be: nothing is changed then.
+    """
+
+    @abstractmethod
+    def places(self, has_had: Callable[[str], bool], *, only_look: bool) -> Iterable[Place]:
+        """Erase where the row may be; or look there. ``has_had`` says whether a topic has or had values of it.
+
+        Raises LockstepError where nobody knows what is there.
+        """
+
+    def is_rejected(self, topic: str, key: bytes) -> bool:
+        """Whether a rejection of this topic and key is of the row."""
+        return False
+
+    def close_rejections(self, rejections: Collection[bytes], close: Callable[[Collection[bytes]], None]) -> str | None:
+        """Call ``close`` with those for which ``is_rejected`` holds, by their keys. Returns why some stay open."""
+        close(rejections)
+        return None
+
+    def unchecked(self, topics: Collection[str]) -> Iterable[str]:
+        """What isn't looked at, in sentences. ``topics`` are all that there are."""
+        return ()
