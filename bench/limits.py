@@ -250,7 +250,7 @@ def _table(pipeline: Pipeline) -> str:
     """The warehouse sink's table."""
     settings = pipeline.config.sinks[sink_name(pipeline.name, WAREHOUSE)]
     assert isinstance(settings, WarehouseSettings)
-    return f'"{settings.schema_name}_g1"."{pipeline.table.name}"'
+    return f'"{settings.prefix}_g1"."{pipeline.table.name}"'
 
 
 def _copied_out(connection: psycopg.Connection[Any], statement: str) -> list[bytes]:

@@ -38,10 +38,6 @@ class Tls(Settings):
         """Those that expire: ours and the authority's."""
         return [path for path in (self.certificate_file, self.ca_file) if path is not None]
 
-    def is_used(self, *, encrypted: bool) -> bool:
-        """Whether what is set here has an effect. On a connection without TLS it would have none, without a word."""
-        return encrypted or self == Tls()
-
 
 def _wants_number(kind: Any) -> bool:
     kinds = set(_kinds_of(kind))

@@ -18,7 +18,8 @@ from cdc.model.append_only import named
 from cdc.model.errors import LockstepError
 from cdc.model.table import Column, Table, TableName
 from cdc.secret import read_secret_file
-from cdc.settings import Settings
+from cdc.settings import Settings, Tls
+from sinks.access import Login
 from sinks.view_settings import ViewSettings
 from sinks.wrappers.masks import MaskSetting, Salt
 from sinks.wrappers.projection import Excluded, Projection, parse_column, parse_columns
@@ -98,13 +99,16 @@ class TableSettings(Settings):
 
     ``max_open_rejections`` is how many rows that this sink refused may be kept; before there are more, the job stops.
 
+    ``prefix`` begins the names of all that it has there; without it the sink's name does. ``login`` and ``tls`` are how
+    to get into its server, and win over what an address says.
+
     With ``view`` it holds the result of a query over ``tables``, and not their rows. ``lender`` is the section
     whose store it takes. With ``topic`` the result is on a topic as well.
     """
 
     SHAPING: ClassVar[frozenset[str]] = PROJECTING
 
-    OWN: ClassVar[frozenset[str]] = frozenset({"tables", *_NOT_OF_VIEWS})
+    OWN: ClassVar[frozenset[str]] = frozenset({"tables", "prefix", *_NOT_OF_VIEWS})
     """Those that say where a sink's rows are and what it does with which table: no other one takes them over."""
 
     NOT_OF_VIEWS: ClassVar[frozenset[str]] = frozenset(_NOT_OF_VIEWS)
@@ -128,6 +132,7 @@ class TableSettings(Settings):
     type: str = ""
     """The kind of sink."""
 
+    prefix: str | None = Field(None, min_length=1)
     tables: tuple[str, ...] = ()
     exclude: Excluded = ()
     rename: Annotated[Mapping[str, str], AfterValidator(_are_columns)] = {}
@@ -139,6 +144,8 @@ class TableSettings(Settings):
     schema_changes: Literal["stop", "keep", "follow"] = "stop"
     max_open_rejections: int = Field(10_000, ge=0)
     consistent: StrictBool = False
+    login: Login = Login()
+    tls: Tls | None = None
     view: ViewSettings | None = None
     topic: StrictBool = False
     lender: str = ""
@@ -193,7 +200,7 @@ class TableSettings(Settings):
 
     def certificate_files(self) -> Iterable[Path]:
         """Files with certificates, ours and the authority's."""
-        return ()
+        return () if self.tls is None else self.tls.certificate_files()
 
     def tls_servers(self) -> Iterable[tuple[str, int]]:
         """Host and port of each server that is reached by TLS from the first byte."""

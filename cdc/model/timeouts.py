@@ -55,6 +55,9 @@ STOPS_S: Final = 30.0
 JVM_WORKS_S: Final = 120.0
 """In all, for a batch of no row, or for a JVM to end, while the class archive is made. Nothing is wrong without it."""
 
+REDIS_ANSWERS_S: Final = 30.0
+"""A Redis server is reached, or answers; an address with ``?socket_timeout=`` says otherwise."""
+
 TOPIC_READ_S: Final = 60.0
 """In all, to look for one key in a topic, which has no index. The answer then lacks what that would have told."""
 

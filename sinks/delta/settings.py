@@ -55,14 +55,14 @@ def _table_names(partitions: Mapping[str, tuple[str, ...]]) -> Mapping[str, tupl
 class DeltaSettings(PurgingSettings):
     """Delta tables below ``root``: an absolute path, or an address (``s3://bucket/lake``, ``abfss://``, ``gs://``).
 
-    ``prefix`` begins the name of each directory; without it the sink's name does. ``login`` is the store's key and
+    ``prefix`` begins the name of each directory. ``login`` is the store's key and
     secret. ``storage_options`` are deltalake's other settings of the store. ``partition_by`` names columns by table.
 
     Files that were replaced more than ``retention_hours`` ago are deleted then.
     """
 
     SHAPING: ClassVar[frozenset[str]] = PurgingSettings.SHAPING | {"partition_by"}
-    OWN: ClassVar[frozenset[str]] = PurgingSettings.OWN | {"prefix", "partition_by"}
+    OWN: ClassVar[frozenset[str]] = PurgingSettings.OWN | {"partition_by"}
     TAKES_APPEND_ONLY: ClassVar[bool] = True
     TLS_ADDRESS: ClassVar[str] = "let the endpoint begin with https"
     NO_WHOLE_STEPS: ClassVar[str] = "each Delta table has commits of its own, and none is of two"
@@ -72,9 +72,7 @@ class DeltaSettings(PurgingSettings):
 
     type: Literal["delta"] = "delta"
     root: str = Field(min_length=1)
-    prefix: str | None = Field(None, min_length=1)
     partition_by: Annotated[Mapping[str, tuple[str, ...]], AfterValidator(_table_names)] = {}
-    login: Login = Login()
     storage_options: Annotated[Mapping[str, str], AfterValidator(_plain_options)] = {}
     retention_hours: int = Field(24, gt=0)
 
@@ -95,6 +93,8 @@ class DeltaSettings(PurgingSettings):
             raise ValueError("root is no address of a store: it looks like s3://bucket/lake, abfss:// or gs://")
         if self.login != Login() and scheme not in _LOGINS:
             raise ValueError("login is for object stores")
+        if self.tls is not None:
+            raise ValueError("tls: a store's address says it, and storage_options what is trusted")
         return self
 
     def places(self, name: str) -> Set[tuple[str, ...]]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import TableName
+from cdc.settings import Tls
 from sinks.access import certificate_refused, untrusted
 from sinks.opensearch.answers import RETRY_AFTER_S, TOO_LONG, failure
 from sinks.opensearch.aws import Signing
@@ -213,7 +214,7 @@ def _connect(settings: OpenSearchSettings) -> Any:
     elif settings.login.user is not None:
         options["http_auth"] = (settings.login.user, settings.login.read_password() or "")
     if any(url.startswith("https:") for url in settings.urls):
-        tls = settings.tls
+        tls = settings.tls or Tls()
         options["verify_certs"] = True
         for option, file in (
             ("ca_certs", tls.ca_file),

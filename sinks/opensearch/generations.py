@@ -12,7 +12,7 @@ from sinks.contract import NOTHING_WRITTEN, Generations, Progress, TopicPartitio
 from sinks.generation_errors import live_generation, loading_generation, missing_generation
 from sinks.opensearch.bookkeeping import Held
 from sinks.opensearch.coordination import record_id
-from sinks.opensearch.indexes import OpenSearchIndexes
+from sinks.opensearch.indexes import GC_DELETES_S, OpenSearchIndexes
 from sinks.opensearch.names import OwnIndex
 from sinks.opensearch.shared_versions import markers_before
 from sinks.opensearch.writer_aliases import WriterAliases
@@ -121,7 +121,7 @@ class OpenSearchGenerations(Generations):
         self._known = progress
         settings = self._indexes.settings
         if settings.deletes == "versioned" and time.monotonic() >= self._next_removal:
-            self._next_removal = time.monotonic() + settings.gc_deletes_s
+            self._next_removal = time.monotonic() + GC_DELETES_S
             # A writer that hangs may come late: a marker stays for as long as the server remembers other deletions.
             reached = None if progress.joining else (progress.epoch, progress.watermark_lsn)
             removable, self._applied_whole = self._applied_whole, reached

@@ -25,6 +25,9 @@ _NOT_FOR_US: Final = (403, 404, 405)
 _ABOVE_OTHERS: Final = 1_000_000_000
 """The priority of a template that is only tried: no other of the server's counts beside it."""
 
+GC_DELETES_S: Final = 3600
+"""How long the server remembers a deletion's version. Memory is what it costs, and late writes are rarely later."""
+
 _NEVER: Final = "-1"  # as refresh_interval: only when somebody asks for it
 
 
@@ -324,7 +327,7 @@ class OpenSearchIndexes:
             **flat_settings(self.settings.index_settings),
             "number_of_shards": self.settings.shards,
             "refresh_interval": self._refresh_interval,
-            "gc_deletes": f"{self.settings.gc_deletes_s}s",
+            "gc_deletes": f"{GC_DELETES_S}s",
             # Sub-fields count too, and PostgreSQL allows 1600 columns.
             "mapping.total_fields.limit": max(1000, 4 * len(table.columns) + 100),
         }

@@ -20,7 +20,6 @@ _EXAMPLE: Final = """\
 # replicas = 1
 # refresh_interval_ms = 500                # how soon a write is found
 # deletes = "versioned"                    # or "marker": a hidden document remembers the delete for ever (rebuild)
-# gc_deletes_s = 3600                      # how long a versioned delete is remembered
 # With Amazon OpenSearch Service no login: aws_region = "eu-central-1"
 # timeout_s = 60.0                         # of a request
 # tls = { ca_file = "/tls/ca.pem", certificate_file = "/tls/me.pem", key_file = "/tls/me.key" }

@@ -1,7 +1,6 @@
 """How the OpenSearch sink is configured."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
 from urllib.parse import urlsplit
 
@@ -9,7 +8,6 @@ from pydantic import Field, field_validator, model_validator
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
-from cdc.settings import Tls
 from sinks.access import Login, same_server, split_address
 from sinks.opensearch.ids import IdTemplate
 from sinks.opensearch.mapping import copy_targets, field_name
@@ -27,7 +25,7 @@ _SETTINGS_OF_OURS: Final[Mapping[str, str]] = {
     "number_of_replicas": "set replicas of this sink",
     "auto_expand_replicas": "set replicas of this sink",
     "refresh_interval": "set refresh_interval_ms of this sink",
-    "gc_deletes": "set gc_deletes_s of this sink",
+    "gc_deletes": "how long markers stay goes by it",
     "mapping.total_fields.limit": "follows from the table's columns",
     "translog.durability": "what was applied must be durable",
     "default_pipeline": "documents must be the rows as they are",
@@ -40,9 +38,8 @@ _SETTINGS_OF_OURS: Final[Mapping[str, str]] = {
 class OpenSearchSettings(TableSettings):
     """An OpenSearch cluster: the addresses of one or more nodes.
 
-    ``prefix`` is the first part of every index; without it the sink's name. ``refresh_interval_ms`` is how soon a write
+    ``prefix`` is the first part of every index. ``refresh_interval_ms`` is how soon a write
     can be found: less costs the cluster a refresh more often, of each index that is written all the time.
-    ``gc_deletes_s`` is how long a deletion's version is remembered.
 
     ``names`` has tables' names in index names instead of ``<schema>.<table>``, ``ids`` what their documents'
     ids look like (``sinks.opensearch.ids``), ``routing`` by which columns of their keys their documents are led to a
@@ -65,26 +62,22 @@ class OpenSearchSettings(TableSettings):
         "shards",
         "deletes",
     }
-    OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"prefix", "names", "ids", "routing", "fields"}
+    OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"names", "ids", "routing", "fields"}
     TLS_ADDRESS: ClassVar[str] = "let each address begin with https"
     NO_WHOLE_STEPS: ClassVar[str] = "OpenSearch has no transaction over several documents"
 
     type: Literal["opensearch"] = "opensearch"
     urls: tuple[str, ...] = Field(("http://127.0.0.1:9200",), min_length=1)
-    prefix: str | None = Field(None, min_length=1)
     names: dict[str, str] = Field(default_factory=dict)
     ids: dict[str, str] = Field(default_factory=dict)
     routing: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     fields: dict[str, dict[str, Any]] = Field(default_factory=dict)
     index_settings: dict[str, Any] = Field(default_factory=dict)
-    login: Login = Login()
     aws_region: str | None = Field(None, pattern=r"^[a-z0-9-]+$")
-    tls: Tls = Tls()
     shards: int = Field(1, gt=0)
     replicas: int = Field(1, ge=0)
     refresh_interval_ms: int = Field(500, gt=0)
     deletes: Literal["versioned", "marker"] = "versioned"
-    gc_deletes_s: int = Field(60 * 60, gt=0)
     timeout_s: float = Field(60.0, gt=0)
 
     @property
@@ -98,9 +91,6 @@ class OpenSearchSettings(TableSettings):
     @property
     def visible_after_s(self) -> float:
         return self.refresh_interval_ms / 1000
-
-    def certificate_files(self) -> Iterable[Path]:
-        return self.tls.certificate_files()
 
     def tls_servers(self) -> Iterable[tuple[str, int]]:
         parts = [urlsplit(url) for url in self.urls]
@@ -189,7 +179,7 @@ class OpenSearchSettings(TableSettings):
         excluded = parse_columns(self.exclude)
         known = frozenset(self.held_tables)
         problems = []
-        if not self.tls.is_used(encrypted=all(url.startswith("https:") for url in self.urls)):
+        if self.tls is not None and not all(url.startswith("https:") for url in self.urls):
             problems.append("tls is set, and an address begins with http: let each begin with https, or remove tls")
         if self.aws_region is not None and self.login != Login():
             problems.append("aws_region and login exclude each other: a request has one of them")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cdc.model.errors import ConfigurationError, DataLost, LockstepError, StoreRefuses, Unavailable
+from cdc.model.timeouts import REDIS_ANSWERS_S
+from cdc.settings import Tls
 from sinks.access import Login
 from sinks.redis.errors import is_cluster, translated
 from sinks.redis.keys import RedisKeys
@@ -104,7 +106,7 @@ class RedisConnection:
         if password is not None:
             options["password"] = password.get_secret_value()
         if url.startswith("rediss:"):
-            tls = settings.tls
+            tls = settings.tls or Tls()
             options["ssl_cert_reqs"] = "required"
             options["ssl_check_hostname"] = True
             for option, file in (
@@ -115,8 +117,8 @@ class RedisConnection:
                 if file is not None:
                     options[option] = str(file)
         options |= {
-            "socket_timeout": settings.timeout_s,
-            "socket_connect_timeout": settings.timeout_s,
+            "socket_timeout": REDIS_ANSWERS_S,
+            "socket_connect_timeout": REDIS_ANSWERS_S,
             "retry": Retry(NoBackoff(), 0),  # the caller retries, nobody else does
             "redis_connect_func": self._log_in,
         }
@@ -129,7 +131,7 @@ class RedisConnection:
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"sinks.{self._name}.url asks for something after its ? that the client doesn't know",
-                hint="remove it: login, tls and timeout_s of the sink say what is needed",
+                hint="remove it: login and tls of the sink say what is needed",
             ) from error
         return client
 

@@ -19,7 +19,6 @@ _EXAMPLE: Final = """\
 # mode = "materialise"                     # "invalidate": a change only removes the row (rebuild)
 # tombstone_ttl_s = 86400                  # how long a delete is remembered
 # max_value_bytes = 67108864               # a larger row is rejected
-# timeout_s = 30.0                         # of an answer
 # tls = { ca_file = "/tls/ca.pem", certificate_file = "/tls/me.pem", key_file = "/tls/me.key" }
 """
 

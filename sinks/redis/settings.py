@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
-from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -10,8 +9,7 @@ import orjson
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from cdc.model.table import Table, TableName
-from cdc.settings import Tls
-from sinks.access import Login, same_host, same_server, split_address
+from sinks.access import same_host, same_server, split_address
 from sinks.redis.layout import Layout, Template
 from sinks.table_settings import PROJECTING, TableSettings
 
@@ -45,7 +43,7 @@ class RedisSettings(TableSettings):
 
     With ``sentinels`` the address has the name that these Sentinels know the primary by, instead of a host and a port.
 
-    ``prefix`` is the first part of every key; without it the sink's name is. ``values`` keeps a row as one JSON or as a
+    ``prefix`` is the first part of every key. ``values`` keeps a row as one JSON or as a
     field per column. ``mode`` is whether rows are kept here, or only removed when they change.
 
     By table: ``keys`` is the template of its rows' keys; without it they begin with ``schema.table``.
@@ -57,7 +55,7 @@ class RedisSettings(TableSettings):
     """Settings that decide a row's key and form. Changing one needs a rebuild."""
 
     SHAPING: ClassVar[frozenset[str]] = PROJECTING | LAYOUT_SETTINGS
-    OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"prefix", "keys", "sets", "ttl_s", "mode"}
+    OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"keys", "sets", "ttl_s", "mode"}
     NOT_OF_VIEWS: ClassVar[frozenset[str]] = TableSettings.NOT_OF_VIEWS | {"mode"}
     TLS_ADDRESS: ClassVar[str] = "let the address begin with rediss"
     NO_WHOLE_STEPS: ClassVar[str] = (
@@ -67,17 +65,13 @@ class RedisSettings(TableSettings):
     type: Literal["redis"] = "redis"
     url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
     sentinels: Annotated[tuple[str, ...], AfterValidator(_are_addresses)] = ()
-    prefix: str | None = Field(None, min_length=1)
     keys: _ByTable[str] = Field(default_factory=dict)
     values: Literal["json", "fields"] = "json"
     sets: _ByTable[tuple[str, ...]] = Field(default_factory=dict)
     ttl_s: _ByTable[int] = Field(default_factory=dict)
     mode: Literal["materialise", "invalidate"] = "materialise"
-    login: Login = Login()
-    tls: Tls = Tls()
     tombstone_ttl_s: int = Field(24 * 60 * 60, gt=0)
     max_value_bytes: int = Field(64 * 1024 * 1024, gt=0, le=511 * 1024 * 1024)
-    timeout_s: float = Field(30.0, gt=0)
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -86,9 +80,6 @@ class RedisSettings(TableSettings):
     @property
     def address(self) -> str:
         return urlsplit(self.url.get_secret_value()).netloc.rpartition("@")[2]
-
-    def certificate_files(self) -> Iterable[Path]:
-        return self.tls.certificate_files()
 
     def tls_servers(self) -> Iterable[tuple[str, int]]:
         parts = urlsplit(self.url.get_secret_value())
@@ -121,7 +112,7 @@ class RedisSettings(TableSettings):
         parts = urlsplit(self.url.get_secret_value())
         if self.sentinels and (parts.scheme == "unix" or parts.port is not None):
             problems.append("sentinels say where the primary is: url has its name instead, as redis://shop/0")
-        if not self.tls.is_used(encrypted=self.url.get_secret_value().startswith("rediss:")):
+        if self.tls is not None and not self.url.get_secret_value().startswith("rediss:"):
             problems.append("tls is set, and the address doesn't begin with rediss: let it, or remove tls")
         held = set(self.held_tables)
         problems += [f"this sink has no table {name}" for name in sorted(layout.named()) if held and name not in held]

@@ -1,7 +1,7 @@
 """What is configured of a SQL warehouse."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -10,8 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretS
 
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import Table, TableName
-from cdc.settings import Tls
-from sinks.access import Login, same_host
+from sinks.access import same_host
 from sinks.table_settings import PurgingSettings
 from sinks.warehouse.names import NAME_BYTES_MAX, WarehouseNames
 from sinks.warehouse.own_indexes import OwnIndex
@@ -70,8 +69,7 @@ class WarehouseSettings(PurgingSettings):
     """A warehouse by SQLAlchemy address: PostgreSQL, ``postgresql+psycopg://user@host/database``, or a file of
     DuckDB's, ``duckdb:////directory/file.duckdb``, with settings of DuckDB's after it, as ``?memory_limit=4GB``.
 
-    ``schema_name`` is where the views are, ``schema`` in the file; without it the sink's name. ``login`` and ``tls``
-    win over what the address says.
+    ``prefix`` is the schema that the views are in, and is called ``schema`` in the file.
 
     ``names`` maps source tables to their names here; others have the name that they have by default.
     ``history`` names the tables of which all versions are kept, or is true for all of them.
@@ -103,13 +101,11 @@ class WarehouseSettings(PurgingSettings):
 
     type: Literal["warehouse"] = "warehouse"
     url: SecretStr
-    schema_name: str | None = Field(None, alias="schema", min_length=1)
+    prefix: str | None = Field(None, alias="schema", min_length=1)
     names: Annotated[dict[str, str], AfterValidator(_are_names)] = Field(default_factory=dict)
     history: Annotated[StrictBool | tuple[str, ...], BeforeValidator(_is_choice), AfterValidator(_are_tables)] = False
     keep_history_days: float = Field(0.0, ge=0)
     indexes: Annotated[dict[str, tuple[OwnIndex, ...]], AfterValidator(_are_of_tables)] = Field(default_factory=dict)
-    login: Login = Login()
-    tls: Tls | None = None
     lock_timeout_s: float = Field(5.0, gt=0)
 
     def why_not_consistent(self) -> list[str]:
@@ -139,9 +135,6 @@ class WarehouseSettings(PurgingSettings):
     @property
     def takes_sql(self) -> bool:
         return not self.is_file
-
-    def certificate_files(self) -> Iterable[Path]:
-        return () if self.tls is None else self.tls.certificate_files()
 
     @property
     def is_file(self) -> bool:
@@ -258,7 +251,7 @@ class WarehouseSettings(PurgingSettings):
 
     def places(self, name: str) -> Set[tuple[str, ...]]:
         where = str(self.file) if self.is_file else self._server_and_database()
-        return {(where, self.schema_name or name)}
+        return {(where, self.prefix or name)}
 
     def _server_and_database(self) -> str:
         """The same for all ways to write them; the address itself where it can't be told."""

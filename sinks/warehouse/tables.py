@@ -30,7 +30,7 @@ class WarehouseTables:
     """
 
     def __init__(self, name: str, settings: WarehouseSettings, generation: int) -> None:
-        views = fitting(settings.schema_name or name, f"schema of sink {name!r}")
+        views = fitting(settings.prefix or name, f"schema of sink {name!r}")
         if settings.is_file:
             views = views.lower()  # to DuckDB, names of other letters are the same
         self._name = name

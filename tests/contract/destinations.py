@@ -202,7 +202,7 @@ def _redis_view(endpoints: Any) -> Destination:
 
 
 def _redis_laid_out(endpoints: Any, key: str, note: Callable[[dict[bytes, bytes]], str], **layout: Any) -> Destination:
-    chosen = RedisSettings(url=SecretStr(endpoints.redis_url), max_value_bytes=MAX_VALUE_BYTES, timeout_s=5, **layout)
+    chosen = RedisSettings(url=SecretStr(endpoints.redis_url), max_value_bytes=MAX_VALUE_BYTES, **layout)
 
     @contextmanager
     def reader(name: str) -> Iterator[Reader]:

@@ -86,7 +86,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 @contextmanager
 def opened(port: int, **chosen: Any) -> Iterator[RedisSink]:
     sink = RedisSink(
-        RedisTables("shop", RedisSettings(url=SecretStr(f"redis://127.0.0.1:{port}"), timeout_s=5, **chosen), 1)
+        RedisTables("shop", RedisSettings(url=SecretStr(f"redis://127.0.0.1:{port}?socket_timeout=5"), **chosen), 1)
     )
     yield sink
     sink.close()

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from cdc.model.table import TableName
 from cdc.protocol.envelope import TAG_END, TAG_START
-from tests.pipeline import Pipeline, Running, traffic, wait_until
+from tests.pipeline import Pipeline, Running, quick, traffic, wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
 
@@ -34,9 +34,8 @@ def pipeline(stack: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
         "warehouse": history,
         "spark": f'retry_s = 1.0\ntrigger = "{trigger}"',
         "search": "timeout_s = 4.0",
-        "cache": "timeout_s = 1.5",
     }
-    made = Pipeline(stack.endpoints(), tmp_path, name, sinks=True, more=more)
+    made = Pipeline(quick(stack.endpoints()), tmp_path, name, sinks=True, more=more)
     yield made
     made.close()
 

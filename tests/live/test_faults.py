@@ -38,7 +38,7 @@ from tests.events import Log, Put, kafka_settings
 from tests.faulty_proxy import FaultyProxy
 from tests.job_process import run_sinks, spark_settings
 from tests.job_reports import Seen
-from tests.pipeline import Pipeline, traffic, wait_until
+from tests.pipeline import Pipeline, quick, traffic, wait_until
 from tests.services import Services
 from tests.spark_here import Job
 from tests.spark_session import python_workers
@@ -52,7 +52,7 @@ PATIENCE_S = 300.0
 QUICK = {
     "spark": "retry_s = 1.0",
     "search": "timeout_s = 4.0",
-    "cache": "timeout_s = 1.5\nmax_value_bytes = 100000",
+    "cache": "max_value_bytes = 100000",
 }
 _numbers = itertools.count(1)
 SERVERS = {"opensearch": "search", "valkey": "cache", "warehouse": "warehouse"}
@@ -69,7 +69,7 @@ class Running:
         self._closing = ExitStack()
         self.proxies = {name: self._closing.enter_context(FaultyProxy(*at)) for name, at in _addresses(self.endpoints)}
         self.pipeline = Pipeline(
-            _through(self.endpoints, self.proxies),
+            quick(_through(self.endpoints, self.proxies)),
             directory,
             f"fault{os.getpid()}_{next(_numbers)}",
             sinks=True,

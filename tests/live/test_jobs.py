@@ -56,7 +56,7 @@ class Pipeline:
         self.directory = directory
         self.log = Log(kafka_settings(endpoints.kafka_bootstrap), self.name, [ORDERS])
         self.cache = RedisSettings.model_validate(
-            {"url": endpoints.redis_url, "prefix": self.name, "timeout_s": 1, "max_value_bytes": 10_000}
+            {"url": f"{endpoints.redis_url}?socket_timeout=1", "prefix": self.name, "max_value_bytes": 10_000}
         )
         # The warehouse keeps its books by the sink's name, so every test has one of its own.
         self.warehouse_name = f"{self.name}w"

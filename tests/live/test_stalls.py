@@ -16,12 +16,12 @@ from lockstep.cli.main import exit_code
 from monitor.collector import LagCollector
 from monitor.lag import LagReport, Stage, StageState
 from tests.databases import until
-from tests.pipeline import Pipeline, Process
+from tests.pipeline import Pipeline, Process, quick
 from tests.services import Services
 
 pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.alone, pytest.mark.soak]
 
-_QUICK = {"spark": "retry_s = 1.0", "search": "timeout_s = 4.0", "cache": "timeout_s = 1.5"}
+_QUICK = {"spark": "retry_s = 1.0", "search": "timeout_s = 4.0"}
 _PATIENCE_S = 300.0
 _LOOK_S = 0.5
 _QUIET_LOOKS = 20
@@ -33,7 +33,9 @@ class Running:
 
     def __init__(self, stack: Services, directory: Path) -> None:
         self.stack = stack
-        self.pipeline = Pipeline(stack.endpoints(), directory, f"stall_{uuid.uuid4().hex[:8]}", sinks=True, more=_QUICK)
+        self.pipeline = Pipeline(
+            quick(stack.endpoints()), directory, f"stall_{uuid.uuid4().hex[:8]}", sinks=True, more=_QUICK
+        )
         self.capture = self.pipeline.start_capture()
         self.job = self.pipeline.start_apply()
         self.pause = threading.Event()

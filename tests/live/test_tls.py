@@ -131,7 +131,7 @@ class Servers:
             settings = OpenSearchSettings(urls=(f"https://{HOST}:{port}",), tls=tls, replicas=0, timeout_s=5)
             return OpenSearchSink(OpenSearchIndexes(name, settings, 1))
         if kind == "cache":
-            cache = RedisSettings(url=SecretStr(f"rediss://{HOST}:{port}/0"), tls=tls, timeout_s=5)
+            cache = RedisSettings(url=SecretStr(f"rediss://{HOST}:{port}/0?socket_timeout=5"), tls=tls)
             return RedisSink(RedisTables(name, cache, 1))
         return WarehouseSink(WarehouseTables(name, self.warehouse(port, tls, database), 1))
 

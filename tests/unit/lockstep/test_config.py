@@ -484,7 +484,6 @@ def test_broken_toml_is_a_configuration_error(write) -> None:
         ('type = "redis"', 'type = "redis"\nprefix = ""', "sinks.cache.prefix: "),
         ("[kafka]", 'publication = ""\n[kafka]', "source.publication: "),
         ("[kafka]", "heartbeat_interval_s = inf\n[kafka]", "source.heartbeat_interval_s: "),
-        ('type = "redis"', 'type = "redis"\ntimeout_s = inf', "sinks.cache.timeout_s: "),
         (
             "[kafka]",
             'options = { "public.orders" = { key = ["a"] }, "\\"public\\".orders" = { key = ["b"] } }\n[kafka]',

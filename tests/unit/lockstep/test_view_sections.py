@@ -117,12 +117,14 @@ def test_a_sink_that_gets_no_table_is_checked_as_if_it_got_some(tmp_path: Path, 
 
 def test_the_query_is_part_of_what_a_generation_is_built_with(tmp_path: Path) -> None:
     view = read(written(tmp_path)).sinks["totals"]
-    other = read(written(tmp_path, VALID.replace("count(*)", "count(o.id)") + "timeout_s = 7\n")).sinks["totals"]
+    other = read(written(tmp_path, VALID.replace("count(*)", "count(o.id)") + "max_value_bytes = 700\n")).sinks[
+        "totals"
+    ]
     assert {name for name, value in definition(view).items() if value != definition(other)[name]} == {"view"}
     assert changed_settings(definition(other), definition(view)) == ["sql"]
     rebuilt = with_definition(other, definition(view))
     assert isinstance(rebuilt, RedisSettings)
-    assert (rebuilt.view, rebuilt.timeout_s) == (view.view, 7)
+    assert (rebuilt.view, rebuilt.max_value_bytes) == (view.view, 700)
 
 
 def test_how_many_tasks_keep_a_view_is_part_of_what_a_generation_is_built_with(tmp_path: Path) -> None:

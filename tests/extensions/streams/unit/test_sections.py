@@ -80,7 +80,7 @@ def test_a_query_has_the_store_of_its_sink_and_a_place_of_its_own(tmp_path: Path
     section = queries_of(config)["recent"]
     assert isinstance(section.sink, WarehouseSettings)
     assert section.sink.url.get_secret_value() == "postgresql://a/b"
-    assert section.sink.schema_name is None
+    assert section.sink.prefix is None
     assert section.lender == "warehouse"
     assert config.sinks == {}
     plan = stream_query_plan(config, "recent")

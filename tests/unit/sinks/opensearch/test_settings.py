@@ -63,7 +63,7 @@ def test_a_field_can_be_indexed_in_another_way() -> None:
          "tables doesn't name public.orders"),
         ({"index_settings": {"number_of_shards": 2, "index": {"refresh_interval": "1s"}}},
          r"set shards.*set refresh_interval_ms"),
-        ({"index_settings": {"index.gc_deletes": "1s"}}, "set gc_deletes_s"),
+        ({"index_settings": {"index.gc_deletes": "1s"}}, "how long markers stay goes by it"),
         ({"index_settings": {"translog": {"durability": "async"}}}, "must be durable"),
         ({"index_settings": {"index": {"mapping": {"total_fields.limit": 5}}}}, "follows from the table's columns"),
         ({"index_settings": {"final_pipeline": "p"}}, "rows as they are"),

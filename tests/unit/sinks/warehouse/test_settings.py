@@ -18,7 +18,7 @@ def settings(**values: Any) -> WarehouseSettings:
 
 
 def test_the_schema_is_named_schema_in_the_file() -> None:
-    assert settings(schema="dwh").schema_name == "dwh"
+    assert settings(schema="dwh").prefix == "dwh"
 
 
 def test_names_are_those_that_were_chosen_and_else_those_by_default() -> None:
