@@ -25,7 +25,7 @@ from jobs.executor.result import RejectedEvent
 from lockstep.config import Config
 from lockstep.verify.options import VerifyOptions
 from lockstep.verify.progress import Step
-from lockstep.verify.report import Difference, Kind, TableReport, VerifyReport
+from lockstep.verify.report import Kind, TableReport, VerifyReport
 from lockstep.verify.verify import verify
 from sinks.contract import StoredRow
 from sinks.redis.sink import RedisSink
@@ -280,9 +280,6 @@ class Broken:
     repaired: VerifyReport
     said: list[str]
 
-    def at(self, row: int) -> list[Difference]:
-        return [difference for difference in self.account.differences if difference.key == orjson.dumps({"id": row})]
-
 
 @pytest.fixture(scope="module", params=BY_SOAK)
 def broken(running: Running, request: pytest.FixtureRequest) -> Broken:
@@ -359,99 +356,52 @@ def test_a_right_sink_is_equal_while_everything_is_being_written(running: Runnin
 # Sinks that aren't.
 
 
-def test_missing_rows_are_found(broken: Broken) -> None:
-    (difference,) = broken.at(MISSING)
-    assert (difference.kind, difference.sink_tag, difference.columns) == (Kind.MISSING, None, ())
-    assert difference.topic_tag is not None
-
-
-def test_rows_that_nobody_wrote_are_found(broken: Broken) -> None:
-    (difference,) = broken.at(EXTRA[broken.kind])
-    assert (difference.kind, difference.sink_tag, difference.topic_tag) == (Kind.EXTRA, FIRST_TAG, None)
-
-
-def test_old_values_are_found(broken: Broken) -> None:
-    (difference,) = broken.at(OLD)
-    assert (difference.kind, difference.columns) == (Kind.DIFFERENT, ("owner",))
-    assert difference.sink_tag == difference.topic_tag is not None
-
-
-def test_the_same_value_of_another_type_is_found(broken: Broken) -> None:
-    (difference,) = broken.at(TYPE)
-    assert (difference.kind, difference.columns) == (Kind.DIFFERENT, ("balance",))
-
-
-def test_deleted_rows_that_are_back_are_found(broken: Broken) -> None:
-    (difference,) = broken.at(RESURRECTED)
-    assert difference.kind is Kind.EXTRA
-    assert difference.topic_tag is not None
-    assert difference.topic_tag > FIRST_TAG
-
-
-def test_a_column_that_has_become_null_is_found(broken: Broken) -> None:
-    (difference,) = broken.at(NULLED)
-    assert (difference.kind, difference.columns) == (Kind.DIFFERENT, ("owner",))
-
-
-def test_a_row_that_has_got_another_key_is_found_under_both(broken: Broken) -> None:
-    (gone,) = broken.at(MOVED)
-    (come,) = broken.at(MOVED_TO[broken.kind])
-    assert (gone.kind, come.kind) == (Kind.MISSING, Kind.EXTRA)
+def test_each_break_is_found_and_nothing_else(broken: Broken) -> None:
+    found = {
+        orjson.loads(difference.key)["id"]: (difference.kind, difference.columns, difference.note)
+        for difference in broken.account.differences
+    }
     # In the warehouse the key is where the row is.
-    assert come.note == ("" if broken.kind == "warehouse" else "stored where its key isn't looked for")
+    moved = "" if broken.kind == "warehouse" else "stored where its key isn't looked for"
+    expected = {
+        MISSING: (Kind.MISSING, (), ""),
+        EXTRA[broken.kind]: (Kind.EXTRA, (), ""),
+        OLD: (Kind.DIFFERENT, ("owner",), ""),
+        TYPE: (Kind.DIFFERENT, ("balance",), ""),
+        RESURRECTED: (Kind.EXTRA, (), ""),
+        NULLED: (Kind.DIFFERENT, ("owner",), ""),
+        MOVED: (Kind.MISSING, (), ""),
+        MOVED_TO[broken.kind]: (Kind.EXTRA, (), moved),
+        MICROSECOND: (Kind.DIFFERENT, ("changed",), ""),
+        NEWEST_TAG: (Kind.DIFFERENT, ("owner",), found[NEWEST_TAG][2]),
+        REJECTED: (Kind.MISSING, (), "rejected: a field has no room"),
+    }
+    if broken.is_doubled:
+        expected[DOUBLED] = (Kind.EXTRA, (), "a second copy of the row")
+    assert found == expected
+    assert len(broken.account.differences) == len(expected)
+    assert "rebuild" in found[NEWEST_TAG][2]
+    assert not broken.found.is_equal
+    assert broken.account.undecided == ()
 
 
-def test_a_second_copy_is_found(broken: Broken) -> None:
-    differences = broken.at(DOUBLED)
-    assert [(difference.kind, difference.note) for difference in differences] == [
-        (Kind.EXTRA, "a second copy of the row")
-    ] * broken.is_doubled
+def test_tags_tell_who_wrote_last(broken: Broken) -> None:
+    tags = {
+        orjson.loads(difference.key)["id"]: (difference.sink_tag, difference.topic_tag or "")
+        for difference in broken.account.differences
+    }
+    assert tags[MISSING][0] is None
+    assert tags[MISSING][1] > FIRST_TAG
+    assert tags[EXTRA[broken.kind]] == (FIRST_TAG, "")
+    assert tags[OLD][0] == tags[OLD][1] > FIRST_TAG
+    assert tags[RESURRECTED][1] > tags[OLD][1]
+    assert tags[NEWEST_TAG][0] == NOBODYS_TAG
 
 
 def test_another_text_of_the_same_json_is_found(broken: Broken) -> None:
     (difference,) = broken.entry.differences
     assert difference.key == orjson.dumps({"account_id": JSON, "line": 1})
     assert (difference.kind, difference.columns) == (Kind.DIFFERENT, ("doc",))
-
-
-def test_a_microsecond_is_found(broken: Broken) -> None:
-    (difference,) = broken.at(MICROSECOND)
-    assert (difference.kind, difference.columns) == (Kind.DIFFERENT, ("changed",))
-
-
-def test_an_old_tag_with_the_right_values_is_equal(broken: Broken) -> None:
-    assert broken.at(OLD_TAG) == []
-
-
-def test_a_tag_that_nothing_can_replace_is_reported(broken: Broken) -> None:
-    (difference,) = broken.at(NEWEST_TAG)
-    assert (difference.kind, difference.columns, difference.sink_tag) == (Kind.DIFFERENT, ("owner",), NOBODYS_TAG)
-    assert "rebuild" in difference.note
-
-
-def test_a_rejected_row_says_so(broken: Broken) -> None:
-    (difference,) = broken.at(REJECTED)
-    assert (difference.kind, difference.note) == (Kind.MISSING, "rejected: a field has no room")
-
-
-def test_nothing_else_is_found(broken: Broken) -> None:
-    ways = {
-        MISSING,
-        EXTRA[broken.kind],
-        OLD,
-        TYPE,
-        RESURRECTED,
-        NULLED,
-        MOVED,
-        MOVED_TO[broken.kind],
-        MICROSECOND,
-        NEWEST_TAG,
-        REJECTED,
-    }
-    ways |= {DOUBLED} if broken.is_doubled else set()
-    assert {orjson.loads(difference.key)["id"] for difference in broken.account.differences} == ways
-    assert not broken.found.is_equal
-    assert broken.account.undecided == ()
 
 
 def test_the_topic_finds_the_same(broken: Broken) -> None:
@@ -470,19 +420,9 @@ def test_a_repair_mends_all_that_an_event_can_mend(running: Running, broken: Bro
     account = running.table(broken.repaired)
     left = {NEWEST_TAG} | ({DOUBLED} if broken.is_doubled else set())
     assert {orjson.loads(difference.key)["id"] for difference in account.differences} == left
-    mended = {
-        MISSING,
-        EXTRA[broken.kind],
-        OLD,
-        TYPE,
-        RESURRECTED,
-        NULLED,
-        MOVED,
-        MOVED_TO[broken.kind],
-        MICROSECOND,
-        REJECTED,
+    assert {*account.repaired} == {difference.key for difference in broken.account.differences} - {
+        orjson.dumps({"id": row}) for row in left
     }
-    assert {orjson.loads(key)["id"] for key in account.repaired} == mended
     assert running.table(broken.repaired, "entry").is_equal
     assert len(running.table(broken.repaired, "entry").repaired) == 1
     assert any("still different" in sentence for sentence in broken.said)
