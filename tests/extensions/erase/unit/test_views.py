@@ -129,7 +129,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
         monkeypatch.setattr(views, "list_of", lambda *_: [Generation(1, is_live=True, record=record)])
         monkeypatch.setattr(views, "open_sink", again)
         monkeypatch.setattr(views, "TopicAdmin", lambda _: SimpleNamespace(exists=lambda _: False))
-        monkeypatch.setattr(erasing, "_LOOK_EVERY_S", 0.01)
+        monkeypatch.setattr(erasing, "LOOK_EVERY_S", 0.01)
         return list(_erasing(config).places(only_look=only_look))
 
     return of

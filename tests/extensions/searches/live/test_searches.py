@@ -1,14 +1,12 @@
 """Standing searches behind a real sink: what begins and ceases to match is told once, whatever happens between."""
 
 import random
-import time
 from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
 
 from cdc.kafka.topic_reader import TopicReader
-from extensions.erase.erase import erase
 from extensions.searches.commands import listed, remove
 from stack.stack import Endpoints
 from tests.extensions.searches.searched_sink import SINK, SearchedSink, events, matching, settle
@@ -109,27 +107,6 @@ def test_what_happened_while_nobody_watched_is_told_afterwards(sink: SearchedSin
     settle(sink, other)
     assert sorted(new(sink)) == [("begins", "bern", "3"), ("ceases", "bern", "1")]
     other.close()
-
-
-@pytest.mark.soak
-def test_a_row_that_is_erased_leaves_what_was_told_of_it(sink: SearchedSink) -> None:
-    """Its records stay as long as any does, and it is known until when. No other test tells of these rows."""
-    sink.execute("insert into profile values (70, 'Bern', 'SQL', 30), (80, 'Bern', 'SQL', 30)")
-    follower = sink.follower()
-    sink.add("bern", IN_BERN)
-    settle(sink, follower)
-    sink.execute("delete from profile where id = 70")
-    settle(sink, follower)
-    follower.close()
-    report = erase(
-        sink.config, "public.profile", "70", dry_run=False, timeout_s=120, stopping=lambda: False, say=lambda _: None
-    )
-    (place,) = [place for place in report.places if place.name.endswith("__matches")]
-    assert [leftover.what for leftover in place.found] == ["2 records with its key", "a tombstone with the key"]
-    assert place.is_proven
-    assert [leftover.has_values for leftover in place.left] == [False, False]
-    day_ms = 24 * 3_600_000
-    assert all((leftover.until_ms or 0) > time.time() * 1000 + day_ms * 0.9 for leftover in place.left)
 
 
 @pytest.mark.soak
