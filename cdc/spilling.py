@@ -19,7 +19,7 @@ MEMORY_BYTES: Final = 64 * 1024 * 1024
 _ENTRY_BYTES: Final = 200
 """What Python takes for an entry beside the bytes themselves."""
 
-_MAP_BYTES: Final = 256 * 1024 * 1024
+MAP_BYTES: Final = 256 * 1024 * 1024
 _KEY_BYTES_MAX: Final = 500
 """Longer keys are hashed: LMDB takes 511 bytes."""
 
@@ -42,7 +42,7 @@ class SpillingMap:
         """What the file doesn't have yet; None: removed."""
         self._bytes = 0
         self._file: lmdb.Environment | None = None
-        self._map_bytes = _MAP_BYTES
+        self._map_bytes = MAP_BYTES
 
     @property
     def spilled(self) -> bool:

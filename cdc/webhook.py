@@ -25,7 +25,7 @@ from cdc.settings import Settings
 WEBHOOK_VARIABLE_END: Final = "_WEBHOOK_URL"
 """How the names of environment variables end that hold an address."""
 
-_TIMEOUT_S: Final = 10.0
+TIMEOUT_S: Final = 10.0
 """To connect, to send, and for the whole answer: each has so long."""
 
 _ANSWER_BYTES_MAX: Final = 64 * 1024
@@ -110,7 +110,7 @@ class _AnswerInTime(http.client.HTTPResponse):
     def __init__(self, connection: socket.socket, *arguments: Any, **options: Any) -> None:
         super().__init__(connection, *arguments, **options)
         raw = self.fp.detach()  # a BufferedReader
-        self.fp = io.BufferedReader(_RawInTime(connection, raw, until_s=time.monotonic() + _TIMEOUT_S))
+        self.fp = io.BufferedReader(_RawInTime(connection, raw, until_s=time.monotonic() + TIMEOUT_S))
 
 
 def _is_http(address: str) -> bool:
@@ -207,7 +207,7 @@ class Webhook:
             self._connection = connection
             try:
                 if connection.sock is not None:
-                    connection.sock.settimeout(_TIMEOUT_S)
+                    connection.sock.settimeout(TIMEOUT_S)
                 connection.request("POST", path, document, dict(headers))
                 answer = connection.getresponse()
             except (ConnectionError, http.client.BadStatusLine):
@@ -229,11 +229,11 @@ class Webhook:
         if scheme == "https":
             context = ssl.create_default_context()  # of the authorities of the system, or of $SSL_CERT_FILE
             connection = http.client.HTTPSConnection(
-                host, port or http.client.HTTPS_PORT, timeout=_TIMEOUT_S, context=context
+                host, port or http.client.HTTPS_PORT, timeout=TIMEOUT_S, context=context
             )
         else:
             # Without a port it would take what follows the last colon of an IPv6 address for one.
-            connection = http.client.HTTPConnection(host, port or http.client.HTTP_PORT, timeout=_TIMEOUT_S)
+            connection = http.client.HTTPConnection(host, port or http.client.HTTP_PORT, timeout=TIMEOUT_S)
         connection.response_class = _AnswerInTime
         return connection
 

@@ -160,7 +160,7 @@ def run_sinks(
                 signs.end(one.sink)
             report(one)
 
-        group = _Group(source, sinks, spark_session, once=once, stop=stop, report=tell, open_sink=open_sink)
+        group = Group(source, sinks, spark_session, once=once, stop=stop, report=tell, open_sink=open_sink)
         return group.run(beside)
 
 
@@ -247,7 +247,7 @@ def look_every_s(tables: int, *, is_settled: bool = False) -> float:
 
 
 @dataclass(slots=True)
-class _Member:
+class Member:
     """A sink: its jobs by generation, those that have failed included."""
 
     name: str
@@ -277,7 +277,7 @@ class _Member:
         return is_ours_alone and len(self.jobs) == 1 and all(job.is_alive for job in self.jobs.values())
 
 
-class _Group:
+class Group:
     """All sinks of a driver, whose generations come and go."""
 
     def __init__(
@@ -298,7 +298,7 @@ class _Group:
         self._report = report
         self._open = open_sink
         # Any generation's object can be asked for all of them.
-        self._members = [_Member(name, settings, open_sink(name, settings, 1)) for name, settings in sinks.items()]
+        self.members = [Member(name, settings, open_sink(name, settings, 1)) for name, settings in sinks.items()]
 
     def run(self, beside: Sequence[JobBeside] = ()) -> int:
         """Run until all is done or a stop is asked for; the exit code. A sink's error is reported, and not raised.
@@ -313,20 +313,20 @@ class _Group:
                     for each in others:
                         each.look()
                     others_looked_at_s = time.monotonic()
-                for member in self._members:
+                for member in self.members:
                     every_s = look_every_s(len(self._source.tables), is_settled=member.is_settled)
                     if time.monotonic() - member.looked_at_s >= every_s:
-                        self._look(member)
+                        self.look(member)
                         member.looked_at_s = time.monotonic()
-                if all(map(self._is_over, self._members)) and all(each.is_over for each in others):
+                if all(map(self.is_over, self.members)) and all(each.is_over for each in others):
                     break
                 self._stop.wait(_POLL_S)
         finally:
             self._end(others)
         if has_jvm_ended(self._spark):
             raise SparkEnded
-        failures = [member.failure for member in self._members]
-        failures += [job.failure for member in self._members for job in member.jobs.values()]
+        failures = [member.failure for member in self.members]
+        failures += [job.failure for member in self.members for job in member.jobs.values()]
         failures += [each.failure for each in others]
         if any(isinstance(failure, Fenced) for failure in failures):
             return TAKEN_OVER
@@ -334,8 +334,8 @@ class _Group:
 
     def _end(self, others: Sequence[RunningJob]) -> None:
         """Stop all at once, and wait for each."""
-        jobs = [job for member in self._members for job in member.jobs.values()]
-        builds = [build for member in self._members for build in member.builds.values()]
+        jobs = [job for member in self.members for job in member.jobs.values()]
+        builds = [build for member in self.members for build in member.builds.values()]
         for each in (*jobs, *builds):
             each.ask_to_stop()
         for other in others:
@@ -348,10 +348,10 @@ class _Group:
                 job.forget_takeover()
         for build in builds:
             build.stop()
-        for member in self._members:
+        for member in self.members:
             member.opened.sink.close()
 
-    def _is_over(self, member: _Member) -> bool:
+    def is_over(self, member: Member) -> bool:
         """Nothing of it runs, and nothing will that wouldn't at the next start."""
         if any(job.is_alive for job in member.jobs.values()) or any(build.is_alive for build in member.builds.values()):
             return False
@@ -361,12 +361,12 @@ class _Group:
             return False
         return member.started and bool(member.jobs)
 
-    def _look(self, member: _Member) -> None:
+    def look(self, member: Member) -> None:
         """Start and stop what the sink's generations ask for."""
         if self._once and member.started:
             return
         try:
-            wanted_settings = self._wanted(member)
+            wanted_settings = self.wanted(member)
         except Unavailable as error:
             if member.waiting != error.message:
                 self._report(SinkWaiting(member.name, error.message, LOOK_S))
@@ -391,7 +391,7 @@ class _Group:
                 member.jobs[number] = JobThread(plan, self._spark, report=self._report)
         member.started = True
 
-    def _look_at_builds(self, member: _Member) -> None:
+    def _look_at_builds(self, member: Member) -> None:
         """Begin the jobs that rebuilds ask for, and forget those that have ended."""
         member.builds = {number: build for number, build in member.builds.items() if build.is_alive}
         for generation in member.building:
@@ -425,7 +425,7 @@ class _Group:
         )
         return replace(plan, tables=list(request.tables))
 
-    def _is_done_with(self, member: _Member, number: int, *, is_wanted: bool) -> bool:
+    def _is_done_with(self, member: Member, number: int, *, is_wanted: bool) -> bool:
         """Whether another job may come in the place of this one, which has ended."""
         job = member.jobs[number]
         if job.newer is not None:
@@ -434,7 +434,7 @@ class _Group:
             )
         return job.failure is None and (job.was_asked_to_stop or not is_wanted)
 
-    def _wanted(self, member: _Member) -> dict[int, SinkSettings]:
+    def wanted(self, member: Member) -> dict[int, SinkSettings]:
         """The generations to be applied to, each with the settings that it was built with."""
         found = list_generations(member.opened)
         if member.is_settled and found == member.known:
@@ -471,7 +471,7 @@ class _Group:
         member.wanted = wanted_settings
         return wanted_settings
 
-    def _was_given_up(self, member: _Member, generation: Generation, today: Mapping[str, JsonValue]) -> bool:
+    def _was_given_up(self, member: Member, generation: Generation, today: Mapping[str, JsonValue]) -> bool:
         """Remove a generation that was begun with other settings, and that nothing was ever applied to.
 
         These settings were refused, most likely, and are mended by now. Another one is begun then: the number may be
@@ -496,7 +496,7 @@ class _Group:
             opened.sink.close()
         return True
 
-    def _was_left_live(self, member: _Member, generation: Generation) -> bool:
+    def _was_left_live(self, member: Member, generation: Generation) -> bool:
         """Whether a rebuild has died after it had switched readers to what it built, and before it gave it away."""
         if generation.phase is not Phase.BUILDING or not generation.is_live:
             return False

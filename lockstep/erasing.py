@@ -17,7 +17,7 @@ from cdc.model.table import Table
 from sinks.contract import Leftover
 from sinks.wrappers.retrying import Retries
 
-_LOOK_EVERY_S: Final = 0.5
+LOOK_EVERY_S: Final = 0.5
 _PATIENCE_S: Final = 10.0
 """How long a server that doesn't answer is asked again."""
 
@@ -39,7 +39,7 @@ class Waiting:
 
     def wait(self) -> None:
         self.check()
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(LOOK_EVERY_S)
 
     def retries(self) -> Retries:
         """For a sink whose server doesn't answer for a while."""

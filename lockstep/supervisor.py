@@ -24,7 +24,7 @@ from lockstep.console import EXIT_CONFIGURATION, EXIT_INTERRUPTED, EXIT_TAKEN_OV
 
 logger = logging.getLogger("lockstep.run")
 
-_WAIT_MAX_S = 30.0
+WAIT_MAX_S = 30.0
 _STEADY_S = 60.0
 """A process that ran this long starts with short waits again."""
 _POLL_S = 0.05
@@ -138,7 +138,7 @@ def _look_after(member: _Member) -> int | None:
     )
     member.process = None
     member.restart_at = now + member.wait_s
-    member.wait_s = min(member.wait_s * 2, _WAIT_MAX_S)
+    member.wait_s = min(member.wait_s * 2, WAIT_MAX_S)
     return code
 
 

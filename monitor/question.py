@@ -127,7 +127,7 @@ class Remembered(Generic[T]):
             return self._answer[1]
 
 
-_ANSWER_TIMEOUT_S = 4.0
+ANSWER_TIMEOUT_S = 4.0
 """How long a report waits for each server. One that hangs is so named in time, and the others are shown."""
 
 _SLOWDOWN_MAX = 3.0
@@ -137,4 +137,4 @@ _SLOWDOWN_MAX = 3.0
 
 def answer_s() -> float:
     """How long a server has to answer, as busy as this machine is now."""
-    return _ANSWER_TIMEOUT_S * min(machine_slowdown(), _SLOWDOWN_MAX)
+    return ANSWER_TIMEOUT_S * min(machine_slowdown(), _SLOWDOWN_MAX)

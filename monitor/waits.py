@@ -39,7 +39,7 @@ _HEARTBEATS_S: Final = 0.05
 _LINE_S: Final = 2.0
 """How often the source is asked again while somebody waits for long."""
 
-_CLOSE_S: Final = 2.0
+CLOSE_S: Final = 2.0
 """How long all threads together are waited for at the end."""
 
 _IDLE_S: Final = 30.0
@@ -125,7 +125,7 @@ class Waits:
         """
         for looker in self._lookers.values():
             looker.close()
-        deadline = time.monotonic() + _CLOSE_S
+        deadline = time.monotonic() + CLOSE_S
         for looker in self._lookers.values():
             looker.join(max(0.0, deadline - time.monotonic()))
 

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 def chosen_sink_kernel() -> CompiledCode:
     """The code that this process's environment asks for, or the best one that there is. Raises as ``chosen_code``."""
-    return chosen_code(os.environ.get(VARIABLE) or KernelChoice.AUTO, _built, cannot="rows can't be written to sinks")
+    return chosen_code(
+        os.environ.get(VARIABLE) or KernelChoice.AUTO, compiled_code, cannot="rows can't be written to sinks"
+    )
 
 
 def line_kernel(columns: Sequence[str]) -> "LineKernel | None":
@@ -35,7 +37,7 @@ def line_kernel(columns: Sequence[str]) -> "LineKernel | None":
 
 
 @cache
-def _built() -> CompiledCode:
+def compiled_code() -> CompiledCode:
     return load_compiled("sinks._kernel", agrees)
 
 

@@ -39,7 +39,7 @@ from snapshot.preparation import require_keys
 from snapshot.table_reader import SnapshotReader
 from snapshot.waits import SAID_AFTER_S, Waits
 
-_SLOT_PATIENCE_S: Final = 3.0
+SLOT_PATIENCE_S: Final = 3.0
 """How long the stream may stop for a slot that is created while nothing else is done, at first."""
 
 
@@ -73,7 +73,7 @@ class StreamCopies:
         self._coming: ComingSlot | None = None
         self._coming_since_s = 0.0
         self._refused = ""
-        self._patience_s = _SLOT_PATIENCE_S
+        self._patience_s = SLOT_PATIENCE_S
         session = ChunkSession(self.pipeline, self.sql, self.stream, say=self.say, while_waiting=self.while_waiting)
         self._chunks = ChunkedCopies(session, self.repairs, self.publisher, self.copied)
 
@@ -207,7 +207,7 @@ class StreamCopies:
             self._patience_s = min(SLOT_COMES_S, 2 * self._patience_s)
             self._say_waiting()
             return None
-        self._patience_s = _SLOT_PATIENCE_S
+        self._patience_s = SLOT_PATIENCE_S
         slot = coming.created()
         reader = opened.enter_context(SnapshotReader(pipeline.source, slot.snapshot_name))
         shapes = reader.tables(names, pipeline.publication, pipeline.source.keys)

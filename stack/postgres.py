@@ -49,7 +49,7 @@ WAREHOUSE_SETTINGS: dict[str, str] = {}
 _NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
 
 # Written last, with what an intact copy holds: cleaners of temporary directories remove single files.
-_COMPLETE = ".complete"
+COMPLETE = ".complete"
 
 
 class Postgres:
@@ -94,14 +94,14 @@ class Postgres:
         data = home / "data"
         if not data.exists():
             if home.parent != directory:
-                _own_folder(home.parent)
+                own_folder(home.parent)
             home.mkdir(parents=True, exist_ok=True)
             if account is not None:
                 os.chown(home, account.uid, account.gid)
                 home.chmod(0o700)
             self._passfile.unlink(missing_ok=True)
             _initialise(binaries, data, environment, account)
-        _remove_stale_lock(data)
+        remove_stale_lock(data)
         settings = {
             "listen_addresses": tcp.HOST,
             # Nothing outside may open it, and socket paths have a length limit.
@@ -183,7 +183,7 @@ def home_of(directory: Path) -> Path:
     return Path(tempfile.gettempdir(), f"lockstep-{name}")
 
 
-def _own_folder(folder: Path) -> None:
+def own_folder(folder: Path) -> None:
     """Make a folder under a predictable name in a place where everybody may write; refuse somebody else's."""
     try:
         folder.mkdir(mode=0o711)
@@ -200,12 +200,12 @@ def _binaries(major: int, account: Account | None) -> Path:
     parent = cache_dir()
     if account is not None and not is_reachable(parent):
         parent = Path(tempfile.gettempdir(), f"lockstep-servers-{os.geteuid()}")
-        _own_folder(parent)
+        own_folder(parent)
     # Two clusters start at once, and several stacks may.
     with locked(parent / "unpack.lock"):
         (archive,) = jars.jar_set(jars.postgres_set(major))
         target = parent / archive.stem
-        if not _is_complete(target):
+        if not is_complete(target):
             _unpack(archive, target)
     return target
 
@@ -220,23 +220,23 @@ def _unpack(archive: Path, target: Path) -> None:
                 tar.extraction_filter = getattr(tarfile, "tar_filter", None)
                 tar.extractall(fresh)  # noqa: S202 - see above
         fresh.chmod(0o755)
-        files, size = _measure(fresh)
-        (fresh / _COMPLETE).write_text(f"{files} {size}", encoding="ascii")
+        files, size = measure(fresh)
+        (fresh / COMPLETE).write_text(f"{files} {size}", encoding="ascii")
         if target.exists():
             target.rename(Path(private, "damaged"))
         fresh.rename(target)
 
 
-def _measure(folder: Path) -> tuple[int, int]:
-    sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file() and file.name != _COMPLETE]
+def measure(folder: Path) -> tuple[int, int]:
+    sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file() and file.name != COMPLETE]
     return len(sizes), sum(sizes)
 
 
-def _is_complete(folder: Path) -> bool:
-    marker = folder / _COMPLETE
+def is_complete(folder: Path) -> bool:
+    marker = folder / COMPLETE
     if not marker.is_file():
         return False
-    files, size = _measure(folder)
+    files, size = measure(folder)
     return marker.read_text(encoding="ascii") == f"{files} {size}"
 
 
@@ -296,7 +296,7 @@ def _run(
     )
 
 
-def _remove_stale_lock(data: Path) -> None:
+def remove_stale_lock(data: Path) -> None:
     """Remove `postmaster.pid` when its number belongs to some other program now, or to a server that is dead.
 
     PostgreSQL takes any live process of that number for its own server and refuses to start. Numbers come back soon

@@ -94,14 +94,14 @@ class Stack:
         is given up once the server has done nothing for ``quiet_seconds``.
         """
         self.directory = directory.absolute()
-        self._source = Postgres(
+        self.source = Postgres(
             "postgres",
             database="app",
             settings=SOURCE_SETTINGS,
             passfiles=self.directory,
             durable=durable,
         )
-        self._warehouse = Postgres(
+        self.warehouse = Postgres(
             "warehouse",
             database="warehouse",
             settings=WAREHOUSE_SETTINGS,
@@ -109,8 +109,8 @@ class Stack:
             durable=durable,
         )
         servers: tuple[Server, ...] = (
-            self._source,
-            self._warehouse,
+            self.source,
+            self.warehouse,
             Kafka(kafka_overrides, light=light),
             OpenSearch(light=light),
             Valkey(durable=durable),
@@ -205,9 +205,9 @@ class Stack:
         if any(name not in state for name in NAMES):
             raise _missing(self.directory)
         return Endpoints(
-            source_dsn=self._source.address(state["postgres"].ports),
-            warehouse_dsn=self._warehouse.address(state["warehouse"].ports),
-            warehouse_url=self._warehouse.url(state["warehouse"].ports),
+            source_dsn=self.source.address(state["postgres"].ports),
+            warehouse_dsn=self.warehouse.address(state["warehouse"].ports),
+            warehouse_url=self.warehouse.url(state["warehouse"].ports),
             kafka_bootstrap=self._servers["kafka"].address(state["kafka"].ports),
             opensearch_url=self._servers["opensearch"].address(state["opensearch"].ports),
             redis_url=self._servers["valkey"].address(state["valkey"].ports),

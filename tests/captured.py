@@ -60,7 +60,7 @@ class Captured:
         self.said: list[str] = []
         self.error: BaseException | None = None
         self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
+        self.stopping = threading.Event()
         self._told: CaptureState | None = None
         path = directory / f"{self.name}.toml"
         names = ", ".join(f"'{name}'" for name in tables)
@@ -91,7 +91,7 @@ class Captured:
 
     def begin(self, **wrappers: Any) -> None:
         """Start."""
-        self._stop.clear()
+        self.stopping.clear()
         self.error = None
         self._told = None
         self.said.clear()
@@ -102,7 +102,7 @@ class Captured:
         try:
             capture(
                 replace(self.config.as_pipeline(), batch=self.batch, copy_batch=self._copy_batch),
-                stopping=self._stop.is_set,
+                stopping=self.stopping.is_set,
                 observer=Observer(say=self.said.append, committed=self._committed),
                 **wrappers,
             )
@@ -126,7 +126,7 @@ class Captured:
 
     def stop(self) -> None:
         """Let it finish its batch."""
-        self._stop.set()
+        self.stopping.set()
         if self._thread is not None:
             self._thread.join(_STOP_PATIENCE_S)
             assert not self._thread.is_alive()

@@ -10,10 +10,10 @@ from pydantic import SecretStr
 
 from cdc.model.table import Table
 from sinks.warehouse.settings import WarehouseSettings
-from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.tables import WarehouseTables
+from tests.contract.beside import WarehouseParts
 
-Open = Callable[..., WarehouseSink]
+Open = Callable[..., WarehouseParts]
 
 
 @contextmanager
@@ -21,9 +21,9 @@ def sinks_of(file: Path, **settings: Any) -> Iterator[Open]:
     """Opens sinks of pipeline ``shop`` with their tables prepared, and closes them in the end."""
     opened = []
 
-    def open_(*tables: Table, generation: int = 1, **more: Any) -> WarehouseSink:
+    def open_(*tables: Table, generation: int = 1, **more: Any) -> WarehouseParts:
         chosen = WarehouseSettings(**{"url": SecretStr(f"duckdb:///{file}"), **settings, **more})
-        sink = WarehouseSink(WarehouseTables("shop", chosen, generation))
+        sink = WarehouseParts(WarehouseTables("shop", chosen, generation))
         opened.append(sink)
         if tables:
             sink.prepare(tables)

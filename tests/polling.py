@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 
 class Poller(ABC):
-    """What is read is the subclass' matter: ``_poll`` goes on until ``_over`` is set."""
+    """What is read is the subclass' matter: ``_poll`` goes on until ``over`` is set."""
 
     def __init__(self) -> None:
-        self._over = threading.Event()
+        self.over = threading.Event()
 
     @contextmanager
     def polling(self) -> Iterator[None]:
@@ -19,7 +19,7 @@ class Poller(ABC):
         try:
             yield
         finally:
-            self._over.set()
+            self.over.set()
             thread.join()
 
     @abstractmethod

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from functools import cache
 from pathlib import Path
 
@@ -220,3 +220,95 @@ def test_a_long_wait_is_among_all_others_with_its_reason(path: Path) -> None:
         if isinstance(target, ast.Name) and isinstance(value, ast.Constant) and isinstance(value.value, int | float):
             is_wait = _WAITS.fullmatch(target.id) and not target.id.endswith("WAIT_MAX_S")
             assert not (is_wait and value.value >= 30), f"{target.id}: put it into cdc/model/timeouts.py"
+
+
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+_PRIVATE = re.compile(r"_[A-Za-z]\w*")
+
+OF_LIBRARIES: Mapping[str, str] = {
+    "_replace": "a named tuple's, which is documented",
+    "_exit": "of os, which is documented",
+    "_jvm": "PySpark has no other way to Java",
+    "_jsc": "the same",
+    "_jbroadcast": "the same",
+    "_gateway": "the same",
+    "_instantiatedSession": "nothing else says which session PySpark takes for the only one",
+}
+"""Names of libraries' that begin like private ones, with the reason why tests use them. KafkaError's codes do, too."""
+
+
+def _own_names(code: ast.Module) -> set[str]:
+    """The private names that a test's module defines: its functions and classes, variables and attributes."""
+    defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    names = {node.name for node in ast.walk(code) if isinstance(node, defined)}
+    names |= {node.id for node in ast.walk(code) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return names | {
+        node.attr
+        for node in ast.walk(code)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in ("self", "cls")
+    }
+
+
+def reached_into(code: ast.Module) -> Iterator[str]:
+    """The private names that a test's module uses and doesn't define, and objects that are made without a constructor.
+
+    Where it is replaced by name, too: ``setattr(module, "_name", ...)``.
+    """
+    own = _own_names(code)
+    for node in ast.walk(code):
+        match node:
+            case ast.Attribute(value=ast.Name(id="KafkaError")):
+                continue
+            case ast.Attribute(attr=name):
+                found = [name]
+            case ast.ImportFrom(module=str(module), names=aliases) if module.partition(".")[0] in PACKAGES:
+                found = [alias.name for alias in aliases]
+            case ast.Call(func=ast.Attribute(attr="setattr"), args=arguments):
+                found = [
+                    each.value.rpartition(".")[2]
+                    for each in arguments[:2]
+                    if isinstance(each, ast.Constant) and isinstance(each.value, str)
+                ]
+            case _:
+                continue
+        for name in found:
+            if name == "__new__" or (_PRIVATE.fullmatch(name) and name not in {*own, *OF_LIBRARIES}):
+                yield f"line {node.lineno}: {name}"
+
+
+REACHING: Mapping[str, str] = {
+    "test_job.py": "a sink's job is being taken apart",
+    "test_query.py": "the same of its query",
+    "test_long_batch_listener.py": "the same",
+    "test_step_task.py": "one loop of tasks takes its place",
+    "test_view_task.py": "the same",
+    "view_task_process.py": "the same",
+    "test_posting.py": "stream queries are moving into an extension",
+    "test_refused_rows.py": "the same",
+    "test_pattern_state.py": "PySpark's tester of states shows no timers",
+    "test_search_generations.py": "who hung and wakes up in the middle of a look can't be had from outside",
+}
+"""Tests that still reach into something private, by the name of their file, and why."""
+
+
+def test_a_test_reaches_into_nothing_private() -> None:
+    """It calls what users call: else it holds fast how something is done, and not what is promised."""
+    found = {path: list(reached_into(parsed(path))) for path in TESTS if path.name not in REACHING}
+    assert {name_of(path): lines for path, lines in found.items() if lines} == {}
+
+
+def test_what_reaches_into_something_private_is_found() -> None:
+    code = """
+from jobs.query.query import _limit, Query
+class Own:
+    def __init__(self): self._mine = 1
+own = Own()
+own._mine, Query()._plan, Query.__new__(Query)
+monkeypatch.setattr("jobs.query.query._TICK_S", 0)
+monkeypatch.setattr(query, "_run", own)
+"""
+    found = [line.rpartition(" ")[2] for line in reached_into(ast.parse(code))]
+    assert sorted(found) == ["_TICK_S", "__new__", "_limit", "_plan", "_run"]

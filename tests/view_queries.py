@@ -565,6 +565,7 @@ class KeptView:
         shard: Shard | None = None,
     ) -> None:
         self.question = question
+        self.state = state
         self.retain = retain
         self.shard = shard
         self.plan = read_view(question.sql, tables, key=question.key, top=question.top, retain=retain)

@@ -67,13 +67,13 @@ Returns rows that it got, now or before, and that are to stay pending. Called wi
 had written: there are no more.
 """
 
-_EXPIRED_CHANGES_MAX: Final = 200_000
+EXPIRED_CHANGES_MAX: Final = 200_000
 """How many rows are changed in one transaction where rows are taken away that are too old: memory has them."""
 
 _TAKEN_AT_ONCE: Final = 1_000
 """Of these memory has the parsed rows."""
 
-_EXPIRED_AT_ONCE: Final = 20_000
+EXPIRED_AT_ONCE: Final = 20_000
 """How many rows of tables are taken away in one transaction at most, as they are too old."""
 
 _POSITION, _PENDING, _REFUSED, _VOID = b"\x00position", b"p", b"r", b"v"
@@ -209,7 +209,7 @@ class View:
         self._is_computed = False
         self._is_ahead = False
         """Whether the sink has some of the result that was computed."""
-        self._expire_size = _EXPIRED_AT_ONCE
+        self._expire_size = EXPIRED_AT_ONCE
 
     def position(self) -> ViewPosition:
         """Up to where the state is exact. Zero before the first step."""
@@ -246,7 +246,7 @@ class View:
         if not self.has_aged(time_ms):
             return self._state.update(partial(work, expired_most=0, limit=self._changes_max))
         try:
-            limit = min(self._changes_max, _EXPIRED_CHANGES_MAX)
+            limit = min(self._changes_max, EXPIRED_CHANGES_MAX)
             with suppress(FanOutExceeded):  # they go in portions then, and the events alone have the view's limit
                 return self._state.update(partial(work, expired_most=self._expire_size, limit=limit))
             return self._state.update(partial(work, expired_most=0, limit=self._changes_max))
@@ -292,7 +292,7 @@ class View:
         if not self.has_aged():
             return False
         while True:
-            limit = sys.maxsize if self._expire_size == 1 else _EXPIRED_CHANGES_MAX
+            limit = sys.maxsize if self._expire_size == 1 else EXPIRED_CHANGES_MAX
             try:
                 inside = self._state.update(partial(self._expire, most=self._expire_size, limit=limit))
             except FanOutExceeded:
@@ -304,7 +304,7 @@ class View:
                     return True
                 raise
             if inside < limit // 4:
-                self._expire_size = min(2 * self._expire_size, _EXPIRED_AT_ONCE)
+                self._expire_size = min(2 * self._expire_size, EXPIRED_AT_ONCE)
             return True
 
     def _expire(self, state: Step, *, most: int, limit: int) -> int:

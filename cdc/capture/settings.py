@@ -19,11 +19,11 @@ class BatchSize:
 
     def halved(self) -> Self:
         """Half of both, down to some that are never too many."""
-        rows = min(self.rows, max(self.rows // 2, _BATCH_ROWS_MIN))
+        rows = min(self.rows, max(self.rows // 2, BATCH_ROWS_MIN))
         return type(self)(rows, min(self.bytes, max(self.bytes // 2, _BATCH_BYTES_MIN)))
 
 
-_BATCH_ROWS_MIN: Final = 1000
+BATCH_ROWS_MIN: Final = 1000
 _BATCH_BYTES_MIN: Final = 1024 * 1024
 """Smaller batches aren't tried by themselves. A Kafka that doesn't take one of these in a minute takes no copy."""
 

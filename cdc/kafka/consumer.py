@@ -9,7 +9,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from cdc.kafka.client import new_client
 
-_CLOSE_S: Final = 5.0
+CLOSE_S: Final = 5.0
 _LEADERS_S: Final = 2.0
 
 
@@ -67,4 +67,4 @@ def close_consumer(consumer: Consumer) -> None:
     """
     closing = threading.Thread(target=consumer.close, name="close-consumer", daemon=True)
     closing.start()
-    closing.join(_CLOSE_S)
+    closing.join(CLOSE_S)

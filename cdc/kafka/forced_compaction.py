@@ -204,7 +204,7 @@ class ForcedCompaction:
 
     def remembered(self, topic: str) -> TopicRecord:
         """What is remembered of a topic. Raises LockstepError and Unavailable."""
-        return self._records().get(topic, TopicRecord())
+        return self.records().get(topic, TopicRecord())
 
     def restore(self) -> list[str]:
         """Put back the settings that somebody who was killed has left, and return the topics that had them.
@@ -212,10 +212,10 @@ class ForcedCompaction:
         Raises Unavailable, and LockstepError where a topic may be there and we may not see it: what is to be put back
         must not be forgotten.
         """
-        left = [topic for topic, record in self._records().items() if record.settings is not None]
+        left = [topic for topic, record in self.records().items() if record.settings is not None]
         existing = self._cluster.partition_counts(left, must_see=True)
         for topic in left:
-            self._put_back(topic, exists=topic in existing)
+            self.put_back(topic, exists=topic in existing)
         return left
 
     def _take_over(self) -> None:
@@ -273,9 +273,9 @@ class ForcedCompaction:
         except _TakenOver:
             raise
         except BaseException:
-            self._put_back(topic, exists=True)
+            self.put_back(topic, exists=True)
             raise
-        self._put_back(topic, exists=True)
+        self.put_back(topic, exists=True)
         if waiting:
             return Compacted.LATE, first, up_to_ms
         return Compacted.DONE if set(first) == set(partitions) else Compacted.NOTHING_RIPE, first, up_to_ms
@@ -298,13 +298,13 @@ class ForcedCompaction:
         """Nothing is held open by the brokers."""
         self._producer = None
 
-    def _records(self) -> dict[str, TopicRecord]:
+    def records(self) -> dict[str, TopicRecord]:
         if not self._cluster.exists(self._topic):
             return {}
         records = read_compacted(self._client, self._topic)
         return {key.decode(): TopicRecord.from_record(record) for key, record in records.items()}
 
-    def _put_back(self, topic: str, *, exists: bool) -> None:
+    def put_back(self, topic: str, *, exists: bool) -> None:
         record = self.remembered(topic)
         if record.settings is not None:
             if exists:

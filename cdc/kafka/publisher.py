@@ -83,7 +83,7 @@ class TransactionalPublisher(Transactions):
         with_progress = progress and not is_first_copy and (bool(covering) or self._progress_is_due())
         bounds: dict[str, tuple[int, ...]] = {}
         if with_progress:
-            self._flush()
+            self.flush()
             for topic in covering:  # others have written there
                 self._ends.lose(topic)
             bounds = self._bounds(self._touched)

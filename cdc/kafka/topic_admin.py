@@ -41,7 +41,7 @@ from cdc.protocol.control_records import TopicIdentity
 
 _Answer = TypeVar("_Answer")
 
-_REQUEST_TIMEOUT_S = 15.0
+REQUEST_TIMEOUT_S = 15.0
 _FIRST_ATTEMPT_S = 2.0
 """How long the first client is waited for, and each one after it twice as long: it may be waiting for a dead broker."""
 
@@ -161,7 +161,7 @@ def _settle(futures: Mapping[Any, Any], while_waiting: Callable[[], None] | None
     A thread of the client tells them one after the other. Whoever goes on with the first one, which may be an error,
     and ends the process with it, would end Python under that thread: it aborts then, and the exit code is another one.
     """
-    deadline = time.monotonic() + _REQUEST_TIMEOUT_S
+    deadline = time.monotonic() + REQUEST_TIMEOUT_S
     while wait(futures.values(), _WAIT_SLICE_S).not_done and time.monotonic() < deadline:
         if while_waiting is not None:
             while_waiting()
@@ -471,7 +471,7 @@ class TopicAdmin:
         entries: dict[str, dict[str, Any]] = {}
         for start in range(0, len(names), _CONFIGS_AT_ONCE):
             resources = [ConfigResource(kind, name) for name in names[start : start + _CONFIGS_AT_ONCE]]
-            futures = self._admin.describe_configs(resources, request_timeout=_REQUEST_TIMEOUT_S)
+            futures = self._admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
             _settle(futures, None)
             entries |= {resource.name: self._result(future) for resource, future in futures.items()}
         return entries
@@ -514,7 +514,7 @@ class TopicAdmin:
             for name, value in changes.items()
         ]
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
-        (future,) = self._admin.incremental_alter_configs([resource], request_timeout=_REQUEST_TIMEOUT_S).values()
+        (future,) = self._admin.incremental_alter_configs([resource], request_timeout=REQUEST_TIMEOUT_S).values()
         try:
             self._result(future)
         except Unavailable as error:
@@ -536,7 +536,7 @@ class TopicAdmin:
             for refused in self._not_created(several, is_trial=False).values():
                 raise refused
         # The controller has them; a broker may learn of them a moment later, and any of them may be asked next.
-        deadline = time.monotonic() + _REQUEST_TIMEOUT_S
+        deadline = time.monotonic() + REQUEST_TIMEOUT_S
         while late := self._late(plans):
             if time.monotonic() > deadline:
                 raise Unavailable(f"topic {late[0].name} was created, but the brokers don't know it yet")
@@ -546,17 +546,17 @@ class TopicAdmin:
         """Ask for these topics. Returns those that are refused, each with the reason. Raises Unavailable."""
         futures = self._admin.create_topics(
             [NewTopic(plan.name, plan.partitions, plan.replication_factor, config=dict(plan.config)) for plan in plans],
-            operation_timeout=_REQUEST_TIMEOUT_S,
-            request_timeout=_REQUEST_TIMEOUT_S,
+            operation_timeout=REQUEST_TIMEOUT_S,
+            request_timeout=REQUEST_TIMEOUT_S,
             validate_only=is_trial,
         )
         _settle(futures, None)
         refused: dict[str, LockstepError] = {}
         for topic, future in futures.items():
             try:
-                future.result(_REQUEST_TIMEOUT_S)
+                future.result(REQUEST_TIMEOUT_S)
             except TimeoutError as error:
-                raise Unavailable(f"topic {topic} wasn't created in {_REQUEST_TIMEOUT_S:.0f} s") from error
+                raise Unavailable(f"topic {topic} wasn't created in {REQUEST_TIMEOUT_S:.0f} s") from error
             except KafkaException as error:
                 if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
                     continue
@@ -572,7 +572,7 @@ class TopicAdmin:
         """Delete topics, those that exist. Raises Unavailable, and LockstepError where it isn't allowed."""
         if not topics:
             return
-        for topic, future in self._admin.delete_topics(list(topics), operation_timeout=_REQUEST_TIMEOUT_S).items():
+        for topic, future in self._admin.delete_topics(list(topics), operation_timeout=REQUEST_TIMEOUT_S).items():
             try:
                 self._result(future)
             except Unavailable as error:
@@ -595,7 +595,7 @@ class TopicAdmin:
                 address = f"[{host}]:{broker.port}" if ":" in host else f"{host}:{broker.port}"
                 of_one = {"bootstrap.servers": address, "enable.sparse.connections": True}
                 admin = new_client(AdminClient, self._client | of_one)
-                topics = admin.list_topics(timeout=_REQUEST_TIMEOUT_S).topics
+                topics = admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
                 known = {name for name, topic in topics.items() if topic.error is None}
                 late += [plan for plan in plans if plan.name not in known]
         except KafkaException as error:
@@ -657,7 +657,7 @@ class TopicAdmin:
         another client asks, and waits longer: the first one may be waiting for a dead broker. Raises what ``ask``
         raises, and Refused at once.
         """
-        deadline = time.monotonic() + _REQUEST_TIMEOUT_S
+        deadline = time.monotonic() + REQUEST_TIMEOUT_S
         attempt_s = _FIRST_ATTEMPT_S
         while True:
             try:
@@ -666,7 +666,7 @@ class TopicAdmin:
                 self._replace_client()
                 if not (isinstance(error, _NoOffset) or _has_code(error, passing)) or time.monotonic() > deadline:
                     raise
-            attempt_s = min(2 * attempt_s, _REQUEST_TIMEOUT_S)
+            attempt_s = min(2 * attempt_s, REQUEST_TIMEOUT_S)
             if while_waiting is not None:
                 while_waiting()
             time.sleep(_AGAIN_S)
@@ -776,7 +776,7 @@ class TopicAdmin:
             if self._refused() is not None or error.args[0].code() not in _UNANSWERED:
                 raise self._unanswered(error) from error
         try:
-            return self._admin.list_topics(timeout=_REQUEST_TIMEOUT_S - _FIRST_ATTEMPT_S)
+            return self._admin.list_topics(timeout=REQUEST_TIMEOUT_S - _FIRST_ATTEMPT_S)
         except KafkaException as error:
             raise self._unanswered(error) from error
 
@@ -791,13 +791,13 @@ class TopicAdmin:
         return refused or Unavailable(f"Kafka doesn't answer: {reason(error)}")
 
     def _result(self, future: Any, while_waiting: Callable[[], None] | None = None) -> Any:
-        deadline = time.monotonic() + _REQUEST_TIMEOUT_S
+        deadline = time.monotonic() + REQUEST_TIMEOUT_S
         while True:
             try:
                 return future.result(_WAIT_SLICE_S)
             except TimeoutError as error:
                 if time.monotonic() > deadline:
-                    raise Unavailable(f"Kafka doesn't answer within {_REQUEST_TIMEOUT_S:.0f} s") from error
+                    raise Unavailable(f"Kafka doesn't answer within {REQUEST_TIMEOUT_S:.0f} s") from error
                 if while_waiting is not None:
                     while_waiting()
             except KafkaException as error:

@@ -262,7 +262,7 @@ class Transactions:
         """Where the first partition of a topic ends once the open batch is committed. Waits until all was sent."""
         if self._held:
             self._send_held()
-        self._flush()
+        self.flush()
         self._ends.lose(topic)
         return self._bounds({topic})[topic][0]
 
@@ -297,7 +297,8 @@ class Transactions:
         except KafkaException as error:
             raise self._error(error, doing=doing) from error
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Wait until all was sent."""
         fewest, moved = None, time.monotonic()
         while left := self._call("flush", self._producer.flush, _SLICE_S):
             self._while_waiting()

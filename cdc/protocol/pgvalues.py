@@ -84,7 +84,7 @@ def _timestamptz(value: bytes) -> bytes:
     return b'"' + value.replace(b" ", b"T", 1).replace(b"+00", b"Z", 1) + b'"'
 
 
-_SCALARS: Final[dict[str, JsonEncoder]] = {
+SCALARS: Final[dict[str, JsonEncoder]] = {
     "bool": _bool,
     "int2": _verbatim,
     "int4": _verbatim,
@@ -136,7 +136,7 @@ def json_encoder(value_type: str, is_array: bool) -> JsonEncoder:
 
     That of an array raises ValueError for what isn't an array literal.
     """
-    scalar = _SCALARS.get(value_type, _text)
+    scalar = SCALARS.get(value_type, _text)
     if not is_array:
         return scalar
     # box is the one built-in type whose array elements are separated by a semicolon.

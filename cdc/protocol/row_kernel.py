@@ -35,12 +35,12 @@ class RowEncoding(CompiledCode):
 
 def row_encoding(choice: str) -> RowEncoding:
     """The encoding for a value of the environment variable. Raises as ``chosen_code``."""
-    code = chosen_code(choice, _built, cannot="rows can't be encoded")
+    code = chosen_code(choice, compiled_code, cannot="rows can't be encoded")
     return RowEncoding(code.module, code.why)
 
 
 @cache
-def _built() -> CompiledCode:
+def compiled_code() -> CompiledCode:
     return load_compiled("cdc.protocol._kernel", agrees)
 
 

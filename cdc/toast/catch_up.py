@@ -10,7 +10,7 @@ from cdc.toast.json_slices import split_object
 from cdc.toast.memory import LEFT_OUT_ROW, DurableMemory
 from cdc.toast.rule import ToastRule
 
-_BATCH_BYTES: Final = 16 * 1024 * 1024
+BATCH_BYTES: Final = 16 * 1024 * 1024
 _BATCH_RECORDS: Final = 50_000
 """What is held in memory between two commits, at most, and one record more."""
 
@@ -65,7 +65,7 @@ def catch_up(
         offsets[topic, partition] = offset + 1
         count += 1
         pending += 1
-        if size >= _BATCH_BYTES or pending >= _BATCH_RECORDS:
+        if size >= BATCH_BYTES or pending >= _BATCH_RECORDS:
             memory.commit(None, offsets)
             offsets = {}
             size = pending = 0

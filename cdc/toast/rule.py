@@ -129,7 +129,7 @@ class ColumnFacts:
 class ToastRule:
     """The rule of one table shape. Positions are those of the published columns, as in the stream's rows."""
 
-    __slots__ = ("_bounds", "_fixed", "_limit", "_may_be_long", "columns", "positions", "safe_bytes")
+    __slots__ = ("_fixed", "_limit", "_may_be_long", "bounds", "columns", "positions", "safe_bytes")
 
     def __init__(
         self,
@@ -144,10 +144,10 @@ class ToastRule:
         ``toast_tuple_target``, of partitions the smallest; ``block_size`` is the server's, ``encoding`` the
         database's."""
         published = [column for column in facts if column.published]
-        self._bounds = {
+        self.bounds = {
             position: _bound(column, encoding) for position, column in enumerate(published) if column.length < 0
         }
-        self.positions = tuple(p for p in self._bounds if published[p].type_name not in _NEVER_MOVED)
+        self.positions = tuple(p for p in self.bounds if published[p].type_name not in _NEVER_MOVED)
         """Of the columns whose values can be moved at all."""
         self.columns = tuple(published[p].name for p in self.positions)
         """Their names. Without any, a table needs no memory."""
@@ -161,12 +161,12 @@ class ToastRule:
                 self._fixed += column.length
             elif not column.published:
                 unseen = True
-        known_bounds = {position: bound for position, bound in self._bounds.items() if bound is not None}
+        known_bounds = {position: bound for position, bound in self.bounds.items() if bound is not None}
         constants = self._fixed + sum(bound.constant for bound in known_bounds.values())
         if unseen:  # any part of the tuple may be hidden
             self._limit = -1
         heaviest = max((bound.weight for bound in known_bounds.values()), default=0.0)
-        unknown = [position for position, bound in self._bounds.items() if bound is None]
+        unknown = [position for position, bound in self.bounds.items() if bound is None]
         room = self._limit - constants
         self.safe_bytes = -1 if unknown or room < 0 else int(room / heaviest) if heaviest else 1 << 62
         """A row whose texts have at most so many bytes together can't be too long; -1 where that can't be said."""
@@ -191,13 +191,13 @@ class ToastRule:
 
     def may_be_moved(self, position: int, value: bytes) -> bool:
         """Whether a value, text or JSON, is large enough for its column to be moved at all."""
-        bound = self._bounds[position]
+        bound = self.bounds[position]
         return bound is None or len(value) > _SURELY_LARGE or bound.size(value) > _POINTER_BYTES
 
     def _is_long(self, values: Sequence[bytes | None]) -> bool:
         """The closer look, which counts items."""
         size = self._fixed
-        for position, bound in self._bounds.items():
+        for position, bound in self.bounds.items():
             value = values[position]
             if value is not None:
                 if bound is None:

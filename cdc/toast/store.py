@@ -315,7 +315,7 @@ class ToastStore:
         else:
             transaction.put(_IS_POSITION, _POSITION.pack(*self._position))
         for topic, partition in self._advanced:
-            offset_entry = entries.offset_key(_topic_id(transaction, topic_ids, topic), partition)
+            offset_entry = entries.offset_key(number_of(transaction, topic_ids, topic), partition)
             transaction.put(offset_entry, _NUMBER.pack(self._offsets[topic, partition]))
         return topic_ids
 
@@ -327,7 +327,7 @@ class ToastStore:
             while cursor.key().startswith(prefix):  # empty after the last one
                 cursor.delete()
         for topic, changes in self._changes.items():
-            topic_id = _topic_id(transaction, topic_ids, topic)
+            topic_id = number_of(transaction, topic_ids, topic)
             for key, values in changes.items():
                 row_entry = entries.row_key(topic_id, key)
                 bucket: Bucket = {}
@@ -392,7 +392,7 @@ def _with_prefix(transaction: "lmdb.Transaction[bytes]", prefix: bytes) -> Itera
         cursor.next()
 
 
-def _topic_id(transaction: "lmdb.Transaction[bytes]", topic_ids: dict[str, int], topic: str) -> int:
+def number_of(transaction: "lmdb.Transaction[bytes]", topic_ids: dict[str, int], topic: str) -> int:
     """A topic's number, which is in keys in place of its name. A new one is written with what uses it."""
     if topic not in topic_ids:
         topic_ids[topic] = len(topic_ids)

@@ -215,7 +215,7 @@ class StreamQueryErasing(Eraser):
                     is_of_row = partial(has_key, columns=how.in_result, key=self._row.key)
                     yield from results.places(how.in_result, is_of_row, only_look=only_look)
                 try:
-                    yield from self._in_topics(query, how, only_look=only_look)
+                    yield from self.in_topics(query, how, only_look=only_look)
                 except Stopped:
                     raise
                 except LockstepError as error:
@@ -269,7 +269,7 @@ class StreamQueryErasing(Eraser):
                     " the configuration, with its `rows_of`, or delete what is left of it by hand."
                 )
 
-    def _in_topics(self, query: str, how: Mapped, *, only_look: bool) -> Iterator[Place]:
+    def in_topics(self, query: str, how: Mapped, *, only_look: bool) -> Iterator[Place]:
         side = stream_query_topic(self._pipeline, query)
         there = TopicAdmin(self._client).all_partition_counts()
         newest, figures = self._newest(query)

@@ -23,7 +23,7 @@ from sinks.contract import OpenedSink
 
 logger = logging.getLogger(__name__)
 
-_ANSWER_TIMEOUT_S: Final = 10.0
+ANSWER_TIMEOUT_S: Final = 10.0
 """How long each store is waited for. To see whether a job that was killed is gone takes seconds of them."""
 
 WAITING: Final = "waiting"
@@ -171,7 +171,7 @@ class _Store:
         # One that has been asked for long is known to hang: it isn't waited for again.
         answer: list[StreamQueryStatus] | LockstepError | None
         try:
-            answer = self._question.wait(max(0.0, min(until, asked_at + _ANSWER_TIMEOUT_S) - time.monotonic()))
+            answer = self._question.wait(max(0.0, min(until, asked_at + ANSWER_TIMEOUT_S) - time.monotonic()))
         except Exception as error:
             # Of one store: the others are told all the same, and this one is asked again.
             answer = bug(error)
@@ -181,7 +181,7 @@ class _Store:
         else:
             self._said = ""
         if answer is None:
-            answer = Unavailable(f"its store hasn't answered for {max(age_s, _ANSWER_TIMEOUT_S):.0f} s")
+            answer = Unavailable(f"its store hasn't answered for {max(age_s, ANSWER_TIMEOUT_S):.0f} s")
         else:
             self._question = None
         if isinstance(answer, LockstepError):
@@ -248,7 +248,7 @@ class StreamQueryCollector:
         """
         for store in self._stores:
             store.ask()
-        until = time.monotonic() + _ANSWER_TIMEOUT_S
+        until = time.monotonic() + ANSWER_TIMEOUT_S
         return [status for store in self._stores for status in store.answer(until)]
 
     def close(self) -> None:

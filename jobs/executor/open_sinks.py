@@ -15,7 +15,7 @@ from sinks.wrappers.retrying import Retries, Waiting, retrying
 _Identity = tuple[str, int]
 """A sink's name and a generation."""
 
-_IDLE_S: Final = 600.0
+IDLE_S: Final = 600.0
 """A sink without a task for so long is closed when another is opened: its generation may be dropped."""
 
 
@@ -32,7 +32,7 @@ class _Open:
     used_at: float
 
 
-_open: dict[_Identity, _Open] = {}
+held: dict[_Identity, _Open] = {}
 """The open sinks."""
 
 _unfrozen: set[_Identity] = set()
@@ -53,12 +53,12 @@ def _open_for(task: Task) -> _Open:
     identity = (task.sink, task.generation)
     purpose = (task.run, task.settings)
     now = time.monotonic()
-    opened = _open.get(identity)
+    opened = held.get(identity)
     if opened is not None and opened.purpose == purpose:
         opened.used_at = now
         return opened
-    for other, earlier in list(_open.items()):
-        if other == identity or now - earlier.used_at > _IDLE_S:
+    for other, earlier in list(held.items()):
+        if other == identity or now - earlier.used_at > IDLE_S:
             _close(other)
     retries = Retries(
         sleep=time.sleep,
@@ -71,7 +71,7 @@ def _open_for(task: Task) -> _Open:
     if task.server is not None:
         bare.require_server(task.server)
     opened = _Open(retrying(bare, retries).sink, bare, purpose, now)
-    _open[identity] = opened
+    held[identity] = opened
     _unfrozen.add(identity)
     return opened
 
@@ -95,7 +95,7 @@ def close_sink(task: Task) -> None:
 
 
 def _close(identity: _Identity) -> None:
-    opened = _open.pop(identity, None)
+    opened = held.pop(identity, None)
     if opened is not None:
         # It was given up, because it failed or is not used; how it ends doesn't matter.
         with suppress(Exception):

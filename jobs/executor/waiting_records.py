@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from cdc.model.errors import LockstepError
 
-_ROWS: Final = 10_000
+ROWS: Final = 10_000
 """How many come back at once."""
 
 
@@ -29,7 +29,7 @@ class WaitingRecords:
             if self._file is None:
                 self._file = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as this
                 self._writer = pa.ipc.new_stream(self._file, records.schema)
-            self._writer.write_table(records, max_chunksize=_ROWS)
+            self._writer.write_table(records, max_chunksize=ROWS)
         except OSError as error:
             self._refused(error)
         self.rows += records.num_rows

@@ -19,7 +19,7 @@ from views.result_rows import rows_of
 _AT_WORK_MAX: Final = 2
 """So many portions are with the sink at most: one that it writes, and one that it goes on with."""
 
-_LOOK_S: Final = 0.5
+LOOK_S: Final = 0.5
 """How often who waits for the sink looks whether it has to end."""
 
 
@@ -78,7 +78,7 @@ class WrittenAhead:
     def _done(self) -> list[Item]:
         """What stays of the oldest portion that is at work."""
         portion, writing = self._at_work.popleft()
-        while not wait([writing], _LOOK_S).done:
+        while not wait([writing], LOOK_S).done:
             self._meanwhile()
         try:
             outcome = writing.result()

@@ -30,7 +30,7 @@ from cdc.model.table import TableName
 from cdc.model.times import time_text
 from sinks.contract import CoordinationRecords
 
-_PAUSE_FIRST_S: Final = 60
+PAUSE_FIRST_S: Final = 60
 _PAUSE_MAX_S: Final = 30 * 60
 
 
@@ -173,7 +173,7 @@ class Aside:
 
 def pause_s(tries: int) -> int:
     """For how long a table that has failed isn't tried again, after so many tries in vain, in seconds. Pure."""
-    return int(min(_PAUSE_FIRST_S << min(tries, 10), _PAUSE_MAX_S))
+    return int(min(PAUSE_FIRST_S << min(tries, 10), _PAUSE_MAX_S))
 
 
 def is_done(order: Order, aside: Aside | None) -> bool:

@@ -32,7 +32,7 @@ from sinks.wrappers.projection import Projection
 _GONE: Final = -1
 """The number of a column that the source has dropped before anybody knew its number."""
 
-_ROWS: Final = 500
+ROWS: Final = 500
 _BYTES: Final = 8 * 1024 * 1024
 """How many rows are written at once, and how large they may be together, but for the last one."""
 
@@ -283,7 +283,7 @@ def _portions(rows: Iterable[StoredRow]) -> Iterator[list[Mapping[str, JsonValue
     for stored in rows:
         keys.append(stored.key)
         size += len(orjson.dumps(dict(stored.row)))
-        if len(keys) >= _ROWS or size >= _BYTES:
+        if len(keys) >= ROWS or size >= _BYTES:
             yield keys
             keys, size = [], 0
     if keys:

@@ -6,7 +6,7 @@ from typing import Final
 from jobs.generations.identities import Identities
 from jobs.generations.lease import GenerationLease
 
-_LOOK_S: Final = 30.0
+LOOK_S: Final = 30.0
 """How often a running job looks: one that writes is mostly told by the destination, and no other is in a hurry."""
 
 
@@ -21,7 +21,7 @@ class IdentityWatch:
     def has_lost(self) -> bool:
         """Whether a table has been removed since the query began. The next one says which. Raises as the lease does."""
         now_s = time.monotonic()
-        if not self._identities or now_s - self._looked_s < _LOOK_S:
+        if not self._identities or now_s - self._looked_s < LOOK_S:
             return False
         self._looked_s = now_s
         return bool(self._lease.lost(self._identities))

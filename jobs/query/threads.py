@@ -53,11 +53,11 @@ POLL_S: Final = 0.1
 TICK_S: Final = 0.5
 """How often a sink looks for pause requests, and at most for progress records that no batch makes it look for."""
 
-_QUIET_S: Final = 5.0
+QUIET_S: Final = 5.0
 """How often a sink looks at the log though nothing has told it of anything new."""
 
 _LISTEN_S: Final = 1.0
-_SILENT_S: Final = 1.0
+SILENT_S: Final = 1.0
 """How long a bell is waited for, and for how long it isn't after brokers that didn't answer."""
 
 _JUST_NOW_S: Final = 0.05
@@ -65,10 +65,10 @@ _LOOK_FIRST_S: Final = 0.1
 """What a task has applied is stored after a look for the progress record of it, which took no longer than this, so that
 the watermark is stored with it."""
 
-_SCHEMA_LOOK_S: Final = 1.0
+SCHEMA_LOOK_S: Final = 1.0
 """How often a running job looks whether a table has got another shape."""
 
-_ORDERS_LOOK_S: Final = 2.0
+ORDERS_LOOK_S: Final = 2.0
 """How often it looks whether somebody has given it orders: that asks the destination."""
 
 _LONG_BATCH_S: Final = 15.0
@@ -210,7 +210,7 @@ def listen_to_log(state: QueryState, bell: Bell) -> None:
                     state.news.set()
                     state.batch_done.set()
             except LockstepError:  # the looks report it
-                state.ended.wait(_SILENT_S)
+                state.ended.wait(SILENT_S)
     except Exception as error:  # a bug of ours must not leave a job that notices everything late
         state.fail(error)
     finally:
@@ -224,7 +224,7 @@ def follow_watermark(state: QueryState, sink: str, read_progress: Callable[[], b
     """
     waiting = last = False
     while not last:
-        was_told = state.batch_done.wait(TICK_S if waiting else _QUIET_S)
+        was_told = state.batch_done.wait(TICK_S if waiting else QUIET_S)
         state.batch_done.clear()
         last = state.ended.is_set()  # once more after the last batch: what it applied is to be known
         try:
@@ -364,7 +364,7 @@ def ended_early(
     early, over = EarlyEnd(), threading.Event()
     watch = SchemaWatch(cluster, plan.kafka.client(), plan.pipeline, tables, uncopied)
     looks = Looks(len(topics))
-    has_other_orders = _now_and_then(has_orders, _ORDERS_LOOK_S)
+    has_other_orders = _now_and_then(has_orders, ORDERS_LOOK_S)
 
     def has_log_moved() -> bool:
         """Whether the next query has to read other shapes. Looks only where that is due."""
@@ -378,7 +378,7 @@ def ended_early(
         return has_moved
 
     def watch_log() -> None:
-        while not over.wait(_SCHEMA_LOOK_S) and not early.ending.is_set():
+        while not over.wait(SCHEMA_LOOK_S) and not early.ending.is_set():
             try:
                 if has_log_moved() or has_other_orders():
                     early.ending.set()

@@ -84,7 +84,7 @@ def recover(
             slot = find_slot(sql, pipeline.slot)
             if slot is not None:
                 require_own_slot(slot, sql.info.dbname)
-            state = _require_state(read_state(client, pipeline.name, pipeline.slot), pipeline)
+            state = require_state(read_state(client, pipeline.name, pipeline.slot), pipeline)
             publication = publication_sql(
                 pipeline.publication, pipeline.source.published_names, version=sql.info.server_version
             )
@@ -117,7 +117,7 @@ def _recover(
     create_missing_topics(pipeline, say)
     with contextlib.closing(capture_publisher(pipeline)) as publisher:
         publisher.start()  # nobody else publishes from here on
-        state = _require_state(read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot), pipeline)
+        state = require_state(read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot), pipeline)
         _require_not_recovered_since(asked, state, pipeline)
         # Else copies would be published over events that nobody can read, and nothing would say so any more.
         holds_events = holding_events(pipeline)
@@ -171,7 +171,7 @@ def _identify(pipeline: Pipeline) -> SystemIdentity:
         return connection.identify_system()
 
 
-def _require_state(state: CaptureState | None, pipeline: Pipeline) -> CaptureState:
+def require_state(state: CaptureState | None, pipeline: Pipeline) -> CaptureState:
     if state is None:
         raise LockstepError(
             f"Kafka holds no state of slot {pipeline.slot}: nothing was ever captured under this name",

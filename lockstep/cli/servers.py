@@ -14,7 +14,7 @@ from stack.directory import DEFAULT_DIRECTORY
 if TYPE_CHECKING:
     from stack.stack import ServerStatus
 
-_SERVER_OF: Final = {
+SERVER_OF: Final = {
     "source_dsn": "postgres",
     "warehouse_dsn": "warehouse",
     "warehouse_url": "warehouse",
@@ -53,16 +53,16 @@ def up(
 
     stack = Stack(directory, light=True)
     wanted = server or list(NAMES)
-    if not server and _has_other_source(config, stack.endpoints().source_dsn if stack.exists else None):
+    if not server and has_other_source(config, stack.endpoints().source_dsn if stack.exists else None):
         wanted.remove("postgres")
         say(f"postgres: not started, since source.dsn of {config} leads to another server; `lockstep up postgres` does")
     endpoints = stack.up(wanted, report=lambda name, what: say(f"{name}: {what}"))
     for name, value in asdict(endpoints).items():
-        if _SERVER_OF[name] in wanted:
+        if SERVER_OF[name] in wanted:
             print(f"{name} = {value}")  # noqa: T201  the result
 
 
-def _has_other_source(config: Path, local: str | None) -> bool:
+def has_other_source(config: Path, local: str | None) -> bool:
     """Whether a configuration is there whose source isn't the local one, which is at ``local`` if it ever was up.
 
     A file that can't be read says nothing: the commands that need it tell what is wrong.

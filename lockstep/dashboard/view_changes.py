@@ -34,7 +34,7 @@ READERS_MAX: Final = 300
 VIEWS_MAX: Final = 8
 """Each view that is followed has a consumer, a thread and a file of its own."""
 
-_ROWS_KEPT: Final = 20_000
+ROWS_KEPT: Final = 20_000
 """Of the newest steps, in memory. What is older is read from the file."""
 
 _PORTION: Final = 500
@@ -45,7 +45,7 @@ _ALIVE_S: Final = 15.0
 _IDLE_S: Final = 60.0
 """How long a view is followed after its last reader has left."""
 
-_LOOK_S: Final = 0.2
+LOOK_S: Final = 0.2
 """How often it is looked whether a generation is live, for a reader that waits for one."""
 
 _NONE_LIVE: Final = "no live generation of the view has been seen yet: `lockstep generations` shows them"
@@ -85,7 +85,7 @@ class Step:
 class Recent:
     """The newest steps. Pure. ``at`` is the newest one, None before the first."""
 
-    def __init__(self, rows_max: int = _ROWS_KEPT) -> None:
+    def __init__(self, rows_max: int = ROWS_KEPT) -> None:
         self._rows_max = rows_max
         self._steps: deque[Step] = deque()
         self._rows = 0
@@ -174,7 +174,7 @@ class FollowedView:
         # Tombstones are on the topic for the one time, and in the copy for the other.
         self.resumable_s = min(GONE_S, kafka.topics.delete_retention_ms / 1000) / 2
         """Who has left longer ago begins anew."""
-        self.recent = Recent()
+        self.recent = Recent(ROWS_KEPT)
         self.topic_id = ""
         self.readers = 0
         self.left_s = time.monotonic()
@@ -222,7 +222,7 @@ class FollowedView:
             with contextlib.closing(feed.portions()) as portions:
                 for portion in portions:
                     copy.add(portion.records, now_s=time.time())
-                    if len(changed) <= _ROWS_KEPT:  # beyond that, the step isn't kept in memory
+                    if len(changed) <= ROWS_KEPT:  # beyond that, the step isn't kept in memory
                         changed.update((record.key, record) for record in portion.records)
                     if portion.step is None:
                         continue
@@ -293,7 +293,7 @@ class ViewChanges:
                 if time.monotonic() - told_s > _ALIVE_S:
                     told_s = time.monotonic()
                     yield waiting_frame(_NONE_LIVE)
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(LOOK_S)
             of_generation = self._of_generation(Wanted(view, generation, key), wanted, last_id)
             async with contextlib.aclosing(of_generation) as frames:
                 async for frame in frames:

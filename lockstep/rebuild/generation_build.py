@@ -27,7 +27,7 @@ from sinks.registry import SinkSettings, open_sink
 
 _LOOK_S: Final = 0.5
 
-_CAPTURED_S: Final = 5.0
+CAPTURED_S: Final = 5.0
 """How often it is asked whether the tables of a build are captured still."""
 
 
@@ -152,7 +152,7 @@ class Build:
                     f"the job of generation {self._number} has ended before it had read all",
                     hint=f"run `lockstep rebuild {self._context.name}` again: it goes on, or begins again",
                 )
-            if time.monotonic() - looked_at >= _CAPTURED_S:
+            if time.monotonic() - looked_at >= CAPTURED_S:
                 looked_at = time.monotonic()
                 with suppress(Unavailable):
                     config = self._config_now()

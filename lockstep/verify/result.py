@@ -22,7 +22,7 @@ from sinks.registry import open_sink
 
 logger = logging.getLogger("lockstep.verify")
 
-_WAITS_S: Final = (1.0, 4.0)
+WAITS_S: Final = (1.0, 4.0)
 
 
 def is_of_everything(options: VerifyOptions) -> bool:
@@ -91,7 +91,7 @@ def failure_of(error: LockstepError, *, began_ms: int, ended_ms: int) -> Verific
 
 def keep(config: Config, sink: str, generation: int | None, verification: Verification) -> None:
     """Store it in the sink, for a generation or the live one. Where the sink doesn't take it, the log says so."""
-    for wait_s in (*_WAITS_S, None):
+    for wait_s in (*WAITS_S, None):
         try:
             _store(config, sink, generation, verification)
         except LockstepError as error:

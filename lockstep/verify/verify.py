@@ -57,7 +57,7 @@ def verify(
     waiting = Waiting(stopping)
 
     def compare(options: VerifyOptions, names: Sequence[TableName]) -> VerifyReport:
-        return _compare(config, options, settings, names, waiting=waiting, say=say, progress=progress)
+        return compare_tables(config, options, settings, names, waiting=waiting, say=say, progress=progress)
 
     keyed = [name for name in names if name not in append_only]
     if options.against != SOURCE or not append_only:
@@ -89,7 +89,7 @@ def _check_view(options: VerifyOptions, settings: SinkSettings) -> None:
         )
 
 
-def _compare(
+def compare_tables(
     config: Config,
     options: VerifyOptions,
     settings: SinkSettings,

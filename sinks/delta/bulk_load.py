@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sinks.columns.arrow_columns import Rows
 
 # Rows that one query holds when the bulk load ends. More rows are done in portions.
-_ROWS_AT_ONCE: Final = 2_000_000
+ROWS_AT_ONCE: Final = 2_000_000
 _PORTIONS_MAX: Final = 256
 _BATCHES_AHEAD: Final = 4
 
@@ -78,7 +78,7 @@ def _newest(opened: OpenedTable) -> "pa.RecordBatchReader":
         return pa.RecordBatchReader.from_stream(QueryBuilder().register("opened", table).execute(text))
 
     def newest() -> "Iterator[pa.RecordBatch]":
-        for where in _portions(rows, min(_PORTIONS_MAX, -(-table.count() // _ROWS_AT_ONCE)), query):
+        for where in _portions(rows, min(_PORTIONS_MAX, -(-table.count() // ROWS_AT_ONCE)), query):
             yield from query(
                 f"select {columns} from (select *, "
                 f"row_number() over (partition by {key} order by {quoted('_tag')} desc) as {rank} "

@@ -33,7 +33,7 @@ _LOOKED_AT: Final = 1000
 """How many documents are looked up at once to compare their tags."""
 
 
-class _Item(NamedTuple):
+class Item(NamedTuple):
     """An event on its way. ``searchable``: with copies of its JSON and ranges for searching.
 
     ``condition`` is what it asks of the document that is there, where its version can't say it.
@@ -68,8 +68,8 @@ class _Tally:
     applied: int = 0
     stale: int = 0
     rejections: list[Rejection] = field(default_factory=list)
-    again: list[_Item] = field(default_factory=list)
-    contested: list[_Item] = field(default_factory=list)
+    again: list[Item] = field(default_factory=list)
+    contested: list[Item] = field(default_factory=list)
 
 
 class BulkWriter:
@@ -79,7 +79,7 @@ class BulkWriter:
         self._indexes = indexes
         self._client = indexes.client
         # Less where the cluster, or a proxy before it, takes less in a request.
-        self._bulk_bytes = _BULK_BYTES
+        self.bulk_bytes = _BULK_BYTES
 
     def write(self, events: Events, *, overwrite_equal_tags: bool) -> Outcome:
         """Write all events whose tables are among ``targets``.
@@ -87,7 +87,7 @@ class BulkWriter:
         Raises Unavailable when the cluster has no room for some now. Raises LockstepError when it refuses all writes,
         and for an event that has a column which its index lacks.
         """
-        pending = [_Item(table_events, index) for table_events in events.tables for index in range(len(table_events))]
+        pending = [Item(table_events, index) for table_events in events.tables for index in range(len(table_events))]
         tally = _Tally()
         documents_max = _BULK_DOCUMENTS
         rounds = comparisons = 0
@@ -95,7 +95,7 @@ class BulkWriter:
         while pending and rounds < _ROUNDS and comparisons < _COMPARISONS:
             tally.again, tally.contested = [], []
             is_too_long = False
-            requests = self._requests(
+            requests = self.requests(
                 pending,
                 documents_max,
                 overwrite_equal_tags=overwrite_equal_tags,
@@ -113,7 +113,7 @@ class BulkWriter:
             pending = tally.again + self._compared(tally, overwrite_equal_tags=overwrite_equal_tags)
             if is_too_long:
                 # Doesn't count: it ends by itself, at the latest when each document goes alone.
-                self._bulk_bytes = max(1, self._bulk_bytes // 4)
+                self.bulk_bytes = max(1, self.bulk_bytes // 4)
             elif tally.again:
                 rounds += 1
                 documents_max = max(1, documents_max // 4)
@@ -130,7 +130,7 @@ class BulkWriter:
             retry_after_s=RETRY_AFTER_S,
         )
 
-    def _sort(self, items: Sequence[_Item], answers: Answers, tally: _Tally) -> None:
+    def _sort(self, items: Sequence[Item], answers: Answers, tally: _Tally) -> None:
         """Add what became of each item. Raises LockstepError for an answer that stops the job."""
         for item, (status, error) in zip(items, answers, strict=True):
             match verdict(status, None if error is None else error["type"]):
@@ -155,13 +155,13 @@ class BulkWriter:
                     assert error is not None
                     raise stopping(status, error["type"])
 
-    def _compared(self, tally: _Tally, *, overwrite_equal_tags: bool) -> list[_Item]:
+    def _compared(self, tally: _Tally, *, overwrite_equal_tags: bool) -> list[Item]:
         """The contested items whose documents are older, to be written to these very documents. Others are stale.
 
         Raises LockstepError for a document that was written too often.
         """
         older = []
-        by_table: dict[TableName, list[_Item]] = {}
+        by_table: dict[TableName, list[Item]] = {}
         for item in tally.contested:
             by_table.setdefault(item.events.table, []).append(item)
         for table, items in by_table.items():
@@ -181,7 +181,7 @@ class BulkWriter:
                         older.append(item._replace(condition=condition))
         return older
 
-    def _documents(self, target: Target, items: Sequence[_Item]) -> Sequence[Mapping[str, Any]]:
+    def _documents(self, target: Target, items: Sequence[Item]) -> Sequence[Mapping[str, Any]]:
         """What the primaries have by the ids of these items, as of now, in their order. A replica may lag."""
         wanted = {"docs": [target.identity(item.event.key) for item in items]}
         path = f"/{target.write_alias}/_mget"
@@ -207,14 +207,14 @@ class BulkWriter:
                 raise unknown_column(event.table, name)
         return True
 
-    def _requests(
-        self, items: Sequence[_Item], documents_max: int, *, overwrite_equal_tags: bool, is_whole: bool
-    ) -> Iterator[tuple[list[_Item], bytes]]:
+    def requests(
+        self, items: Sequence[Item], documents_max: int, *, overwrite_equal_tags: bool, is_whole: bool
+    ) -> Iterator[tuple[list[Item], bytes]]:
         """Bulk bodies of at most so many documents and about so many bytes; one large document goes alone.
 
         ``is_whole``: the items are all events of each table in their order.
         """
-        portion: list[_Item] = []
+        portion: list[Item] = []
         lines: list[bytes] = []
         index = size = 0
         while index < len(items):
@@ -222,7 +222,7 @@ class BulkWriter:
             target = self._indexes.targets[events.table]
             if is_whole and not overwrite_equal_tags and len(lines) < documents_max:
                 stop = min(len(events), row_index + documents_max - len(lines))
-                end, taken = target.take_lines(events, row_index, stop, lines, bytes_max=self._bulk_bytes - size)
+                end, taken = target.take_lines(events, row_index, stop, lines, bytes_max=self.bulk_bytes - size)
                 if end > row_index:
                     portion += items[index : index + end - row_index]
                     index += end - row_index
@@ -235,7 +235,7 @@ class BulkWriter:
                 overwrite_equal_tags=overwrite_equal_tags,
                 condition=condition,
             )
-            if lines and (len(lines) >= documents_max or size + len(line) > self._bulk_bytes):
+            if lines and (len(lines) >= documents_max or size + len(line) > self.bulk_bytes):
                 yield portion, b"".join(lines)
                 portion, lines, size = [], [], 0
             portion.append(items[index])
@@ -245,7 +245,7 @@ class BulkWriter:
         if lines:
             yield portion, b"".join(lines)
 
-    def _answers(self, requests: Iterator[tuple[list[_Item], bytes]]) -> Iterator[tuple[list[_Item], Answers | None]]:
+    def _answers(self, requests: Iterator[tuple[list[Item], bytes]]) -> Iterator[tuple[list[Item], Answers | None]]:
         """Send requests, some at once, and yield what became of each, in their order. Raises the first one's error."""
         first = next(requests, None)
         second = next(requests, None)
@@ -254,7 +254,7 @@ class BulkWriter:
             yield items, self._client.bulk(body, len(items))
             return
         with ThreadPoolExecutor(_IN_FLIGHT) as pool:
-            sent: deque[tuple[list[_Item], Future[Answers | None]]] = deque()
+            sent: deque[tuple[list[Item], Future[Answers | None]]] = deque()
             for request in chain((early for early in (first, second) if early is not None), requests):
                 sent.append((request[0], pool.submit(self._client.bulk, request[1], len(request[0]))))
                 if len(sent) > _IN_FLIGHT:

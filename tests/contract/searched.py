@@ -9,8 +9,8 @@ from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.percolator import Percolator, queries_index
 from sinks.opensearch.searches import Claim
 from sinks.opensearch.settings import OpenSearchSettings
-from sinks.opensearch.sink import OpenSearchSink
 from tests.builders import batch, column, table, upsert
+from tests.contract.beside import OpenSearchParts
 
 THINGS: Final = table(
     column("id", "int8"),
@@ -91,8 +91,8 @@ QUERIES: Final[dict[str, tuple[dict[str, Any], set[int]]]] = {
 
 def answers(prefix: str, settings: dict[str, Any]) -> tuple[dict[str, set[int]], dict[str, set[int]]]:
     """What a search finds by each query, and which documents match it when they are asked about."""
-    sink = OpenSearchSink(OpenSearchIndexes(prefix, OpenSearchSettings(**settings, **SETTINGS), 1))
-    indexes = sink._indexes
+    sink = OpenSearchParts(OpenSearchIndexes(prefix, OpenSearchSettings(**settings, **SETTINGS), 1))
+    indexes = sink.indexes
     try:
         sink.prepare([THINGS])
         outcome = sink.apply(batch(*(upsert(row, number, of=THINGS) for number, row in enumerate(ROWS, start=1))))

@@ -29,12 +29,11 @@ from sinks.access import Login
 from sinks.columns.shape import Shape
 from sinks.contract import CoordinationRecords, Generations
 from sinks.delta.coordination import DeltaCoordination
-from sinks.delta.generations import DeltaGenerations
 from sinks.delta.merge import fill
 from sinks.delta.settings import DeltaSettings
-from sinks.delta.sink import DeltaSink
 from sinks.delta.tables import DeltaTables
 from tests.builders import batch, column, delete, progress, table, tag, upsert
+from tests.contract.beside import DeltaParts, generations_of
 from tests.contract.copies import directory_copy
 from tests.examples import examples
 
@@ -47,9 +46,9 @@ class Lake:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def sink(self, generation: int = 1, *tables: Table, **settings: Any) -> DeltaSink:
+    def sink(self, generation: int = 1, *tables: Table, **settings: Any) -> DeltaParts:
         chosen = DeltaSettings(root=str(self.root), **settings)
-        sink = DeltaSink(DeltaTables("shop", chosen, generation), chosen)
+        sink = DeltaParts(DeltaTables("shop", chosen, generation), chosen)
         if tables:
             sink.prepare(tables)
         return sink
@@ -58,7 +57,7 @@ class Lake:
         return generations_of(self.sink(generation))
 
     def records(self) -> CoordinationRecords:
-        return DeltaCoordination(self.sink()._tables)
+        return DeltaCoordination(self.sink().tables)
 
     def rows(self, path: str = "shop_g1/items") -> list[dict[str, Any]]:
         """Everything that is stored, as any other reader finds it."""
@@ -79,12 +78,7 @@ def item(number: int, note: str, at: int) -> Any:
     return upsert({"id": number, "note": note}, at, of=ITEMS)
 
 
-def generations_of(sink: DeltaSink) -> Generations:
-    """Of the same writer: with the fence that this sink has claimed."""
-    return DeltaGenerations(sink._tables, sink._settings)
-
-
-def notes_of(sink: DeltaSink, of: Table = ITEMS) -> dict[JsonValue, JsonValue]:
+def notes_of(sink: DeltaParts, of: Table = ITEMS) -> dict[JsonValue, JsonValue]:
     return {stored.key["id"]: stored.row["note"] for stored in sink.scan(of)}
 
 
@@ -183,7 +177,7 @@ def test_an_append_while_a_bulk_load_ends_is_no_second_version_of_a_row(
     if point == "written":
         monkeypatch.setattr("deltalake.write_deltalake", _once(happen, write_deltalake))
     else:
-        worker._tables.lake.commit = _once(happen, worker._tables.lake.commit)  # type: ignore[method-assign]
+        worker.tables.lake.commit = _once(happen, worker.tables.lake.commit)  # type: ignore[method-assign]
     generations_of(worker).end_bulk()
     assert [(row["id"], row["note"]) for row in lake.rows("shop_g2/items")] == [(1, "c"), (2, "c")]
 
@@ -215,9 +209,9 @@ def test_the_fence_of_a_claim_that_died_half_way_keeps_nobody_out_for_ever(lake:
     first.claim()
     dying = lake.sink(1)
     # Killed after the first of two tables.
-    dying._bookkeeping.change(lambda state, _: state.with_build(1, replace(state.builds[1], fence=2)))
-    opened = dying._tables.open(ITEMS.name)
-    dying._tables.repeat(opened, lambda opened: dying._tables.raise_fence(opened, 2))
+    dying.tables.bookkeeping.change(lambda state, _: state.with_build(1, replace(state.builds[1], fence=2)))
+    opened = dying.tables.open(ITEMS.name)
+    dying.tables.repeat(opened, lambda opened: dying.tables.raise_fence(opened, 2))
     fence = lake.sink(1).claim()
     assert fence == 3
     events = [item(1, "a", 1), upsert({"id": 1, "note": "a"}, 1, of=others)]
@@ -230,10 +224,10 @@ def test_the_fence_of_a_claim_that_died_half_way_keeps_nobody_out_for_ever(lake:
 def test_a_slow_prepare_never_takes_a_fence_back(lake: Lake) -> None:
     others = replace(ITEMS, name=TableName("public", "others"))
     slow, heir = lake.sink(1, ITEMS), lake.sink(1)
-    seen = slow._bookkeeping.read()
+    seen = slow.tables.bookkeeping.read()
     heir.prepare([ITEMS, others])
     fence = heir.claim()
-    slow._tables.create(seen, Shape.of(others))  # it had found the table missing, and the old fence
+    slow.tables.create(seen, Shape.of(others))  # it had found the table missing, and the old fence
     event = upsert({"id": 1, "note": "a"}, 1, of=others)
     with pytest.raises(Fenced):
         slow.apply(batch(event, fence=fence - 1))
@@ -256,8 +250,8 @@ _WRITER = """
 import sys
 from cdc.model.table import TableName
 from sinks.delta.settings import DeltaSettings
-from sinks.delta import sink as delta
 from sinks.delta.sink import open_delta
+from sinks.delta import sink as delta
 from tests.builders import batch, column, table, upsert
 delta.OPTIMIZE_EVERY_COMMITS = 7
 items = table(column("id", "int8"), column("note"), name=TableName("public", "items"))
@@ -364,7 +358,7 @@ def test_a_bulk_load_in_many_portions_ends_in_the_newest_rows(
     sink = lake.sink(1)
     sink.prepare([shape], go_live=False)
     generations_of(sink).begin_bulk()
-    monkeypatch.setattr(sinks.delta.bulk_load, "_ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(sinks.delta.bulk_load, "ROWS_AT_ONCE", 7)
     for at in (2, 1, 3):
         numbers = range(0, 200, at)
         sink.apply(batch(*(upsert({"id": key(n), "part": 1, "note": f"{n} {at}"}, at, of=shape) for n in numbers)))
@@ -543,7 +537,7 @@ def test_a_store_that_does_not_answer_is_waited_for_and_no_secret_is_told() -> N
                 "aws_region": "us-east-1",
             },
         )
-        sink = DeltaSink(DeltaTables("shop", settings, 1), settings)
+        sink = DeltaParts(DeltaTables("shop", settings, 1), settings)
         with pytest.raises(Unavailable) as failure:
             generations_of(sink).load_progress()
     assert "secret-word" not in str(failure.value)

@@ -16,7 +16,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import Events, JsonValue, RowEvent
 from cdc.model.table import Column, Table
 from sinks.contract import Batch, OpenedSink, Sink, TableVersions
-from sinks.warehouse import generations, tables
+from sinks.warehouse import generations, purging
 from sinks.warehouse.duckdb import upkeep
 from tests.builders import column, delete, table, tag, upsert
 from tests.contract.typed_stores import BEGIN, LSN, POSTGRESQL, Store, save
@@ -335,8 +335,8 @@ def test_of_a_trimmed_history_every_later_time_is_as_it_was(
     store: Store, sink: Sink, in_portions: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if in_portions:
-        monkeypatch.setattr(upkeep, "_TRIMMED_AT_ONCE", 0)
-        monkeypatch.setattr(upkeep, "_TRIM_PORTIONS", 3)
+        monkeypatch.setattr(upkeep, "TRIMMED_AT_ONCE", 0)
+        monkeypatch.setattr(upkeep, "TRIM_PORTIONS", 3)
     begun = batch(row(1, "a", 1), row(2, "x", 2), row(1, "b", 3), gone(3, 3), row(4, "k", 4), gone(4, 5))
     sink.apply(begun)
     sink.apply(batch(row(1, "c", 20), gone(2, 21), row(4, "again", 22)))
@@ -368,7 +368,7 @@ def test_what_is_beyond_the_watermark_is_not_trimmed(store: Store, sink: Sink) -
 @pytest.mark.parametrize("store", [POSTGRESQL], indirect=True)
 @pytest.mark.soak
 def test_a_history_is_trimmed_a_few_blocks_at_a_time(store: Store, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (generations, tables):
+    for module in (generations, purging):
         monkeypatch.setattr(module, "BLOCKS", 1)
     sink.apply(batch(*(row(key, "n" * 100, commit) for commit in (1, 2) for key in range(300))))
     opened = keeping(store, 10)

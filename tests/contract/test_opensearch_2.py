@@ -13,10 +13,9 @@ from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.event import JsonValue, RowEvent
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings
-from sinks.opensearch.sink import OpenSearchSink
 from stack import java, opensearch, process, versions
 from tests.builders import batch, column, delete, progress, table, tag, upsert
-from tests.contract.beside import generations_of
+from tests.contract.beside import OpenSearchParts, generations_of
 from tests.contract.searched import QUERIES, answers
 from tests.databases import until
 from tests.services import temporary_directory
@@ -70,7 +69,7 @@ ORDERS = table(
 
 
 @pytest.fixture
-def opened(node: str) -> Iterator[list[OpenSearchSink]]:
+def opened(node: str) -> Iterator[list[OpenSearchParts]]:
     """Two generations of a sink that uses all that it has; the first is live."""
     settings = OpenSearchSettings(
         urls=(node,),
@@ -84,7 +83,7 @@ def opened(node: str) -> Iterator[list[OpenSearchSink]]:
         fields={"public.orders.note": {"copy_to": "all"}},
     )
     name = f"t{uuid.uuid4().hex[:12]}"
-    sinks = [OpenSearchSink(OpenSearchIndexes(name, settings, generation)) for generation in (1, 2)]
+    sinks = [OpenSearchParts(OpenSearchIndexes(name, settings, generation)) for generation in (1, 2)]
     for sink in sinks:
         sink.prepare([ORDERS])
     yield sinks
@@ -107,7 +106,7 @@ def gone(number: int, at: int | str) -> RowEvent:
     return delete({"region": "eu", "id": number}, at, of=ORDERS)
 
 
-def ids(sink: OpenSearchSink) -> list[Any]:
+def ids(sink: OpenSearchParts) -> list[Any]:
     return sorted(stored.key["id"] for stored in sink.scan(ORDERS))  # type: ignore[type-var]
 
 
@@ -115,7 +114,7 @@ def test_it_is_the_version_that_is_meant(client: OpenSearch) -> None:
     assert client.info()["version"]["number"] == versions.OPENSEARCH_2
 
 
-def test_events_end_in_the_same_rows_in_whatever_order(opened: list[OpenSearchSink]) -> None:
+def test_events_end_in_the_same_rows_in_whatever_order(opened: list[OpenSearchParts]) -> None:
     sink, _ = opened
     events = [row(1), row(2), row(2, 2), gone(1, 3), row(3), row(3, tag(1, 5000), "newest"), gone(4, 1)]
     for event in (*events, *reversed(events)):
@@ -125,9 +124,9 @@ def test_events_end_in_the_same_rows_in_whatever_order(opened: list[OpenSearchSi
     assert next(iter(sink.scan(ORDERS))).row["span"] == "[1,5)"
 
 
-def test_readers_find_what_is_live_and_no_markers(client: OpenSearch, opened: list[OpenSearchSink]) -> None:
+def test_readers_find_what_is_live_and_no_markers(client: OpenSearch, opened: list[OpenSearchParts]) -> None:
     sink, second = opened
-    alias = f"{sink._indexes.prefix}.orders"
+    alias = f"{sink.indexes.prefix}.orders"
     sink.apply(batch(row(1), gone(2, 2)))
     generations_of(second).begin_bulk()
     second.apply(batch(row(1, note="rebuilt")))
@@ -148,11 +147,11 @@ def test_readers_find_what_is_live_and_no_markers(client: OpenSearch, opened: li
     assert generations_of(second).numbers() == [2]
 
 
-def test_poison_is_rejected_and_blocks_stop(client: OpenSearch, opened: list[OpenSearchSink]) -> None:
+def test_poison_is_rejected_and_blocks_stop(client: OpenSearch, opened: list[OpenSearchParts]) -> None:
     sink, _ = opened
     outcome = sink.apply(batch(row(1), upsert({**dict(row(2).row or {}), "id": 2**63}, 1, of=ORDERS), row(3)))
     assert (outcome.applied, len(outcome.rejections)) == (2, 1)
-    index = f"{sink._indexes.prefix}.orders_g1"
+    index = f"{sink.indexes.prefix}.orders_g1"
     client.indices.put_settings(index=index, body={"index.blocks.read_only_allow_delete": True})
     with pytest.raises(LockstepError, match="cluster_block_exception"):
         sink.apply(batch(row(4)))
@@ -166,7 +165,7 @@ def test_poison_is_rejected_and_blocks_stop(client: OpenSearch, opened: list[Ope
         sink.apply(batch(row(4)))
 
 
-def test_too_much_at_once_goes_in_smaller_requests(opened: list[OpenSearchSink]) -> None:
+def test_too_much_at_once_goes_in_smaller_requests(opened: list[OpenSearchParts]) -> None:
     """First the node takes no request of that length, then it hasn't the memory for what it would take."""
     sink, _ = opened
     outcome = sink.apply(batch(*(row(number, note="x " * 10_000) for number in range(200))))

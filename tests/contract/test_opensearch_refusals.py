@@ -14,10 +14,9 @@ from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.event import RowEvent
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings
-from sinks.opensearch.sink import OpenSearchSink
 from stack import ports
 from tests.builders import batch, delete, table, upsert
-from tests.contract.beside import generations_of
+from tests.contract.beside import OpenSearchParts, generations_of
 from tests.proxies import JSON, Answer, before
 
 pytestmark = pytest.mark.live
@@ -26,18 +25,18 @@ ORDERS = table()
 
 
 @pytest.fixture
-def direct(endpoints: Any, client: OpenSearch) -> Iterator[OpenSearchSink]:
+def direct(endpoints: Any, client: OpenSearch) -> Iterator[OpenSearchParts]:
     """A sink with a table and nothing in between."""
     settings = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, timeout_s=30)
-    sink = OpenSearchSink(OpenSearchIndexes(f"t{uuid.uuid4().hex[:12]}", settings, 1))
+    sink = OpenSearchParts(OpenSearchIndexes(f"t{uuid.uuid4().hex[:12]}", settings, 1))
     sink.prepare([ORDERS])
     yield sink
-    client.indices.delete(index=f"{sink._indexes.prefix}.*")
+    client.indices.delete(index=f"{sink.indexes.prefix}.*")
     sink.close()
 
 
-def index_of(sink: OpenSearchSink) -> str:
-    return f"{sink._indexes.prefix}.public.orders_g1"
+def index_of(sink: OpenSearchParts) -> str:
+    return f"{sink.indexes.prefix}.public.orders_g1"
 
 
 def row(number: int, at: int = 1, note: str = "n") -> RowEvent:
@@ -45,15 +44,15 @@ def row(number: int, at: int = 1, note: str = "n") -> RowEvent:
 
 
 @contextmanager
-def through(direct: OpenSearchSink, *urls: str, **others: Any) -> Iterator[OpenSearchSink]:
+def through(direct: OpenSearchParts, *urls: str, **others: Any) -> Iterator[OpenSearchParts]:
     """The same sink, reached by other ways."""
-    settings = direct._indexes.settings.model_copy(update={"urls": urls, **others})
-    sink = OpenSearchSink(OpenSearchIndexes(direct._indexes.prefix, settings, 1))
+    settings = direct.indexes.settings.model_copy(update={"urls": urls, **others})
+    sink = OpenSearchParts(OpenSearchIndexes(direct.indexes.prefix, settings, 1))
     yield sink
     sink.close()
 
 
-def held(sink: OpenSearchSink) -> list[int]:
+def held(sink: OpenSearchParts) -> list[int]:
     return sorted(int(str(stored.row["id"])) for stored in sink.scan(ORDERS))
 
 
@@ -71,7 +70,7 @@ TROUBLES: list[Answer] = [
 ]
 
 
-def test_what_passes_by_itself_is_waited_for(endpoints: Any, direct: OpenSearchSink) -> None:
+def test_what_passes_by_itself_is_waited_for(endpoints: Any, direct: OpenSearchParts) -> None:
     trouble: Answer | None = None
 
     def change(request: BaseHTTPRequestHandler, sent: bytes, send_on: Callable[[bytes], Answer]) -> Answer:
@@ -89,7 +88,7 @@ def test_what_passes_by_itself_is_waited_for(endpoints: Any, direct: OpenSearchS
 
 
 @pytest.mark.soak
-def test_items_that_found_no_room_are_sent_again_and_no_others(endpoints: Any, direct: OpenSearchSink) -> None:
+def test_items_that_found_no_room_are_sent_again_and_no_others(endpoints: Any, direct: OpenSearchParts) -> None:
     """As a node answers whose queue was full in the middle of a request."""
     sizes = []
 
@@ -115,7 +114,7 @@ def test_items_that_found_no_room_are_sent_again_and_no_others(endpoints: Any, d
 
 
 def test_a_connection_that_ends_in_the_middle_costs_nothing_but_a_repetition(
-    endpoints: Any, direct: OpenSearchSink
+    endpoints: Any, direct: OpenSearchParts
 ) -> None:
     cuts = 1
 
@@ -136,7 +135,7 @@ def test_a_connection_that_ends_in_the_middle_costs_nothing_but_a_repetition(
     assert held(direct) == [1]
 
 
-def test_a_request_that_is_too_long_is_sent_in_parts_from_then_on(endpoints: Any, direct: OpenSearchSink) -> None:
+def test_a_request_that_is_too_long_is_sent_in_parts_from_then_on(endpoints: Any, direct: OpenSearchParts) -> None:
     """As a proxy before the cluster answers, with a page of its own."""
     lengths = []
 
@@ -157,7 +156,7 @@ def test_a_request_that_is_too_long_is_sent_in_parts_from_then_on(endpoints: Any
     assert held(direct) == list(range(100))
 
 
-def test_an_index_that_takes_no_writes_stops_the_job(client: OpenSearch, direct: OpenSearchSink) -> None:
+def test_an_index_that_takes_no_writes_stops_the_job(client: OpenSearch, direct: OpenSearchParts) -> None:
     for block in ("write", "read_only", "read_only_allow_delete"):
         client.indices.put_settings(index=index_of(direct), body={f"index.blocks.{block}": True})
         for event in (row(1), delete({"id": 1}, 1)):
@@ -171,21 +170,21 @@ def test_an_index_that_takes_no_writes_stops_the_job(client: OpenSearch, direct:
 def test_a_value_that_a_field_cannot_hold_costs_its_row_alone(client: OpenSearch, endpoints: Any) -> None:
     fields = {"public.orders.note": {"type": "keyword"}}  # without a limit: Lucene's is 32766 bytes
     settings = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, timeout_s=30, fields=fields)
-    sink = OpenSearchSink(OpenSearchIndexes(f"t{uuid.uuid4().hex[:12]}", settings, 1))
+    sink = OpenSearchParts(OpenSearchIndexes(f"t{uuid.uuid4().hex[:12]}", settings, 1))
     sink.prepare([ORDERS])
     outcome = sink.apply(batch(row(1), row(2, note="x" * 33_000), row(3)))
     assert (outcome.applied, [refused.event.key["id"] for refused in outcome.rejections]) == (2, [2])
     assert "xxx" not in outcome.rejections[0].reason
     assert held(sink) == [1, 3]
-    client.indices.delete(index=f"{sink._indexes.prefix}.*")
+    client.indices.delete(index=f"{sink.indexes.prefix}.*")
     sink.close()
 
 
 def test_another_routing_than_the_indexes_stops_the_job(client: OpenSearch, endpoints: Any) -> None:
     routed = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, routing={"public.orders": ("id",)})
-    sink = OpenSearchSink(OpenSearchIndexes(f"t{uuid.uuid4().hex[:12]}", routed, 1))
+    sink = OpenSearchParts(OpenSearchIndexes(f"t{uuid.uuid4().hex[:12]}", routed, 1))
     sink.prepare([ORDERS])
-    other = OpenSearchSink(OpenSearchIndexes(sink._indexes.prefix, routed.model_copy(update={"routing": {}}), 1))
+    other = OpenSearchParts(OpenSearchIndexes(sink.indexes.prefix, routed.model_copy(update={"routing": {}}), 1))
     assert sink.apply(batch(row(1))).applied == 1
     for event in (row(1, 2), delete({"id": 1}, 2)):
         with pytest.raises(LockstepError, match="routing_missing_exception"):
@@ -193,7 +192,7 @@ def test_another_routing_than_the_indexes_stops_the_job(client: OpenSearch, endp
     with pytest.raises(LockstepError, match="routing_missing_exception"):
         list(other.rows(ORDERS, [{"id": 1}]))
     assert held(sink) == [1]
-    client.indices.delete(index=f"{sink._indexes.prefix}.*")
+    client.indices.delete(index=f"{sink.indexes.prefix}.*")
     sink.close()
     other.close()
 
@@ -205,7 +204,7 @@ def _dead() -> str:
     return f"http://127.0.0.1:{ports.pick(taken=())}"
 
 
-def test_a_node_that_is_down_is_passed_over(endpoints: Any, direct: OpenSearchSink) -> None:
+def test_a_node_that_is_down_is_passed_over(endpoints: Any, direct: OpenSearchParts) -> None:
     up = endpoints.opensearch_url
     for at, urls in enumerate([(_dead(), up), (up, _dead()), (_dead(), _dead(), up)], start=1):
         with through(direct, *urls) as sink:

@@ -15,10 +15,10 @@ from cdc.postgres.replication import ReplicationConnection
 from cdc.protocol.envelope import TableEncoder
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings
-from sinks.opensearch.sink import OpenSearchSink
 from snapshot.table_reader import SnapshotReader
 from stack import versions
 from tests.builders import batch, column, table, tag, upsert
+from tests.contract.beside import OpenSearchParts
 from tests.copy_lines import snapshot_rows
 from tests.databases import Database
 from tests.values import ARRAYS, EXTENSIONS, SCALARS, TYPES, known
@@ -27,28 +27,28 @@ pytestmark = pytest.mark.live
 
 ALL = known(SCALARS | ARRAYS, versions.POSTGRES_MAJOR)
 
-Open = Callable[..., OpenSearchSink]
+Open = Callable[..., OpenSearchParts]
 
 
 @pytest.fixture
 def open_sink(endpoints: Any, client: OpenSearch) -> Iterator[Open]:
-    opened: list[OpenSearchSink] = []
+    opened: list[OpenSearchParts] = []
 
-    def open_(*tables: Table, **shaping: Any) -> OpenSearchSink:
+    def open_(*tables: Table, **shaping: Any) -> OpenSearchParts:
         settings = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, timeout_s=30, **shaping)
-        sink = OpenSearchSink(OpenSearchIndexes(f"t{uuid.uuid4().hex[:12]}", settings, 1))
+        sink = OpenSearchParts(OpenSearchIndexes(f"t{uuid.uuid4().hex[:12]}", settings, 1))
         sink.prepare(tables)
         opened.append(sink)
         return sink
 
     yield open_
     for sink in opened:
-        client.indices.delete(index=f"{sink._indexes.prefix}.*")
+        client.indices.delete(index=f"{sink.indexes.prefix}.*")
         sink.close()
 
 
-def ids_of_hits(client: OpenSearch, sink: OpenSearchSink, query: dict[str, Any]) -> list[int]:
-    index = f"{sink._indexes.prefix}.public.orders"
+def ids_of_hits(client: OpenSearch, sink: OpenSearchParts, query: dict[str, Any]) -> list[int]:
+    index = f"{sink.indexes.prefix}.public.orders"
     client.indices.refresh(index=index)
     hits = client.search(index=index, body={"query": query, "sort": ["id"], "size": 100})["hits"]["hits"]
     return [hit["_source"]["id"] for hit in hits]

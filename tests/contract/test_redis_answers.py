@@ -11,10 +11,9 @@ from redis import Redis
 
 from cdc.model.errors import LockstepError, Unavailable
 from sinks.redis.settings import RedisSettings
-from sinks.redis.sink import RedisSink
 from sinks.redis.tables import RedisTables
 from tests.builders import batch, delete, table, tag, upsert
-from tests.contract.beside import generations_of
+from tests.contract.beside import RedisParts, generations_of
 
 pytestmark = pytest.mark.live
 
@@ -27,8 +26,8 @@ def client(endpoints: Any) -> Iterator[Redis]:
 
 
 @pytest.fixture
-def sink(endpoints: Any, name: str) -> Iterator[RedisSink]:
-    sink = RedisSink(RedisTables(name, RedisSettings(url=SecretStr(endpoints.redis_url), tombstone_ttl_s=100), 1))
+def sink(endpoints: Any, name: str) -> Iterator[RedisParts]:
+    sink = RedisParts(RedisTables(name, RedisSettings(url=SecretStr(endpoints.redis_url), tombstone_ttl_s=100), 1))
     sink.prepare([table()])
     yield sink
     sink.close()
@@ -36,7 +35,7 @@ def sink(endpoints: Any, name: str) -> Iterator[RedisSink]:
 
 @pytest.mark.parametrize("newest", ["row", "deletion"])
 def test_a_key_that_comes_twice_at_once_has_the_newer_event(
-    client: Any, sink: RedisSink, name: str, newest: str
+    client: Any, sink: RedisParts, name: str, newest: str
 ) -> None:
     """As where the type of a key has changed, and a copy of the table deletes the keys of before."""
     row, deletion = upsert({"id": 42, "note": "a"}, 2 if newest == "row" else 1), delete({"id": "42"}, 1)
@@ -48,14 +47,14 @@ def test_a_key_that_comes_twice_at_once_has_the_newer_event(
 
 
 def test_the_code_of_the_docs_reads_the_live_generation_before_and_after_a_switch(
-    endpoints: Any, sink: RedisSink, name: str
+    endpoints: Any, sink: RedisParts, name: str
 ) -> None:
     page = (Path(__file__).parent.parent.parent / "docs" / "sinks" / "redis.md").read_text()
     code, call = page.partition("```python\n")[2].partition("```")[0].split("\n\n\n")
     assert call.strip() == 'row(client, "public.orders:42")'
     names: dict[str, Any] = {}
     exec(code, names)  # what the author of an application copies
-    second = RedisSink(RedisTables(name, RedisSettings(url=SecretStr(endpoints.redis_url)), 2))
+    second = RedisParts(RedisTables(name, RedisSettings(url=SecretStr(endpoints.redis_url)), 2))
     second.prepare([table()], go_live=False)
     application = Redis.from_url(endpoints.redis_url, decode_responses=True)
     try:
@@ -70,7 +69,7 @@ def test_the_code_of_the_docs_reads_the_live_generation_before_and_after_a_switc
         second.close()
 
 
-def test_a_deletion_is_remembered_for_a_while_and_a_new_row_for_ever(client: Any, sink: RedisSink, name: str) -> None:
+def test_a_deletion_is_remembered_for_a_while_and_a_new_row_for_ever(client: Any, sink: RedisParts, name: str) -> None:
     key = f"{name}:g1:public.orders:42"
     sink.apply(batch(upsert({"id": 42, "note": "a"}, 1)))
     sink.apply(batch(delete({"id": 42}, 2)))
@@ -81,13 +80,13 @@ def test_a_deletion_is_remembered_for_a_while_and_a_new_row_for_ever(client: Any
 
 
 @pytest.mark.soak
-def test_scripts_that_the_server_forgot_are_loaded_again(client: Any, sink: RedisSink) -> None:
+def test_scripts_that_the_server_forgot_are_loaded_again(client: Any, sink: RedisParts) -> None:
     sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
     client.script_flush()
     assert sink.apply(batch(upsert({"id": 1, "note": "b"}, 2), upsert({"id": 2, "note": "b"}, 2))).applied == 2
 
 
-def test_a_key_of_another_type_is_a_rejection(client: Any, sink: RedisSink, name: str) -> None:
+def test_a_key_of_another_type_is_a_rejection(client: Any, sink: RedisParts, name: str) -> None:
     client.set(f"{name}:g1:public.orders:1", "somebody's")
     outcome = sink.apply(batch(upsert({"id": 1, "note": "a"}, 1), upsert({"id": 2, "note": "b"}, 1)))
     assert (outcome.applied, [rejection.event.key for rejection in outcome.rejections]) == (1, [{"id": 1}])
@@ -96,7 +95,7 @@ def test_a_key_of_another_type_is_a_rejection(client: Any, sink: RedisSink, name
 
 # It changes the whole server, which others use at the same time.
 @pytest.mark.alone
-def test_a_full_memory_stops_the_job(client: Any, sink: RedisSink) -> None:
+def test_a_full_memory_stops_the_job(client: Any, sink: RedisParts) -> None:
     sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
     client.config_set("maxmemory", "1")
     try:
@@ -107,7 +106,7 @@ def test_a_full_memory_stops_the_job(client: Any, sink: RedisSink) -> None:
         client.config_set("maxmemory", "0")
 
 
-def test_what_is_not_a_row_of_ours_is_not_read(client: Any, sink: RedisSink, name: str) -> None:
+def test_what_is_not_a_row_of_ours_is_not_read(client: Any, sink: RedisParts, name: str) -> None:
     sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
     client.set(f"{name}:g1:public.orders:2", "somebody's")
     assert [stored.key for stored in sink.scan(table())] == [{"id": 1}]

@@ -17,11 +17,10 @@ from cdc.model.event import JsonValue, RowEvent
 from cdc.model.tag import Tag
 from sinks.redis.refill import LATEST_S, Query, ReadPosition, Refill
 from sinks.redis.settings import RedisSettings
-from sinks.redis.sink import RedisSink
 from sinks.redis.tables import RedisTables
 from stack.stack import Stack
 from tests.builders import batch, table, upsert
-from tests.contract.beside import generations_of
+from tests.contract.beside import RedisParts, generations_of
 from tests.databases import Database, until
 from tests.services import temporary_directory
 
@@ -41,7 +40,7 @@ class Cache:
         self.name = f"t{uuid.uuid4().hex[:12]}"
         self.settings = RedisSettings(url=SecretStr(url), mode="invalidate", **chosen)
         self.client: Any = Redis.from_url(url)
-        self.sink = RedisSink(RedisTables(self.name, self.settings, 1))
+        self.sink = RedisParts(RedisTables(self.name, self.settings, 1))
         self.sink.prepare([table()])
         self.now = 0.0
         self.refill = self.application()
@@ -141,7 +140,7 @@ def test_what_is_late_is_not_put(caches: Any) -> None:
 @pytest.mark.soak
 def test_rows_go_where_readers_look(caches: Any) -> None:
     cache = caches()
-    second = RedisSink(RedisTables(cache.name, cache.settings, 2))
+    second = RedisParts(RedisTables(cache.name, cache.settings, 2))
     second.prepare([table()])
     generations_of(second).switch()
     assert cache.put(at(0x100))

@@ -20,11 +20,11 @@ from redis.retry import Retry
 from cdc.model.errors import DataLost, LockstepError, Unavailable
 from sinks.contract import OpenedSink
 from sinks.redis.settings import RedisSettings
-from sinks.redis.sink import RedisSink, open_redis
+from sinks.redis.sink import open_redis
 from sinks.redis.tables import RedisTables
 from stack import ports
 from tests.builders import batch, delete, progress, table, tag, upsert
-from tests.contract.beside import generations_of
+from tests.contract.beside import RedisParts, generations_of
 from tests.databases import until
 from tests.programs import needs
 
@@ -84,8 +84,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @contextmanager
-def opened(port: int, **chosen: Any) -> Iterator[RedisSink]:
-    sink = RedisSink(
+def opened(port: int, **chosen: Any) -> Iterator[RedisParts]:
+    sink = RedisParts(
         RedisTables("shop", RedisSettings(url=SecretStr(f"redis://127.0.0.1:{port}?socket_timeout=5"), **chosen), 1)
     )
     yield sink
@@ -283,7 +283,8 @@ def test_progress_is_not_stored_once_connections_have_led_to_several_servers(sta
         generations = generations_of(sink)
         sink.prepare([table()])
         generations.save_progress(progress(1))
-        pool = sink._connection._client.connection_pool
+        with sink.tables.connection.talking() as client:
+            pool = client.connection_pool
         with Redis(port=second) as replica:
             replica.replicaof("127.0.0.1", str(first))
             until(lambda: replica.get("shop:g1.progress"))
@@ -328,8 +329,8 @@ def test_sentinels_lead_to_the_primary_of_each_moment_and_what_a_failover_loses_
             url=SecretStr("redis://Shop/0"), sentinels=(f"127.0.0.1:{ports.pick(None, taken=())}", f"127.0.0.1:{port}")
         )
 
-        def opened_() -> RedisSink:
-            return RedisSink(RedisTables("shop", settings, 1))
+        def opened_() -> RedisParts:
+            return RedisParts(RedisTables("shop", settings, 1))
 
         sentinel.execute_command("SENTINEL", "DEBUG", "info-period", 200, "publish-period", 5000)
         replica.replicaof("127.0.0.1", str(first))

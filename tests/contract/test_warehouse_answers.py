@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import create_engine, event, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, event, text
 
 from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.event import Events
@@ -24,11 +24,10 @@ from sinks.access import Login
 from sinks.contract import Batch, TableVersions
 from sinks.warehouse.bookkeeping_format import HEAD
 from sinks.warehouse.settings import WarehouseSettings
-from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.tables import WarehouseTables
 from stack.stack import Stack
 from tests.builders import batch, column, delete, progress, table, upsert
-from tests.contract.beside import generations_of
+from tests.contract.beside import WarehouseParts, generations_of
 from tests.databases import create_login, password_of, url_of
 from tests.services import temporary_directory
 from tests.threads import at_once, beside
@@ -42,20 +41,20 @@ def settings(endpoints: Any) -> WarehouseSettings:
 
 
 @pytest.fixture
-def sink(settings: WarehouseSettings, name: str) -> Iterator[WarehouseSink]:
-    sink = WarehouseSink(WarehouseTables(name, settings, 1))
+def sink(settings: WarehouseSettings, name: str) -> Iterator[WarehouseParts]:
+    sink = WarehouseParts(WarehouseTables(name, settings, 1))
     sink.prepare([table()])
     yield sink
     sink.close()
 
 
 def test_the_view_shows_live_rows_of_the_live_generation(
-    warehouse: Any, sink: WarehouseSink, settings: WarehouseSettings, name: str
+    warehouse: Any, sink: WarehouseParts, settings: WarehouseSettings, name: str
 ) -> None:
     sink.apply(batch(upsert({"id": 1, "note": "a"}, 1), upsert({"id": 2, "note": "b"}, 1), delete({"id": 3}, 1)))
     sink.apply(batch(delete({"id": 2}, 2)))
     assert warehouse.execute(f"select * from {name}.orders").fetchall() == [(1, "a")]
-    second = WarehouseSink(WarehouseTables(name, settings, 2))
+    second = WarehouseParts(WarehouseTables(name, settings, 2))
     second.prepare([replace(table(), columns=(column("note"), column("id", "int8"), column("extra")))])
     generations_of(second).switch()
     second.close()
@@ -66,7 +65,7 @@ def test_two_texts_of_one_key_are_one_row(settings: WarehouseSettings, name: str
     """A key was text before it was a uuid: the copy deletes the old text beside the row that has the new one."""
     text = "A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11"
     keyed = table(column("id", "uuid"), column("note"))
-    with closing(WarehouseSink(WarehouseTables(name, settings, 1))) as sink:
+    with closing(WarehouseParts(WarehouseTables(name, settings, 1))) as sink:
         sink.prepare([keyed])
         row = upsert({"id": text.lower(), "note": "a"}, 1, of=keyed)
         sink.apply(batch(delete({"id": text}, 1, of=keyed), row))
@@ -76,20 +75,23 @@ def test_two_texts_of_one_key_are_one_row(settings: WarehouseSettings, name: str
 OTHER = table(name=TableName("public", "other"))
 
 
-def _questions(tables: WarehouseTables) -> Iterator[list[str]]:
-    """The statements that are sent to the server from now on; a pipeline counts as one."""
-    connection: Any = tables.connection
-    with connection.transaction():
-        engine = connection._engine
-    asked: list[str] = []
-    event.listen(engine, "before_cursor_execute", lambda _c, _u, statement, *_: asked.append(statement))
-    yield asked
+@pytest.fixture
+def asked() -> Iterator[list[str]]:
+    """The statements that are sent to servers from now on; a pipeline counts as one."""
+    statements: list[str] = []
+
+    def ask(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        statements.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", ask)
+    yield statements
+    event.remove(Engine, "before_cursor_execute", ask)
 
 
 @pytest.fixture
-def second(settings: WarehouseSettings, name: str, sink: WarehouseSink) -> Iterator[WarehouseSink]:
+def second(settings: WarehouseSettings, name: str, sink: WarehouseParts) -> Iterator[WarehouseParts]:
     """A second generation whose views have other columns."""
-    second = WarehouseSink(WarehouseTables(name, settings, 2))
+    second = WarehouseParts(WarehouseTables(name, settings, 2))
     second.prepare([replace(table(), columns=(column("note"), column("id", "int8"), column("extra")))])
     yield second
     second.close()
@@ -97,7 +99,7 @@ def second(settings: WarehouseSettings, name: str, sink: WarehouseSink) -> Itera
 
 @pytest.mark.soak
 def test_a_switch_to_other_columns_keeps_grants_and_options(
-    warehouse: Any, second: WarehouseSink, sink: WarehouseSink, name: str
+    warehouse: Any, second: WarehouseParts, sink: WarehouseParts, name: str
 ) -> None:
     roles = [f"{name}_{letter}" for letter in "abc"]
     for role in roles:
@@ -135,7 +137,7 @@ def test_readers_of_several_views_in_one_transaction_are_never_ended(
 ) -> None:
     """They take their locks in the other order, which is what deadlocks are made of."""
     shapes = [replace(table(), name=TableName("public", letter)) for letter in "abc"]
-    sinks = [WarehouseSink(WarehouseTables(name, settings, generation)) for generation in (1, 2)]
+    sinks = [WarehouseParts(WarehouseTables(name, settings, generation)) for generation in (1, 2)]
     for sink in sinks:
         sink.prepare(shapes)
         sink.apply(batch(*(upsert({"id": 1, "note": "n"}, 1, of=shape) for shape in shapes)))
@@ -165,7 +167,7 @@ def test_readers_of_several_views_in_one_transaction_are_never_ended(
 
 
 def test_a_long_query_keeps_the_switch_waiting_and_is_not_ended(
-    endpoints: Any, warehouse: Any, second: WarehouseSink, name: str
+    endpoints: Any, warehouse: Any, second: WarehouseParts, name: str
 ) -> None:
     with psycopg.connect(endpoints.warehouse_dsn) as report:
         report.execute(f"select * from {name}.orders")
@@ -193,7 +195,7 @@ def test_a_long_query_keeps_the_switch_waiting_and_is_not_ended(
     ],
 )
 def test_a_view_that_was_replaced_is_left_alone(
-    warehouse: Any, second: WarehouseSink, sink: WarehouseSink, name: str, instead: str
+    warehouse: Any, second: WarehouseParts, sink: WarehouseParts, name: str, instead: str
 ) -> None:
     kind = "materialized view" if "materialized" in instead else instead.split()[1]
     warehouse.execute(f"drop view {name}.orders")
@@ -216,7 +218,7 @@ def test_a_view_that_was_replaced_is_left_alone(
 
 
 def test_a_view_that_was_moved_to_another_generation_is_noticed(
-    warehouse: Any, second: WarehouseSink, sink: WarehouseSink, name: str
+    warehouse: Any, second: WarehouseParts, sink: WarehouseParts, name: str
 ) -> None:
     warehouse.execute(f"drop view {name}.orders")
     warehouse.execute(f"create view {name}.orders as select * from {name}_g2.orders")
@@ -232,9 +234,9 @@ def _keys(warehouse: Any, name: str) -> int:
 
 
 def test_in_bulk_there_is_no_key_and_no_switch(
-    warehouse: Any, sink: WarehouseSink, settings: WarehouseSettings, name: str
+    warehouse: Any, sink: WarehouseParts, settings: WarehouseSettings, name: str
 ) -> None:
-    second = WarehouseSink(WarehouseTables(name, settings, 2))
+    second = WarehouseParts(WarehouseTables(name, settings, 2))
     second.prepare([table()], go_live=False)
     assert _keys(warehouse, name) == 1
     generations_of(second).begin_bulk()
@@ -257,7 +259,7 @@ def test_in_bulk_there_is_no_key_and_no_switch(
 
 
 def test_the_first_generation_goes_live_after_its_bulk_only(settings: WarehouseSettings, name: str) -> None:
-    sink = WarehouseSink(WarehouseTables(name, settings, 1))
+    sink = WarehouseParts(WarehouseTables(name, settings, 1))
     sink.prepare([table()], go_live=False)
     generations_of(sink).begin_bulk()
     sink.prepare([table()])
@@ -273,7 +275,7 @@ def test_a_key_that_no_index_takes_is_rejected_in_bulk_as_ever(settings: Warehou
     keyed = table(column("k"), column("note"), key=("k",))
     refused = []
     for generation in (1, 2):
-        sink = WarehouseSink(WarehouseTables(name, settings, generation))
+        sink = WarehouseParts(WarehouseTables(name, settings, generation))
         sink.prepare([keyed], go_live=False)
         if generation == 2:
             generations_of(sink).begin_bulk()
@@ -293,9 +295,9 @@ def test_rows_are_not_tried_one_by_one_once_too_many_are_refused(
     settings: WarehouseSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a column's type is wrong: two attempts for each row would pass before anybody is told."""
-    monkeypatch.setattr("sinks.warehouse.postgres.writing._REFUSED_FEW", 10)
+    monkeypatch.setattr("sinks.warehouse.postgres.writing.REFUSED_FEW", 10)
     numbered = table(column("id", "int8"), column("n", "int4"))
-    sink = WarehouseSink(WarehouseTables(name, settings.model_copy(update={"max_open_rejections": 3}), 1))
+    sink = WarehouseParts(WarehouseTables(name, settings.model_copy(update={"max_open_rejections": 3}), 1))
     sink.prepare([numbered])
     fence = sink.claim()
 
@@ -312,14 +314,14 @@ def test_rows_are_not_tried_one_by_one_once_too_many_are_refused(
     sink.close()
 
 
-def test_offsets_are_stored_with_the_rows_and_never_go_back(warehouse: Any, sink: WarehouseSink, name: str) -> None:
+def test_offsets_are_stored_with_the_rows_and_never_go_back(warehouse: Any, sink: WarehouseParts, name: str) -> None:
     sink.apply(batch(upsert({"id": 1, "note": "a"}, 2), next_offsets={("t", 0): 20, ("t", 1): 3}))
     sink.apply(batch(upsert({"id": 1, "note": "old"}, 1), next_offsets={("t", 0): 10}))
     query = "select partition, next_offset from lockstep.applied_offset where view_schema = %s order by 1"
     assert warehouse.execute(query, (name,)).fetchall() == [(0, 20), (1, 3)]
 
 
-def test_a_batch_that_fails_writes_nothing(warehouse: Any, sink: WarehouseSink, name: str) -> None:
+def test_a_batch_that_fails_writes_nothing(warehouse: Any, sink: WarehouseParts, name: str) -> None:
     broken = replace(table(), name=TableName("public", "zzz"))
     sink.prepare([broken])
     sink.apply(batch(upsert({"id": 0, "note": "z"}, 1, of=broken)))
@@ -340,7 +342,7 @@ _TRIGGERS = {
 
 @pytest.mark.parametrize("what", _TRIGGERS)
 def test_a_row_that_a_trigger_keeps_out_or_changes_is_rejected_and_its_neighbours_are_applied(
-    warehouse: Any, sink: WarehouseSink, name: str, what: str
+    warehouse: Any, sink: WarehouseParts, name: str, what: str
 ) -> None:
     sink.apply(batch(upsert({"id": 2, "note": "before"}, 1)))
     warehouse.execute(
@@ -366,7 +368,7 @@ def test_a_version_that_a_trigger_keeps_out_of_a_history_is_missing_there_and_sa
     warehouse: Any, settings: WarehouseSettings, name: str
 ) -> None:
     kept = WarehouseTables(name, settings.model_copy(update={"history": True}), 1)
-    with closing(WarehouseSink(kept)) as sink:
+    with closing(WarehouseParts(kept)) as sink:
         sink.prepare([table()])
         warehouse.execute(
             f"create function {name}_g1.meddles() returns trigger language plpgsql as $$ begin return null; end $$;"
@@ -383,7 +385,7 @@ def test_a_version_that_a_trigger_keeps_out_of_a_history_is_missing_there_and_sa
 
 
 def test_a_new_writer_waits_for_the_old_ones_batch_but_not_for_ever(
-    warehouse: Any, sink: WarehouseSink, endpoints: Any, name: str
+    warehouse: Any, sink: WarehouseParts, endpoints: Any, name: str
 ) -> None:
     assert sink.claim() == 1
     with psycopg.connect(endpoints.warehouse_dsn) as old:
@@ -393,7 +395,7 @@ def test_a_new_writer_waits_for_the_old_ones_batch_but_not_for_ever(
     assert sink.claim() == 2
 
 
-def test_a_lock_on_a_row_is_waited_for_by_the_caller(sink: WarehouseSink, endpoints: Any, name: str) -> None:
+def test_a_lock_on_a_row_is_waited_for_by_the_caller(sink: WarehouseParts, endpoints: Any, name: str) -> None:
     sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
     with psycopg.connect(endpoints.warehouse_dsn) as other:
         other.execute(f"select 1 from {name}_g1.orders where id = 1 for update")
@@ -403,7 +405,7 @@ def test_a_lock_on_a_row_is_waited_for_by_the_caller(sink: WarehouseSink, endpoi
 
 
 def test_tables_that_would_share_a_name_are_refused(settings: WarehouseSettings, name: str) -> None:
-    sink = WarehouseSink(WarehouseTables(name, settings, 1))
+    sink = WarehouseParts(WarehouseTables(name, settings, 1))
     tables = [replace(table(), name=TableName(*parts)) for parts in (("public", "sales__orders"), ("sales", "orders"))]
     with pytest.raises(LockstepError, match="would both have the name 'sales__orders'"):
         sink.prepare(tables)
@@ -413,7 +415,7 @@ def test_tables_that_would_share_a_name_are_refused(settings: WarehouseSettings,
 def test_a_missing_right_stops_the_job(warehouse: Any, endpoints: Any, name: str) -> None:
     create_login(warehouse, name, endpoints.warehouse_dsn)
     settings = WarehouseSettings(url=SecretStr(endpoints.warehouse_url), login=Login(user=name))
-    sink = WarehouseSink(WarehouseTables(name, settings, 1))
+    sink = WarehouseParts(WarehouseTables(name, settings, 1))
     try:
         with pytest.raises(LockstepError, match="42501"):
             sink.prepare([table()])
@@ -422,14 +424,18 @@ def test_a_missing_right_stops_the_job(warehouse: Any, endpoints: Any, name: str
         warehouse.execute(f"drop role {name}")
 
 
+def _scratch_of(name: str) -> str:
+    return f"{name}_scratch"
+
+
 @pytest.fixture
-def limited(warehouse: Any, endpoints: Any, name: str) -> Iterator[WarehouseSink]:
+def limited(warehouse: Any, endpoints: Any, name: str) -> Iterator[WarehouseParts]:
     """The sink of a user who may do what a sink has to, and no more."""
-    scratch = f"m{uuid.uuid4().hex[:12]}"
+    scratch = _scratch_of(name)
     create_login(warehouse, name, endpoints.warehouse_dsn)
     warehouse.execute(f"create database {scratch} owner {name}")
     url = url_of(endpoints.warehouse_url, scratch)
-    sink = WarehouseSink(WarehouseTables(name, WarehouseSettings(url=SecretStr(url), login=Login(user=name)), 1))
+    sink = WarehouseParts(WarehouseTables(name, WarehouseSettings(url=SecretStr(url), login=Login(user=name)), 1))
     sink.prepare([table()])
     sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
     try:
@@ -440,10 +446,9 @@ def limited(warehouse: Any, endpoints: Any, name: str) -> Iterator[WarehouseSink
         warehouse.execute(f"drop role {name}")
 
 
-def _as_owner(endpoints: Any, sink: WarehouseSink, *statements: str) -> list[Any]:
+def _as_owner(endpoints: Any, name: str, *statements: str) -> list[Any]:
     """Statements in the database of the limited user; the rows of the last one."""
-    database = make_url(sink._tables._settings.url.get_secret_value()).database
-    with psycopg.connect(endpoints.warehouse_dsn, dbname=database, autocommit=True) as owner:
+    with psycopg.connect(endpoints.warehouse_dsn, dbname=_scratch_of(name), autocommit=True) as owner:
         for statement in statements:
             cursor = owner.execute(statement)
         return cursor.fetchall() if cursor.description else []
@@ -476,10 +481,10 @@ def _as_owner(endpoints: Any, sink: WarehouseSink, *statements: str) -> list[Any
     ids=["a table's right", "a schema's right", "read-only", "a column", "login"],
 )
 def test_what_was_taken_stops_the_job_and_nothing_is_lost(
-    endpoints: Any, limited: WarehouseSink, name: str, take: str, give: str, state: str, hint: str
+    endpoints: Any, limited: WarehouseParts, name: str, take: str, give: str, state: str, hint: str
 ) -> None:
-    limited._connection.disconnect()  # what a role has by default is looked at when it connects
-    _as_owner(endpoints, limited, take.format(name=name))
+    limited.close()  # what a role has by default is looked at when it connects
+    _as_owner(endpoints, name, take.format(name=name))
     for _ in range(2):
         with pytest.raises(LockstepError, match=state) as raised:
             limited.apply(batch(upsert({"id": 2, "note": "secret-word"}, 2), next_offsets={("t", 0): 7}))
@@ -487,20 +492,20 @@ def test_what_was_taken_stops_the_job_and_nothing_is_lost(
         assert hint in (raised.value.hint or "")
         assert "secret-word" not in str(raised.value)
     offsets = "select next_offset from lockstep.applied_offset"
-    assert _as_owner(endpoints, limited, offsets) == []
-    _as_owner(endpoints, limited, give.format(name=name))
-    limited._connection.disconnect()
+    assert _as_owner(endpoints, name, offsets) == []
+    _as_owner(endpoints, name, give.format(name=name))
+    limited.close()
     assert limited.apply(batch(upsert({"id": 2, "note": "b"}, 2), next_offsets={("t", 0): 7})).applied == 1
-    assert _as_owner(endpoints, limited, offsets) == [(7,)]
+    assert _as_owner(endpoints, name, offsets) == [(7,)]
 
 
-def test_what_passes_by_itself_is_waited_for(endpoints: Any, limited: WarehouseSink, name: str) -> None:
-    limited._connection.disconnect()
-    _as_owner(endpoints, limited, f"alter role {name} connection limit 0")
+def test_what_passes_by_itself_is_waited_for(endpoints: Any, limited: WarehouseParts, name: str) -> None:
+    limited.close()
+    _as_owner(endpoints, name, f"alter role {name} connection limit 0")
     rows = [upsert({"id": number, "note": "n" * 100}, 2) for number in range(5000)]
     with pytest.raises(Unavailable):
         limited.apply(batch(*rows))
-    _as_owner(endpoints, limited, f"alter role {name} connection limit -1")
+    _as_owner(endpoints, name, f"alter role {name} connection limit -1")
     assert limited.apply(batch(*rows)).applied == 5000
 
 
@@ -508,30 +513,31 @@ def test_rows_are_applied_where_the_migrations_are_not(
     settings: WarehouseSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on the executors of a cluster, which have our code and no migrations."""
-    with closing(WarehouseSink(WarehouseTables(name, settings, 1))) as prepared:
+    with closing(WarehouseParts(WarehouseTables(name, settings, 1))) as prepared:
         prepared.prepare([table()])
         fence = prepared.claim()
     for module in [module for module in sys.modules if module.split(".")[0] == "migrations"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "migrations", None)
-    with closing(WarehouseSink(WarehouseTables(name, settings, 1))) as applying:
+    with closing(WarehouseParts(WarehouseTables(name, settings, 1))) as applying:
         assert applying.apply(Batch([upsert({"id": 1, "note": "a"}, 2)], fence=fence)).applied == 1
 
 
 @pytest.mark.soak
 def test_settings_of_the_role_neither_end_a_merge_nor_let_it_be_lost(
-    endpoints: Any, limited: WarehouseSink, name: str
+    endpoints: Any, limited: WarehouseParts, name: str
 ) -> None:
-    limited._connection.disconnect()
+    limited.close()
     _as_owner(
         endpoints,
-        limited,
+        name,
         f"alter role {name} set statement_timeout = '1min'",
         f"alter role {name} set idle_session_timeout = '1s'",
         f"alter role {name} set default_transaction_isolation = 'serializable'",
         f"alter role {name} set synchronous_commit = off",
     )
-    with limited._connection.transaction() as connection:
+    with limited.tables.connection.transaction() as connection:
+        assert isinstance(connection, Connection)
         assert connection.exec_driver_sql("show statement_timeout").scalar() == "0"
         assert connection.exec_driver_sql("show synchronous_commit").scalar() == "on"
         assert connection.exec_driver_sql("show idle_session_timeout").scalar() == "0"
@@ -545,19 +551,20 @@ def test_a_warehouse_that_fails_over_under_a_batch_is_begun_again(name: str) -> 
         try:
             endpoints = stack.up(["warehouse"])
             url = endpoints.warehouse_url
-            sink = WarehouseSink(WarehouseTables(name, WarehouseSettings(url=SecretStr(url)), 1))
+            sink = WarehouseParts(WarehouseTables(name, WarehouseSettings(url=SecretStr(url)), 1))
             sink.prepare([table()])
             generations = generations_of(sink)
             generations.save_progress(progress(1))
-            files = Path(sink._connection.open().exec_driver_sql("show data_directory").scalar_one())
+            with psycopg.connect(endpoints.warehouse_dsn) as connection:
+                files = Path(connection.execute("show data_directory").fetchall()[0][0])
             stack.stop("warehouse")
             stack.start("warehouse")
-            sink._connection.disconnect()
+            sink.close()
             generations.save_progress(progress(2))
             stack.stop("warehouse")
             (files / "standby.signal").touch(mode=0o666)
             stack.start("warehouse")
-            sink._connection.disconnect()
+            sink.close()
             with closing(psycopg.connect(endpoints.warehouse_dsn, autocommit=True)) as standby:
                 standby.execute("select pg_promote()")
             for _ in range(2):
@@ -574,7 +581,7 @@ def test_a_wrong_database_stops_the_job_and_shows_no_password(endpoints: Any, na
     url = url_of(endpoints.warehouse_url, "nowhere")
     password = password_of(endpoints.warehouse_dsn) or "secret-word"
     login = Login(password=SecretStr(password))
-    sink = WarehouseSink(WarehouseTables(name, WarehouseSettings(url=SecretStr(url), login=login), 1))
+    sink = WarehouseParts(WarehouseTables(name, WarehouseSettings(url=SecretStr(url), login=login), 1))
     with pytest.raises(LockstepError, match="does not exist") as raised:
         generations_of(sink).live()
     assert not isinstance(raised.value, Unavailable)
@@ -585,7 +592,7 @@ def test_two_jobs_that_prepare_at_once_agree(settings: WarehouseSettings, name: 
     patient = settings.model_copy(update={"lock_timeout_s": 30.0})
 
     def prepare() -> None:
-        with closing(WarehouseSink(WarehouseTables(name, patient, 1))) as sink:
+        with closing(WarehouseParts(WarehouseTables(name, patient, 1))) as sink:
             sink.prepare([table()])
 
     at_once(*[prepare] * 4)
@@ -619,8 +626,8 @@ NUMBERED = tuple(replace(column, number=number) for number, column in enumerate(
 
 
 @pytest.fixture
-def following(settings: WarehouseSettings, name: str) -> Iterator[WarehouseSink]:
-    sink = WarehouseSink(WarehouseTables(name, settings.model_copy(update={"schema_changes": "follow"}), 1))
+def following(settings: WarehouseSettings, name: str) -> Iterator[WarehouseParts]:
+    sink = WarehouseParts(WarehouseTables(name, settings.model_copy(update={"schema_changes": "follow"}), 1))
     sink.prepare([_numbered(*NUMBERED)])
     yield sink
     sink.close()
@@ -630,7 +637,7 @@ def following(settings: WarehouseSettings, name: str) -> Iterator[WarehouseSink]
 def test_columns_are_renamed_and_dropped_where_that_is_wanted(
     warehouse: Any, settings: WarehouseSettings, name: str, in_bulk: bool
 ) -> None:
-    sink = WarehouseSink(WarehouseTables(name, settings.model_copy(update={"schema_changes": "follow"}), 1))
+    sink = WarehouseParts(WarehouseTables(name, settings.model_copy(update={"schema_changes": "follow"}), 1))
     identity, note, _ = NUMBERED
     sink.prepare([_numbered(*NUMBERED)], go_live=not in_bulk)
     if in_bulk:
@@ -654,7 +661,7 @@ def test_columns_are_renamed_and_dropped_where_that_is_wanted(
 
 
 def test_a_column_that_something_hangs_on_is_not_dropped_and_nothing_else_is_changed(
-    warehouse: Any, following: WarehouseSink, name: str
+    warehouse: Any, following: WarehouseParts, name: str
 ) -> None:
     identity, note, _ = NUMBERED
     warehouse.execute(f"create view {name}.of_others as select id, extra from {name}.orders")
@@ -665,9 +672,8 @@ def test_a_column_that_something_hangs_on_is_not_dropped_and_nothing_else_is_cha
 
 
 def test_views_are_looked_at_again_once_one_was_changed(
-    warehouse: Any, sink: WarehouseSink, settings: WarehouseSettings, name: str
+    warehouse: Any, sink: WarehouseParts, settings: WarehouseSettings, name: str, asked: list[str]
 ) -> None:
-    asked = next(_questions(sink._tables))
     generations = generations_of(sink)
 
     def looks() -> int:
@@ -680,7 +686,7 @@ def test_views_are_looked_at_again_once_one_was_changed(
     assert [looks(), looks()] == [1, 0]
     warehouse.execute(f"drop view {name}.other")
     assert [looks(), looks()] == [1, 0]
-    second = WarehouseSink(WarehouseTables(name, settings, 2))
+    second = WarehouseParts(WarehouseTables(name, settings, 2))
     second.prepare([table()])
     second.close()
     assert looks() == 1

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.event import JsonValue, RowEvent
-from sinks.warehouse.duckdb.connection import DuckDbConnection
+from sinks.warehouse.duckdb.file import DuckDbFile
 from sinks.warehouse.own_indexes import NAME_PREFIX
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
@@ -88,14 +88,17 @@ def test_what_was_committed_before_the_file_was_locked_stays(
         headers.append(file.read_bytes()[: 3 * 4096])
     descriptor = os.open(file, os.O_RDWR)
     os.pwrite(descriptor, headers[0], 0)
-    execute = DuckDbConnection._execute
+    attach = DuckDbFile.attach
 
-    def execute_late(self: DuckDbConnection, statement: str) -> None:
-        execute(self, statement)
-        if statement.startswith("attach"):
-            os.pwrite(descriptor, headers[1], 0)
+    def attach_late(self: DuckDbFile, execute: Callable[[str], object], *rest: Any) -> None:
+        def execute_late(statement: str) -> None:
+            execute(statement)
+            if statement.startswith("attach"):
+                os.pwrite(descriptor, headers[1], 0)
 
-    monkeypatch.setattr(DuckDbConnection, "_execute", execute_late)
+        attach(self, execute_late, *rest)
+
+    monkeypatch.setattr(DuckDbFile, "attach", attach_late)
     sink.apply(batch(upsert({"id": 3, "note": "a"}, 3)))
     os.close(descriptor)
     assert read(file, "select id from shop.orders order by id") == [(1,), (2,), (3,)]

@@ -44,7 +44,7 @@ class KillingPublisher:
         if self._left < 0 and self._point == "after-confirm":
             kill_this_process()  # the confirmation of the commit before this one has gone out
         if self._left == 0 and self._point == "before-commit":
-            self._inner._flush()  # the events are on the broker, the transaction is open
+            self._inner.flush()  # the events are on the broker, the transaction is open
             kill_this_process()
         if self._left == 0 and self._point == "during-commit":
             threading.Timer(0.002, kill_this_process).start()

@@ -52,7 +52,7 @@ def test_a_copy_begins_though_some_transaction_always_writes(
 ) -> None:
     """A key that is deferrable needs a slot, which is made when those that write have ended. The stream stops for it a
     little longer each time."""
-    monkeypatch.setattr(in_stream, "_SLOT_PATIENCE_S", 0.05)
+    monkeypatch.setattr(in_stream, "SLOT_PATIENCE_S", 0.05)
     database.execute("create table busy (id serial)", "create table a (id int primary key)")
     captured = capture("public.a", publication="table a")
     database.execute(

@@ -44,7 +44,7 @@ class Reader(Poller):
         record = "select content from lockstep.coordination_record where view_schema = %s and name = 'g1.consistent'"
         with psycopg.connect(self._dsn) as connection:
             connection.isolation_level = IsolationLevel.REPEATABLE_READ
-            while not self._over.is_set():
+            while not self.over.is_set():
                 try:
                     with connection.transaction():
                         found = [connection.execute(query.encode()).fetchone() for query in queries]

@@ -140,7 +140,7 @@ class Reader(Poller):
     def _poll(self) -> None:
         with psycopg.connect(self._dsn) as connection:
             connection.isolation_level = IsolationLevel.REPEATABLE_READ
-            while not self._over.is_set():
+            while not self.over.is_set():
                 try:
                     with connection.transaction():
                         state = frozenset(row for query in self._rows for row in connection.execute(query))

@@ -159,8 +159,8 @@ def test_a_worker_of_before_commits_nothing_after_a_takeover(database: Database,
     """Also where the new capture has no workers that would have its id."""
     database.execute(T, FILL)
     captured = make("public.t")
-    captured.begin(wrap_publisher=_once(captured._stop.set))
-    until(captured._stop.is_set)
+    captured.begin(wrap_publisher=_once(captured.stopping.set))
+    until(captured.stopping.is_set)
     captured.stop()
     old = copy_publisher(captured.config.as_pipeline(), 5)
     old.start()
@@ -178,15 +178,15 @@ def test_what_a_worker_of_before_has_open_hides_no_state(database: Database, mak
     """A reader sees nothing of what was committed behind its record until it is ended."""
     database.execute(T, FILL)
     captured = make("public.t")
-    captured.begin(wrap_publisher=_once(captured._stop.set))
-    until(captured._stop.is_set)
+    captured.begin(wrap_publisher=_once(captured.stopping.set))
+    until(captured.stopping.is_set)
     captured.stop()
     state = read_state(captured.client, captured.name, captured.config.slot)
     assert state is not None
     pipeline = captured.config.as_pipeline()
     killed, last = copy_publisher(pipeline, 5), capture_publisher(pipeline)
     killed.start()
-    killed.send_beside_state(b"range", b"{}")
+    killed.send(control_topic(captured.name, STATE), b"range", b"{}")
     killed.end_of(control_topic(captured.name, STATE))  # the brokers have it
     last.start()
     last.commit(replace(state, first_copy_paused=True))
@@ -263,7 +263,7 @@ def test_a_copy_that_kafka_does_not_take_in_time_is_tried_with_smaller_transacti
     database: Database, make: Any, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cdc.kafka.transactions.TRANSACTION_TIMEOUT_MS", 1000)
-    monkeypatch.setattr("cdc.capture.settings._BATCH_ROWS_MIN", 1)
+    monkeypatch.setattr("cdc.capture.settings.BATCH_ROWS_MIN", 1)
     database.execute(T, "insert into t select n, 'x' from generate_series(1, 20) n")
     captured = make("public.t", sections="", copy_batch=BatchSize(8, 1 << 20), partitions=1)
     topic, kafka = captured.topic("public.t"), endpoints.kafka_bootstrap

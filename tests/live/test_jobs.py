@@ -229,7 +229,7 @@ def test_an_idle_job_rests_and_goes_on_when_something_comes(
 def test_nothing_of_a_topic_that_was_recreated_during_a_rest_is_applied(
     pipeline: Pipeline, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.query.threads._SCHEMA_LOOK_S", 3600.0)  # only the batch itself can notice it
+    monkeypatch.setattr("jobs.query.threads.SCHEMA_LOOK_S", 3600.0)  # only the batch itself can notice it
     lsn = pipeline.write(put(1, "before"))
     with pipeline.job(spark, trigger="micro-batch") as job:
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
@@ -246,7 +246,7 @@ def test_no_watermark_is_raised_by_what_a_recreated_topic_has_got(
     trigger: str, pipeline: Pipeline, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its offsets begin again: all of them are below those that were applied."""
-    monkeypatch.setattr("jobs.query.threads._SCHEMA_LOOK_S", 3600.0)  # nobody else looks for it
+    monkeypatch.setattr("jobs.query.threads.SCHEMA_LOOK_S", 3600.0)  # nobody else looks for it
     lsn = pipeline.write(*(put(number, "before") for number in range(1, 60)))
     with pipeline.job(spark, trigger=trigger) as job:
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)

@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
 from cdc.kafka.settings import KafkaSettings
+from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import PositionMismatch, Unavailable
 from cdc.protocol.envelope import TAG_HEADER
 from extensions.streams.jobs.kafka_source import kafka_options
@@ -59,16 +60,9 @@ class Log:
 
     def ends(self, *topics: str) -> Offsets:
         """As Spark is told of them: of what is committed."""
-        consumer = LogReader(self.kafka.client())._consumer
-        try:
-            offsets: Offsets = {}
-            for topic in topics:
-                for partition in consumer.list_topics(topic).topics[topic].partitions:
-                    _, end = consumer.get_watermark_offsets(log_reader.Assigned(topic, partition), timeout=30)
-                    offsets[topic, partition] = end
-            return offsets
-        finally:
-            consumer.close()
+        admin = TopicAdmin(self.kafka.client())
+        counts = admin.partition_counts(topics)
+        return admin.committed_ends([(topic, at) for topic, count in counts.items() for at in range(count)])
 
 
 @pytest.fixture

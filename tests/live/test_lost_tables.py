@@ -163,7 +163,7 @@ def test_a_view_whose_result_was_lost_stops_and_says_so(
     settings = pipeline.settings(kind)
     traffic(pipeline, 10)
     assert pipeline.apply_once(spark, settings).poll() == 0
-    monkeypatch.setattr(identity_watch, "_LOOK_S", 0.0)
+    monkeypatch.setattr(identity_watch, "LOOK_S", 0.0)
     with pipeline.job(spark, settings) as job:
         job.wait_for("SinkStarted")
         _lose_result(pipeline, kind)

@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from cdc.kafka.consumer import open_consumer
 from cdc.kafka.control_topics import Heard, LogBell, ProgressReader, read_progress
 from cdc.kafka.large_rows import LargeRows
 from cdc.kafka.publisher import TransactionalPublisher
@@ -96,12 +97,12 @@ def log(endpoints: Endpoints) -> Iterator[Log]:
 
 
 class FailsOnce:
-    """Something real, one of whose methods fails in the call after ``calls`` good ones, and only then."""
+    """Something real, one of whose methods fails in the call after ``calls`` good ones, and only then; -1: never."""
 
     def __init__(self, real: Any, method: str, *, calls: int) -> None:
         self._real = real
         self._method = method
-        self._left = calls
+        self.left = calls
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._real, name)
@@ -109,12 +110,12 @@ class FailsOnce:
             return real
 
         def call(*arguments: Any, **options: Any) -> Any:
-            if self._left == 0:
-                self._left = -1
+            if self.left == 0:
+                self.left = -1
                 raise KafkaException(KafkaError(KafkaError._TRANSPORT))
             answer = real(*arguments, **options)
-            if self._left > 0 and answer is not None:
-                self._left -= 1
+            if self.left > 0 and answer is not None:
+                self.left -= 1
             return answer
 
         return call
@@ -156,12 +157,19 @@ def test_a_reader_goes_on_behind_the_marker_of_the_last_record(log: Log) -> None
 
 
 @pytest.mark.soak
-def test_records_that_came_before_the_connection_was_lost_come_again(log: Log) -> None:
+def test_records_that_came_before_the_connection_was_lost_come_again(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    consumers: list[FailsOnce] = []
+
+    def opened(*arguments: Any, **options: Any) -> Any:
+        consumers.append(FailsOnce(open_consumer(*arguments, **options), "poll", calls=-1))
+        return consumers[-1]
+
+    monkeypatch.setattr("cdc.kafka.control_topics.open_consumer", opened)
     log.publish(log.orders)
     reader = log.reader()
     reader.new_records()
     lsns = [log.publish(topic) for topic in (log.orders, log.customers)]
-    reader._consumer = FailsOnce(reader._consumer, "poll", calls=1)  # type: ignore[assignment]  # as the consumer is
+    consumers[0].left = 1
     with pytest.raises(Unavailable):
         reader.new_records()
     records = reader.new_records()
@@ -171,11 +179,20 @@ def test_records_that_came_before_the_connection_was_lost_come_again(log: Log) -
 
 
 @pytest.mark.soak
-def test_the_first_answer_bounds_all_topics_also_after_one_that_failed(log: Log) -> None:
+def test_the_first_answer_bounds_all_topics_also_after_one_that_failed(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log.publish(log.orders)
     lsn = log.publish(log.customers)
     reader = log.reader()
-    reader._cluster = FailsOnce(reader._cluster, "end_offsets", calls=0)  # type: ignore[assignment]  # as the admin is
+    real, failures = TopicAdmin.end_offsets, [KafkaException(KafkaError(KafkaError._TRANSPORT))]
+
+    def end_offsets(admin: TopicAdmin, *asked: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return real(admin, *asked)
+
+    monkeypatch.setattr(TopicAdmin, "end_offsets", end_offsets)
     with pytest.raises(Unavailable):
         reader.new_records()
     (record,) = reader.new_records()

@@ -253,7 +253,7 @@ def test_what_recover_refuses_leaves_all_as_it_is(captured: Captured, database: 
     assert asked is None
     assert _state(captured) == before
     with pytest.raises(LockstepError, match="as often as its tags can tell apart"):
-        recovery._require_state(replace(before, epoch=RECOVERIES_MAX), captured.config.as_pipeline())
+        recovery.require_state(replace(before, epoch=RECOVERIES_MAX), captured.config.as_pipeline())
     database.drop_slot(captured.config.slot)
     database.execute(f"select pg_create_logical_replication_slot('{captured.config.slot}', 'test_decoding')")
     with pytest.raises(LockstepError, match="isn't ours") as caught:

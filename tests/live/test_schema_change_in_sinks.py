@@ -217,7 +217,7 @@ def test_rows_go_on_to_be_applied_while_others_get_a_default(
     database: Database, follow: Follow, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """The watermark alone waits: it says that rows from before are as at the source, too."""
-    monkeypatch.setattr("jobs.query.column_backfill._ROWS", 1)  # so that it takes a while
+    monkeypatch.setattr("jobs.query.column_backfill.ROWS", 1)  # so that it takes a while
     rows = 15_000 if kind == "cache" else 4000
     database.execute(SETUP[0], SETUP[1], f"insert into t select n, 'a' || n, n from generate_series(1, {rows}) n")
     followed = follow(kind)

@@ -376,7 +376,7 @@ def test_a_table_that_was_refused_in_its_first_batch_may_have_rows_without_their
 
 
 def _try_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.generations.set_aside._PAUSE_FIRST_S", 1)
+    monkeypatch.setattr("jobs.generations.set_aside.PAUSE_FIRST_S", 1)
 
 
 @pytest.mark.soak

@@ -175,7 +175,7 @@ def test_no_value_is_larger_than_its_bound(typed: Database, type_name: str) -> N
     typed.execute("drop table if exists t", f"create table t (value {type_name})")
     (column,) = typed.shape(T).columns
     encode = json_encoder(column.value_type, column.is_array)
-    bound = rule_of(typed)._bounds[0]
+    bound = rule_of(typed).bounds[0]
     assert bound is not None
     judged = 0
     for shape in SHAPES[type_name]:

@@ -37,7 +37,7 @@ class Reader(Poller):
 
     def _poll(self) -> None:
         with psycopg.connect(self._dsn, autocommit=True) as connection:
-            while not self._over.is_set():
+            while not self.over.is_set():
                 try:
                     rows = connection.execute(self._rows).fetchall()
                 except (errors.UndefinedTable, errors.InvalidSchemaName):

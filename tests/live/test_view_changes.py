@@ -15,7 +15,7 @@ from cdc.kafka.topic_names import view_topic
 from cdc.model.tag import Tag
 from jobs.executor.task_input import ViewTopicInput
 from jobs.executor.view_topic import ViewTopic
-from lockstep.dashboard.view_changes import Recent, ViewChanges
+from lockstep.dashboard.view_changes import ViewChanges
 from stack.stack import Endpoints
 from tests.events import kafka_settings
 
@@ -182,7 +182,8 @@ def test_a_reader_that_comes_back_gets_what_it_lacks(writer: Writer) -> None:
 
 
 @pytest.mark.soak
-def test_a_reader_that_is_slow_gets_several_steps_as_one(writer: Writer) -> None:
+def test_a_reader_that_is_slow_gets_several_steps_as_one(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.dashboard.view_changes.ROWS_KEPT", 20)
     first = writer.step(*((1, tweet, "a") for tweet in range(10)))
 
     async def work(changes: ViewChanges) -> None:
@@ -190,9 +191,6 @@ def test_a_reader_that_is_slow_gets_several_steps_as_one(writer: Writer) -> None
         quick = Reader(changes.follow("timeline", KEY, {}, None))
         for reader in (slow, quick):
             await reader.until_lsn(first)
-        followed = next(iter(changes._followed.values()))
-        followed.recent, recent = Recent(rows_max=20), followed.recent
-        followed.recent.at = recent.at
         lsn = first
         for number in range(12):
             lsn = writer.step(*((1, tweet, f"b{number}") for tweet in range(9)), (1, 100 + number, "n"))

@@ -16,7 +16,7 @@ from cdc.model.lsn import Lsn
 from cdc.model.table import Table
 from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.pgoutput import UNCHANGED, Commit, Message, Relation, decode
-from cdc.protocol.pgvalues import _SCALARS as SCALARS
+from cdc.protocol.pgvalues import SCALARS
 from cdc.protocol.row_kernel import RowEncoding
 from cdc.toast.rule import ColumnFacts, ToastRule
 from snapshot.row_events import RowEvents

@@ -25,7 +25,7 @@ from jobs.executor.task_input import Task
 from jobs.executor.window import with_tags
 from sinks.columns.shape import Shape
 from sinks.contract import Rejection, TableVersions
-from sinks.opensearch.bulk_writer import BulkWriter, _Item
+from sinks.opensearch.bulk_writer import BulkWriter, Item
 from sinks.opensearch.documents import Target
 from sinks.redis.calls import Calls
 from sinks.redis.keys import RedisKeys
@@ -171,12 +171,12 @@ def _wire(argument: str | bytes | int) -> bytes:
 @given(table_events("id"), st.booleans(), st.sampled_from([1, 2, 10_000]), st.sampled_from([1, 300, 1 << 20]))
 def test_bulk_requests_are_the_same(events: TableEvents, markers: bool, documents_max: int, bytes_max: int) -> None:
     indexes: Any = SimpleNamespace(client=None, targets={SHAPE.name: Target("w", Shape.of(SHAPE), markers)})
-    items = [_Item(events, index) for index in range(len(events))]
+    items = [Item(events, index) for index in range(len(events))]
 
     def requests() -> Any:
         writer = BulkWriter(indexes)
-        writer._bulk_bytes = bytes_max
-        return list(writer._requests(items, documents_max, overwrite_equal_tags=False, is_whole=True))
+        writer.bulk_bytes = bytes_max
+        return list(writer.requests(items, documents_max, overwrite_equal_tags=False, is_whole=True))
 
     compiled, python = by_both(requests)
     assert compiled == python

@@ -120,7 +120,7 @@ def test_a_view_with_retention_is_its_query_over_the_rows_that_are_not_too_old(
     state = MemoryState()
     retain = [RetainedRows(TableName("public", "a"), "d", 24)]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(views.view, "_EXPIRED_AT_ONCE", portion)
+        patched.setattr(views.view, "EXPIRED_AT_ONCE", portion)
         view = KeptView(question, state, retain=retain)
         rows: dict[tuple[Any, ...], RowWrite] = {}
         time = datetime.fromtimestamp(0, UTC)

@@ -29,12 +29,12 @@ from views.view import View
 def of_few(*, portion: int, in_memory: int) -> Iterator[None]:
     """With so many rows at once."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(views.operators.arrivals, "_FOLDED_AFTER", 3 * portion)
+        patched.setattr(views.operators.arrivals, "FOLDED_AFTER", 3 * portion)
         for module in (views.operators.building, views.operators.group, views.operators.join):
             patched.setattr(module, "PORTION", portion)
         patched.setattr(views.operators.building, "ITEMS_MAX", in_memory)
-        patched.setattr(views.operators.building, "_SPILLED_AT_ONCE", portion)
-        for name in ("_KEPT_AT_ONCE", "_SORTED_AT_ONCE"):
+        patched.setattr(views.operators.building, "SPILLED_AT_ONCE", portion)
+        for name in ("KEPT_AT_ONCE", "SORTED_AT_ONCE"):
             patched.setattr(views.operators.building, name, portion)
         yield
 

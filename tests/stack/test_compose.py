@@ -53,7 +53,7 @@ def test_the_databases_get_the_settings_of_the_stack() -> None:
 
 def test_the_databases_have_the_names_of_the_stack() -> None:
     stack = Stack(ROOT)
-    databases = {stack._source.name: stack._source.database, stack._warehouse.name: stack._warehouse.database}
+    databases = {stack.source.name: stack.source.database, stack.warehouse.name: stack.warehouse.database}
     assert {name: SERVICES[name]["environment"]["POSTGRES_DB"] for name in databases} == databases
 
 

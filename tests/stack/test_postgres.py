@@ -28,30 +28,30 @@ def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
     planted.mkdir()
     planted.chmod(0o777)
     with pytest.raises(StackError, match="belongs to somebody else"):
-        postgres._own_folder(planted)
+        postgres.own_folder(planted)
 
 
 def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "target")
     with pytest.raises(StackError, match="belongs to somebody else"):
-        postgres._own_folder(tmp_path / "link")
+        postgres.own_folder(tmp_path / "link")
 
 
 def test_the_lock_of_a_dead_server_goes_when_its_number_belongs_to_another_program(tmp_path: Path) -> None:
     lock = tmp_path / "postmaster.pid"
     lock.write_text(f"{os.getpid()}\n{tmp_path}\n")
-    postgres._remove_stale_lock(tmp_path)
+    postgres.remove_stale_lock(tmp_path)
     assert not lock.exists()
 
 
 def test_a_damaged_copy_of_the_server_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "bin").write_text("server")
-    files, size = postgres._measure(tmp_path)
-    (tmp_path / postgres._COMPLETE).write_text(f"{files} {size}")
-    assert postgres._is_complete(tmp_path)
+    files, size = postgres.measure(tmp_path)
+    (tmp_path / postgres.COMPLETE).write_text(f"{files} {size}")
+    assert postgres.is_complete(tmp_path)
     (tmp_path / "bin").unlink()
-    assert not postgres._is_complete(tmp_path)
+    assert not postgres.is_complete(tmp_path)
 
 
 def test_an_older_major_has_its_own_version() -> None:

@@ -17,7 +17,7 @@ from views.values import Row
 AGES: Final = b"a"
 """What the keys of these entries begin with."""
 
-_DUE_AT_ONCE: Final = 1_000
+DUE_AT_ONCE: Final = 1_000
 _SIGN: Final = 1 << 63
 _TIME_BYTES: Final = 8
 
@@ -85,16 +85,16 @@ class AgeingRows(ABC):
         """
         changes: list[RowChange] = []
         while self._ages is not None and len(changes) < most:
-            due = self._ages.due(work.state, work.time_ms, min(most - len(changes), _DUE_AT_ONCE))
+            due = self._ages.due(work.state, work.time_ms, min(most - len(changes), DUE_AT_ONCE))
             work.count(len(due))  # before memory has all of them
             for own in due:
                 stored = work.state.get(self._prefix + own)
                 assert stored is not None, "a row's time is there, and the row isn't"
-                changes.append((self._removed(self._prefix + own, stored, work), None))
+                changes.append((self.removed(self._prefix + own, stored, work), None))
             if not due:
                 break
         return changes
 
     @abstractmethod
-    def _removed(self, key: bytes, stored: bytes, work: Work) -> Row:
+    def removed(self, key: bytes, stored: bytes, work: Work) -> Row:
         """Remove what is stored under a key, and its entry by time. Returns the row that it was."""

@@ -30,7 +30,7 @@ class Arrived:
     rows: list[Row]
 
 
-_FOLDED_AFTER: Final = 4_000_000
+FOLDED_AFTER: Final = 4_000_000
 _FOLDED_TIMES: Final = 3
 
 
@@ -56,7 +56,7 @@ class Arrivals:
     def fold(self, meanwhile: Callable[[int], None]) -> None:
         """Give back what older events of the same keys take, where they may be many: the disk has a few times what is
         left at most. It may take long, and ``meanwhile`` is called every so often. Raises as that and ``add``."""
-        if self.count - self._folded <= max(_FOLDED_TIMES * self._folded, _FOLDED_AFTER):
+        if self.count - self._folded <= max(_FOLDED_TIMES * self._folded, FOLDED_AFTER):
             return
         into, count = Sorter(self._scratch), 0
         for items in self.newest():

@@ -33,8 +33,8 @@ ITEMS_MAX: Final = 100_000
 BYTES_MAX: Final = 32 * 1024 * 1024
 """So many items and bytes of one sorting are in memory at most, but for the last few that were added."""
 
-_SPILLED_AT_ONCE: Final = 1_000
-_SPILLED_BYTES: Final = 64 * 1024
+SPILLED_AT_ONCE: Final = 1_000
+SPILLED_BYTES: Final = 64 * 1024
 """Memory has a piece of about this size, and at most twice of it, of each sorted part while parts are merged. Or of one
 item that is larger."""
 
@@ -44,13 +44,13 @@ _MARSHAL: Final = 2
 _PACKED_AT_ONCE: Final = 1_000
 """Rows of a portion share values, and hardly take memory before they are packed."""
 
-_SORTED_AT_ONCE: Final = 1_000
+SORTED_AT_ONCE: Final = 1_000
 """Where rows come in the order of parts, at least so many items are sorted together."""
 
 _SMALL: Final = 10
 """What is less than this part of what memory may have makes no temporary file."""
 
-_KEPT_AT_ONCE: Final = 50_000
+KEPT_AT_ONCE: Final = 50_000
 _LENGTH: Final = struct.Struct("<I")
 _KEY, _VALUE = itemgetter(0), itemgetter(1)
 
@@ -127,7 +127,7 @@ class Building:
                 before, goes_on = goes_on, part(portion[-1])
                 begin, is_whole = bisect_left(portion, goes_on, key=part), goes_on != before
             sorter.take(portion[:begin], made)
-            if is_whole and sorter.held[0] >= _SORTED_AT_ONCE:
+            if is_whole and sorter.held[0] >= SORTED_AT_ONCE:
                 yield sorter
                 sorter = self.sorter()
             sorter.take(portion[begin:], made)
@@ -149,7 +149,7 @@ class Building:
         """The same of entries whose keys begin as the state has them."""
         self._kept += stored
         self._kept_bytes += sum(map(len, map(_KEY, stored))) + sum(map(len, map(_VALUE, stored)))
-        if len(self._kept) >= _KEPT_AT_ONCE or self._kept_bytes >= BYTES_MAX:
+        if len(self._kept) >= KEPT_AT_ONCE or self._kept_bytes >= BYTES_MAX:
             self.flush()
 
     def flush(self) -> None:
@@ -226,7 +226,7 @@ class Sorter:
         if self._spilled is None:
             self._spilled = tempfile.TemporaryFile(dir=self._scratch)  # noqa: SIM115  closed when all is read, or with it
         begin = self._spilled.tell()
-        at_once = max(1, min(_SPILLED_AT_ONCE, _SPILLED_BYTES * len(self._items) // max(1, self._bytes)))
+        at_once = max(1, min(SPILLED_AT_ONCE, SPILLED_BYTES * len(self._items) // max(1, self._bytes)))
         for portion in _portions(self._in_order(), at_once):
             for stored in _pieces(portion):
                 self._spilled.write(_LENGTH.pack(len(stored)) + stored)
@@ -245,7 +245,7 @@ class Sorter:
             return
         with self._spilled:
             runs = [self._run(self._spilled, begin, end) for begin, end in self._runs]
-            yield from merged([*runs, _portions(self._in_order(), _SPILLED_AT_ONCE)])
+            yield from merged([*runs, _portions(self._in_order(), SPILLED_AT_ONCE)])
 
     def _run(self, spilled: IO[bytes], at: int, end: int) -> Iterator[list[Item]]:
         while at < end:
@@ -271,7 +271,7 @@ def _portions(items: list[Item], size: int) -> Iterator[list[Item]]:
 def _pieces(portion: list[Item]) -> Iterator[bytes]:
     """The same as it is written: in pieces of so few bytes that memory can have one of each sorted part."""
     stored = marshal.dumps(portion, _MARSHAL)
-    if len(portion) == 1 or len(stored) <= 2 * _SPILLED_BYTES:
+    if len(portion) == 1 or len(stored) <= 2 * SPILLED_BYTES:
         yield stored
     else:
         half = len(portion) // 2

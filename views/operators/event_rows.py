@@ -141,10 +141,10 @@ class EventRows(AgeingRows):
             (key, stored) for key, stored in islice(work.state.scan(self._prefix), _AT_ONCE) if key < end
         ]:
             work.count(len(entries))
-            changes += [(self._removed(key, stored, work), None) for key, stored in entries]
+            changes += [(self.removed(key, stored, work), None) for key, stored in entries]
         return changes
 
-    def _removed(self, key: bytes, stored: bytes, work: Work) -> Row:
+    def removed(self, key: bytes, stored: bytes, work: Work) -> Row:
         row = self._row(self._identity_in(key), unpack_row(stored))
         if self._ages is not None:
             self._ages.forget(row, key[len(self._prefix) :], work.state)

@@ -181,7 +181,7 @@ class Mirror(AgeingRows):
         for entries in building.entries(self._prefix):
             yield [tuple(orjson.loads(stored)[1:]) for _, stored in entries]
 
-    def _removed(self, key: bytes, stored: bytes, work: Work) -> Row:
+    def removed(self, key: bytes, stored: bytes, work: Work) -> Row:
         _, *values = orjson.loads(stored)
         old = tuple(values)
         if self._ages is not None:

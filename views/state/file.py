@@ -32,7 +32,7 @@ _COPY_NAME: Final = f"{FILE_NAME}.compact"
 _LOCK: Final = "-lock"
 """LMDB's own ending of the name of its lock."""
 
-_COPIED_AT_ONCE: Final = 20_000
+COPIED_AT_ONCE: Final = 20_000
 _MAP_BYTES: Final = 64 * 1024 * 1024
 _PLAIN_MAX: Final = 447
 """Longer keys are cut. Together with kind and digest a key stays below LMDB's 511 bytes."""
@@ -141,10 +141,10 @@ class FileState:
             with contextlib.closing(
                 _environment(self._directory / _COPY_NAME, self._map_bytes, sync=False)
             ) as environment:
-                copied = _COPIED_AT_ONCE
-                while copied == _COPIED_AT_ONCE:
+                copied = COPIED_AT_ONCE
+                while copied == COPIED_AT_ONCE:
                     with environment.begin(write=True) as into, contextlib.closing(into.cursor()) as end:
-                        copied, _ = end.putmulti(islice(entries, _COPIED_AT_ONCE), append=True)
+                        copied, _ = end.putmulti(islice(entries, COPIED_AT_ONCE), append=True)
                 environment.sync(True)
 
     def _remove_copy(self) -> None:
@@ -218,7 +218,7 @@ class FileState:
         raise LockstepError(message, hint=hint) from error
 
 
-_WATCHED_AT_ONCE: Final = 100_000
+WATCHED_AT_ONCE: Final = 100_000
 """Entries that are looked at in one transaction: pages that a job gives up aren't used again while one goes on."""
 
 
@@ -291,7 +291,7 @@ class WatchedState:
 
 
 def _portion(state: Reading, *, after: bytes | None) -> list[Entry]:
-    return list(islice(state.scan(b"", after=after), _WATCHED_AT_ONCE))
+    return list(islice(state.scan(b"", after=after), WATCHED_AT_ONCE))
 
 
 def _size_of(environment: lmdb.Environment) -> Size:

@@ -12,10 +12,10 @@ from sinks.warehouse.duckdb.tables import HistoryStatements, Statements
 from sinks.warehouse.duckdb.values import rows_of
 from sinks.warehouse.stored_table import GenerationSchema, StoredTable
 
-_TRIMMED_AT_ONCE: Final = 500_000
+TRIMMED_AT_ONCE: Final = 500_000
 """A history of so many versions is looked through as a whole."""
 
-_TRIM_PORTIONS: Final = 64
+TRIM_PORTIONS: Final = 64
 """In so many portions a longer one is. A portion reads the keys of all, and no more of the others."""
 
 
@@ -35,7 +35,7 @@ class DuckDbUpkeep:
     ) -> tuple[bool, str]:
         """In as many portions as there are blocks of so many: a portion has all versions of the keys that it has."""
         rows = int(self._connection.run(f"select count(*) from {self._schema.history(held)}").scalar_one())
-        portions = 1 if rows <= _TRIMMED_AT_ONCE else _TRIM_PORTIONS
+        portions = 1 if rows <= TRIMMED_AT_ONCE else TRIM_PORTIONS
         portion = first_block // blocks
         trim = self._versions(held).trim(complete_from_ms, below, portion=portion, portions=portions)
         return portion + 1 < portions, self._greatest(trim)

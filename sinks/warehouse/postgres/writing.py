@@ -15,7 +15,7 @@ from sinks.warehouse.postgres.staging import Staging
 from sinks.warehouse.postgres.tables import Statements
 from sinks.warehouse.stored_table import GenerationSchema, StoredTable
 
-_REFUSED_FEW: Final = 1_000
+REFUSED_FEW: Final = 1_000
 """So many rows of a batch may be refused in any case: to try them one by one takes some seconds."""
 
 
@@ -28,7 +28,7 @@ class PostgresWriter:
         self._statements: dict[TableName, Statements] = {}
         self._history_statements: dict[TableName, HistoryStatements] = {}
         self._stagings = 0
-        self._refused_max = max(_REFUSED_FEW, max_open_rejections)
+        self._refused_max = max(REFUSED_FEW, max_open_rejections)
 
     def look_at(self, tables: Sequence[StoredTable]) -> None:
         for held in tables:

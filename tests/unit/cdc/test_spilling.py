@@ -84,7 +84,7 @@ def test_it_can_be_used_again_after_it_was_cleared(of: Of) -> None:
 
 
 def test_its_file_grows_beyond_its_first_size(of: Of, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc.spilling._MAP_BYTES", 64 * 1024)
+    monkeypatch.setattr("cdc.spilling.MAP_BYTES", 64 * 1024)
     made = of(100_000)
     for number in range(50):
         made[b"%d" % number] = b"x" * 10_000

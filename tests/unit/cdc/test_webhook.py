@@ -5,8 +5,10 @@ import itertools
 import json
 import socket
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -80,7 +82,7 @@ def test_an_answer_without_an_end_keeps_nobody(
         # Each look at the clock takes a second: only how often it is read decides, and not how busy the machine is.
         monkeypatch.setattr("cdc.webhook.time", SimpleNamespace(monotonic=itertools.count().__next__))
     else:
-        monkeypatch.setattr("cdc.webhook._TIMEOUT_S", 1e6)
+        monkeypatch.setattr("cdc.webhook.TIMEOUT_S", 1e6)
     receiver.status, receiver.endless = 200, (first, again)
     with webhook(url=f"http://127.0.0.1:{receiver.port}/hook") as sender:
         sender.post(b'{"number": 0}')
@@ -92,7 +94,7 @@ def test_an_answer_without_an_end_keeps_nobody(
 
 
 def test_headers_without_an_end_are_no_receipt(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc.webhook._TIMEOUT_S", 0.2)
+    monkeypatch.setattr("cdc.webhook.TIMEOUT_S", 0.2)
     receiver.endless = (b"A", b"a")
     with (
         webhook(url=f"http://127.0.0.1:{receiver.port}/hook") as sender,
@@ -102,10 +104,12 @@ def test_headers_without_an_end_are_no_receipt(receiver: Receiver, monkeypatch: 
 
 
 def test_a_slow_answer_takes_no_time_from_the_next_one(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+    connect = HTTPConnection.connect
+    monkeypatch.setattr(HTTPConnection, "connect", lambda self: opened.append(self) or connect(self))
     with webhook(url=f"http://127.0.0.1:{receiver.port}/hook") as sender:
         sender.post(b"{}")
-        assert sender._connection is not None
-        sender._connection.sock.settimeout(1e-9)  # as what was left of an earlier answer's time
+        opened[0].sock.settimeout(1e-9)  # as what was left of an earlier answer's time
         sender.post(b"{}")
     assert (len(receiver.documents), receiver.connections) == (2, 1)
 

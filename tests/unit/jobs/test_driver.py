@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import Fenced, LockstepError
 from cdc.model.table import TableName
-from jobs.driver import TAKEN_OVER, Source, _Group, long_batches, look_every_s, session
+from jobs.driver import TAKEN_OVER, Group, Source, long_batches, look_every_s, session
 from jobs.generations.lease import Clock, GenerationLease, NewerJob
 from jobs.generations.record import Phase, Record, begin_generation, list_generations, save_record
 from jobs.generations.status import JobState, job_status, save_stop
@@ -103,7 +103,7 @@ def _wanted_settings(
         return opened
 
     source = Source("shop", KafkaSettings(bootstrap_servers="nowhere:1"), [ORDERS], SparkSettings())
-    group = _Group(
+    group = Group(
         source,
         {"cache": settings or RedisSettings()},
         cast(Any, None),
@@ -112,7 +112,7 @@ def _wanted_settings(
         report=lambda _: None,
         open_sink=open_sink,
     )
-    return group._wanted(group._members[0])
+    return group.wanted(group.members[0])
 
 
 def _record(phase: Phase) -> Record:
@@ -210,43 +210,46 @@ class _Taken:
         self.is_forgotten = True
 
 
-def _older(store: MemoryStore, monkeypatch: pytest.MonkeyPatch, reports: list[Report]) -> _Group:
+def _older(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, reports: list[Report], stop: threading.Event | None = None
+) -> Group:
     """A driver whose job a newer one has ended."""
     _Taken.made, _Taken.now = [], 0.0
     monkeypatch.setattr("jobs.driver.JobThread", _Taken)
-    group = _Group(
+    group = Group(
         Source("shop", KafkaSettings(bootstrap_servers="nowhere:1"), [ORDERS], SparkSettings()),
         {"cache": RedisSettings()},
         cast(Any, None),
         once=False,
-        stop=threading.Event(),
+        stop=stop or threading.Event(),
         report=reports.append,
         open_sink=lambda *_: open_memory(store),
     )
-    group._look(group._members[0])
-    assert not group._is_over(group._members[0])  # before it knows what has ended it
+    group.look(group.members[0])
+    assert not group.is_over(group.members[0])  # before it knows what has ended it
     return group
 
 
 def test_a_job_that_apply_once_had_ended_goes_on_after_that(monkeypatch: pytest.MonkeyPatch) -> None:
     store, reports = prepared_store(1), list[Report]()
-    once = GenerationLease(open_memory(store), 1, once=True)
+    ticks = itertools.count(0.0, 10.0)  # each look of the lease is a beat
+    once = GenerationLease(open_memory(store), 1, once=True, clock=Clock(lambda: next(ticks)))
     once.claim(lambda: 0)
     group = _older(store, monkeypatch, reports)
-    [member] = group._members
+    [member] = group.members
     for _ in range(5):  # that one gives signs of life
         _Taken.now += 4.0
-        once._save_beat(once._look(), 0.0)
-        group._look(member)
-        assert not group._is_over(member)
+        once.heartbeat()
+        group.look(member)
+        assert not group.is_over(member)
     assert len(_Taken.made) == 1
     assert [type(report) for report in reports] == [SinkWaiting]
     once.end()
-    group._look(member)
+    group.look(member)
     assert len(_Taken.made) == 1
     _Taken.now += 10.0
     save_stop(open_memory(store).records, 1, LockstepError("refused"), now_ms=0)  # its own error doesn't matter
-    group._look(member)
+    group.look(member)
     assert len(_Taken.made) == 2
 
 
@@ -259,16 +262,16 @@ def test_a_job_that_another_one_had_ended_goes_on_when_that_one_is_told_to_stop(
     newer = GenerationLease(open_memory(store), 1)
     newer.claim(lambda: 0)
     group = _older(store, monkeypatch, [])
-    [member] = group._members
-    group._look(member)
-    assert group._is_over(member)
+    [member] = group.members
+    group.look(member)
+    assert group.is_over(member)
     if ends != "not":
         newer.end()
     if ends == "by an error":
         save_stop(open_memory(store).records, 1, LockstepError("refused"), now_ms=0)
     for _ in range(2):
         _Taken.now += 10.0
-        group._look(member)
+        group.look(member)
     assert len(_Taken.made) == (2 if ends == "in order" else 1)
 
 
@@ -276,9 +279,10 @@ def test_who_is_told_to_stop_while_a_newer_job_has_its_place_needs_no_start(monk
     for is_told in (True, False):
         store = prepared_store(1)
         GenerationLease(open_memory(store), 1).claim(lambda: 0)
-        group = _older(store, monkeypatch, [])
+        stop = threading.Event()
+        group = _older(store, monkeypatch, [], stop)
         if is_told:
-            group._stop.set()
+            stop.set()
         assert group.run() == TAKEN_OVER
         assert [job.is_forgotten for job in _Taken.made] == [is_told]
 
@@ -286,10 +290,9 @@ def test_who_is_told_to_stop_while_a_newer_job_has_its_place_needs_no_start(monk
 def test_a_job_that_was_ended_is_forgotten_with_its_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     store = prepared_store(1)
     group = _older(store, monkeypatch, [])
-    [member] = group._members
-    save_record(open_memory(store).records, 1, _record(Phase.BUILDING))
-    monkeypatch.setattr(group, "_was_left_live", lambda *_: False)
-    group._look(member)
+    [member] = group.members
+    save_record(open_memory(store).records, 1, _record(Phase.RETIRED))
+    group.look(member)
     assert not member.jobs
 
 
@@ -316,7 +319,7 @@ def test_a_sink_is_settled_while_nothing_but_its_only_job_is_there(monkeypatch: 
     monkeypatch.setattr("jobs.driver.JobThread", _AtWork)
     _Taken.made, _Taken.now = [], 0.0
     store = prepared_store(1)
-    group = _Group(
+    group = Group(
         Source("shop", KafkaSettings(bootstrap_servers="nowhere:1"), [ORDERS], SparkSettings()),
         {"cache": RedisSettings()},
         cast(Any, None),
@@ -325,17 +328,17 @@ def test_a_sink_is_settled_while_nothing_but_its_only_job_is_there(monkeypatch: 
         report=lambda _: None,
         open_sink=lambda *_: open_memory(store),
     )
-    [member] = group._members
+    [member] = group.members
     assert not member.is_settled
-    group._look(member)
+    group.look(member)
     assert member.is_settled
     for phase in (Phase.BUILDING, Phase.READY):
         save_record(open_memory(store).records, 2, _record(phase))
-        group._look(member)
+        group.look(member)
         assert not member.is_settled
     save_record(open_memory(store).records, 2, _record(Phase.RETIRED))
     member.jobs[2].is_alive = False
-    group._look(member)
+    group.look(member)
     assert member.is_settled
     member.jobs[1].is_alive = False
     assert not member.is_settled
@@ -353,7 +356,7 @@ def test_a_group_whose_jvm_has_ended_ends_with_one_error(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(SinkJob, "run", work)
     stores = {name: MemoryStore() for name in ("search", "cache")}
-    group = _Group(
+    group = Group(
         Source("shop", KafkaSettings(bootstrap_servers="nowhere:1"), [ORDERS], SparkSettings()),
         dict.fromkeys(stores, RedisSettings()),
         cast(Any, spark),

@@ -44,7 +44,7 @@ def _members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> Pa
 def test_a_capture_whose_place_was_taken_stands_by_and_jobs_are_not_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstep.supervisor._WAIT_MAX_S", 0.0)
+    monkeypatch.setattr("lockstep.supervisor.WAIT_MAX_S", 0.0)
     stands_by = tmp_path / "stands_by"
     starts = _members(
         tmp_path,
@@ -60,7 +60,7 @@ def test_a_capture_whose_place_was_taken_stands_by_and_jobs_are_not_started_agai
 def test_somebody_tells_of_alerts_where_the_web_page_can_not_listen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstep.supervisor._WAIT_MAX_S", 0.0)
+    monkeypatch.setattr("lockstep.supervisor.WAIT_MAX_S", 0.0)
     starts = _members(
         tmp_path,
         monkeypatch,
@@ -77,7 +77,7 @@ def test_somebody_tells_of_alerts_where_the_web_page_can_not_listen(
 def test_a_process_of_an_extension_runs_beside_the_others_and_nobody_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstep.supervisor._WAIT_MAX_S", 0.0)
+    monkeypatch.setattr("lockstep.supervisor.WAIT_MAX_S", 0.0)
     starts = _members(tmp_path, monkeypatch, f"test $3 = extra && exit {EXIT_CONFIGURATION}", "exit 1")
     stopping = _Until(lambda: starts.exists() and starts.read_text().split().count("extra") == 2)
     assert run_group(tmp_path / "lockstep.toml", stopping, beside=[("extra", "watch")]) == 0
@@ -85,7 +85,7 @@ def test_a_process_of_an_extension_runs_beside_the_others_and_nobody_waits_for_i
 
 
 def test_a_web_page_that_fails_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.supervisor._WAIT_MAX_S", 0.0)
+    monkeypatch.setattr("lockstep.supervisor.WAIT_MAX_S", 0.0)
     starts = _members(tmp_path, monkeypatch, "exit 1")
     stopping = _Until(lambda: starts.exists() and starts.read_text().split().count("dashboard") == 2)
     assert run_group(tmp_path / "lockstep.toml", stopping) == 0

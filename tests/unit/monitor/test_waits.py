@@ -13,7 +13,7 @@ from cdc.model.table import TableName
 from jobs.generations.set_aside import Aside, AsideState, asides_name, dump_asides
 from jobs.generations.status import JobState, JobStatus
 from monitor.line import Captures
-from monitor.waits import _CLOSE_S, Waits, why_not_taken_up
+from monitor.waits import CLOSE_S, Waits, why_not_taken_up
 from sinks.contract import Progress
 from sinks.memory import MemoryRecords, MemoryStore
 from tests.databases import until
@@ -350,7 +350,7 @@ def test_servers_that_hang_are_waited_for_together_at_the_end(world: _World, mon
         patched.setattr("monitor.waits.threading.Thread.join", join)
         world.waits.close()
     assert waited
-    assert sum(waited) <= _CLOSE_S
+    assert sum(waited) <= CLOSE_S
     for store in world.stores.values():
         assert store.released is not None
         store.released.set()

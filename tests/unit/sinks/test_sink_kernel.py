@@ -199,7 +199,7 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_it_is_required_and_missing_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_kernel, "_built", lambda: CompiledCode(None, "it isn't here"))
+    monkeypatch.setattr(sink_kernel, "compiled_code", lambda: CompiledCode(None, "it isn't here"))
     monkeypatch.setenv(VARIABLE, "auto")
     assert str(chosen_sink_kernel()) == "Python code: it isn't here"
     monkeypatch.setenv(VARIABLE, "require")

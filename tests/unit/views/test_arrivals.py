@@ -126,7 +126,7 @@ def test_of_an_append_only_table_nothing_stays_from_before_it_was_emptied() -> N
 def test_older_events_of_the_same_keys_are_given_up_every_now_and_then(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(arrivals, "_FOLDED_AFTER", 20)
+    monkeypatch.setattr(arrivals, "FOLDED_AFTER", 20)
     monkeypatch.setattr(building, "ITEMS_MAX", 7)
     chance, kept, of_table, most = random.Random(1), dict[bytes, tuple[bytes, bytes]](), Arrivals(tmp_path), 0
     told: list[int] = []

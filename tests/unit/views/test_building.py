@@ -61,7 +61,7 @@ def test_what_memory_does_not_hold_comes_in_order_all_the_same(
     in_memory: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(building, "ITEMS_MAX", in_memory)
-    monkeypatch.setattr(building, "_SPILLED_AT_ONCE", 2)
+    monkeypatch.setattr(building, "SPILLED_AT_ONCE", 2)
     numbers = random.Random(1).sample(range(100), 60)
     sorter = Sorter(tmp_path)
     for at in range(0, len(numbers), 7):
@@ -102,15 +102,13 @@ def test_long_rows_are_not_all_in_memory_while_they_are_merged(monkeypatch: pyte
 
 def test_a_few_long_rows_among_short_ones_are_in_no_long_piece(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By what rows have on average, all of these would be in one piece."""
-    monkeypatch.setattr(building, "_SPILLED_BYTES", 1_000)
+    monkeypatch.setattr(building, "SPILLED_BYTES", 1_000)
     rows: list[Item] = [(number.to_bytes(2, "big"), b"", b"") for number in range(1_000)]
     rows[100:102] = [(key, own, bytes(10_000)) for key, own, _ in rows[100:102]]
     sorter = Sorter(tmp_path)
     sorter.add(rows)
     sorter.spill()
-    assert sorter._spilled is not None
-    with sorter._spilled:
-        pieces = list(sorter._run(sorter._spilled, *sorter._runs[0]))
+    pieces = list(sorter.sorted())
     assert [item for piece in pieces for item in piece] == rows
     assert max(len(piece) for piece in pieces if len(piece[0][2])) == 1
     assert all(len(piece) == 1 or sum(len(row) for _, _, row in piece) < 1_000 for piece in pieces)
@@ -325,7 +323,7 @@ def test_a_row_with_too_many_partners_ends_it() -> None:
 def test_a_computing_that_is_killed_anywhere_leaves_no_usable_state(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(building, "_KEPT_AT_ONCE", 3)
+    monkeypatch.setattr(building, "KEPT_AT_ONCE", 3)
     killing = KillingState(FileState(tmp_path, identity="v"))
     for point in count():
         killing.accesses_left = point

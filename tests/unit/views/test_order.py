@@ -39,7 +39,7 @@ def first(row: Row) -> bytes:
 
 @pytest.fixture
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "_SORTED_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(building, "SORTED_AT_ONCE", AT_ONCE)
 
 
 @pytest.fixture

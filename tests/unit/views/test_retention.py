@@ -183,7 +183,7 @@ def test_where_the_query_fails_between_two_portions_all_rows_go_at_once(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There are three between them, by which it can't divide. PostgreSQL never sees the three."""
-    monkeypatch.setattr(views.view, "_EXPIRED_AT_ONCE", 1)
+    monkeypatch.setattr(views.view, "EXPIRED_AT_ONCE", 1)
     view = kept(NOT_THREE)
     view.step([a(number, g=1, d="2026-03-01T12:00:00") for number in range(rows)])
     view.step([], time_ms=NOON_MS)
@@ -191,7 +191,7 @@ def test_where_the_query_fails_between_two_portions_all_rows_go_at_once(
 
 
 def test_more_than_the_views_limit_do_not_go_at_once_and_the_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views.view, "_EXPIRED_AT_ONCE", 1)
+    monkeypatch.setattr(views.view, "EXPIRED_AT_ONCE", 1)
     state = MemoryState()
     view = kept(NOT_THREE, state)
     view.step([a(number, g=1, d="2026-03-01T12:00:00") for number in range(4)])
@@ -202,7 +202,7 @@ def test_more_than_the_views_limit_do_not_go_at_once_and_the_failure_is_told(mon
 
 
 def test_portions_are_of_a_size_that_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views.view, "_EXPIRED_CHANGES_MAX", 12)
+    monkeypatch.setattr(views.view, "EXPIRED_CHANGES_MAX", 12)
     view = kept(COUNTS)
     view.step([a(number, g=number % 2, d="2026-03-01T12:00:00") for number in range(1, 40)])
     view.view.step([], epoch=1, lsn=80, offsets={}, time_ms=NOON_MS)
@@ -215,7 +215,7 @@ def test_portions_are_of_a_size_that_memory_holds(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_goes_between_two_writes_is_written_with_a_tag_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views.view, "_EXPIRED_AT_ONCE", 1)
+    monkeypatch.setattr(views.view, "EXPIRED_AT_ONCE", 1)
     view = kept(COUNTS)
     view.step([a(number, g=1, d="2026-03-01T12:00:00") for number in (1, 2)])
     assert view.view.position().tag == Tag(1, 8, 0)
@@ -231,7 +231,7 @@ def test_what_goes_between_two_writes_is_written_with_a_tag_of_its_own(monkeypat
 def test_who_was_killed_before_the_last_portion_goes_on_with_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(views.view, "_EXPIRED_AT_ONCE", 2)
+    monkeypatch.setattr(views.view, "EXPIRED_AT_ONCE", 2)
     writes = [a(number, g=number, d="2026-03-01T12:00:00") for number in range(1, 6)]
     own = identity(kept(COUNTS).plan, TABLES)
     state = FileState(tmp_path, identity=own)
@@ -247,13 +247,13 @@ def test_who_was_killed_before_the_last_portion_goes_on_with_the_rest(
 
 
 def test_all_rows_that_go_at_once_are_counted_before_memory_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views.operators.ages, "_DUE_AT_ONCE", 2)
+    monkeypatch.setattr(views.operators.ages, "DUE_AT_ONCE", 2)
     state = MemoryState()
     view = kept(COUNTS, state)
     view.step([a(number, g=1, d="2026-03-01T12:00:00") for number in range(9)])
     removed: list[object] = []
-    plain = Mirror._removed
-    monkeypatch.setattr(Mirror, "_removed", lambda *found: removed.append(found) or plain(*found))
+    plain = Mirror.removed
+    monkeypatch.setattr(Mirror, "removed", lambda *found: removed.append(found) or plain(*found))
     mirror = Mirror(TABLES[TableName("public", "a")], ["id", "g", "d"], 0, view.plan.retained[0])
 
     def aged(work_state: Step, *, limit: int, most: int) -> int:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from cdc.model.errors import Fenced, LockstepError
+from cdc.model.errors import LockstepError
 from views.state import file
 from views.state.contract import Reading, State, Step, UnusableState
 from views.state.file import FILE_NAME, FileState, WatchedState
@@ -236,16 +236,6 @@ def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
         FileState(tmp_path, identity="a view")
 
 
-def test_whoever_opened_it_last_writes_it(tmp_path: Path) -> None:
-    # Two environments of one file in one process aren't allowed, so the later process is only its mark.
-    state = FileState(tmp_path, identity="a view")
-    assert state._environment is not None
-    with state._environment.begin(write=True) as transaction:
-        transaction.put(b"swriter", b"another")
-    with pytest.raises(Fenced, match="another process"):
-        state.update(put((b"a", b"1")))
-
-
 def test_each_opening_knows_whose_the_one_before_was(tmp_path: Path) -> None:
     first = FileState(tmp_path, identity="a view")
     assert first.writer_before is None
@@ -315,7 +305,7 @@ def test_entries_are_read_in_portions(tmp_path: Path, monkeypatch: pytest.Monkey
     stored = entries(state)
     state.close()
     for portion in (1, 3, 7, 8):
-        monkeypatch.setattr("views.state.file._WATCHED_AT_ONCE", portion)
+        monkeypatch.setattr("views.state.file.WATCHED_AT_ONCE", portion)
         watched = WatchedState(tmp_path)
         assert list(watched.entries()) == stored
         watched.close()
@@ -357,7 +347,7 @@ def test_a_file_that_was_made_compact_has_no_free_pages_and_full_ones(tmp_path: 
 def test_a_file_of_any_number_of_entries_is_copied_whole(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file, "_COPIED_AT_ONCE", 5)
+    monkeypatch.setattr(file, "COPIED_AT_ONCE", 5)
     with closing(FileState(tmp_path, identity="a view")) as state:
         state.update(put(*[(bytes([number]), b"x") for number in range(count)]))
         state.compact()
@@ -378,13 +368,12 @@ def test_a_copy_that_was_killed_is_removed_and_the_state_is_as_it_was(tmp_path: 
     state.close()
 
 
-def test_where_there_is_no_room_for_a_copy_the_state_is_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_there_is_no_room_for_a_copy_the_state_is_as_it_was(tmp_path: Path) -> None:
     state = FileState(tmp_path, identity="a view", map_bytes=1 << 20)
     state.update(put(*((number.to_bytes(4, "big"), b"x" * 100) for number in range(1_000))))
     before = entries(state)
-    monkeypatch.setattr(state, "_map_bytes", 1 << 15)
+    state.close()
+    state = FileState(tmp_path, identity="a view", map_bytes=1 << 15)
     state.compact()
     assert sorted(path.name for path in tmp_path.iterdir()) == [FILE_NAME, f"{FILE_NAME}-lock"]
     assert entries(state) == before

@@ -339,7 +339,7 @@ def test_a_step_that_is_killed_anywhere_is_done_again_with_the_same_end(kind: st
         view.deliver()
         assert view.rows == plain.rows
     assert killed > 100
-    assert everything(state) == everything(plain.view._state)
+    assert everything(state) == everything(plain.state)
     state.close()
 
 
@@ -378,7 +378,7 @@ def test_a_state_that_was_built_goes_on_as_one_that_was_stepped(size: int) -> No
         kept.view.step(events(further, 40), epoch=1, lsn=40, offsets={})
         kept.deliver()
     assert view.rows == stepped.rows
-    states = [[entry for entry in everything(kept.view._state) if entry[0] > b"\1"] for kept in (stepped, view)]
+    states = [[entry for entry in everything(kept.state) if entry[0] > b"\1"] for kept in (stepped, view)]
     assert states[0] == states[1]
 
 
@@ -420,10 +420,10 @@ def test_what_isnt_being_built_takes_no_rows() -> None:
 
 
 def test_rows_that_change_more_than_a_step_may_are_built_all_the_same() -> None:
-    view, plain = (opened(NEWEST, MemoryState(), changes_max=most) for most in (5, 1_000))
-    for each in (view, plain):
-        built(each, [as_of_the_end()], 32)
-    assert everything(view._state) == everything(plain._state)
+    states = MemoryState(), MemoryState()
+    for state, most in zip(states, (5, 1_000), strict=True):
+        built(opened(NEWEST, state, changes_max=most), [as_of_the_end()], 32)
+    assert everything(states[0]) == everything(states[1])
 
 
 def test_a_building_that_is_killed_anywhere_is_no_usable_state(tmp_path: Path) -> None:
@@ -445,7 +445,7 @@ def test_a_building_that_is_killed_anywhere_is_no_usable_state(tmp_path: Path) -
         else:
             break
     assert killed > 10
-    assert everything(killing) == everything(plain.view._state)
+    assert everything(killing) == everything(plain.state)
     killing.close()
 
 
@@ -536,13 +536,14 @@ def test_a_row_from_before_one_that_was_refused_is_not_written_again(*, is_kept:
 
 
 def test_what_the_sinks_progress_has_is_forgotten_with_the_next_output() -> None:
-    view = opened(COUNTS, MemoryState())
-    empty = len(everything(view._state))
+    state = MemoryState()
+    view = opened(COUNTS, state)
+    empty = len(everything(state))
     for number in range(1, 50):
         step(view, [a(1, g=number)], 8 * number)
         view.acknowledge(view.pending(), reached={("a", 0): 8 * number})
     assert view.forgotten() == {("a", 0): 8 * 49}
-    assert len(everything(view._state)) <= empty + 5
+    assert len(everything(state)) <= empty + 5
 
 
 def test_a_whole_result_is_not_kept_twice_so_only_a_sink_that_was_told_of_it_has_it() -> None:

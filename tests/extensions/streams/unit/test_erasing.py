@@ -326,10 +326,11 @@ def test_tombstones_of_a_result_are_written_once_and_its_job_is_told_of_the_last
         "extensions.streams.erasing.write_tombstones",
         lambda _, topic, keys: log.append((topic, list(keys), stores.held)) if keys else None,
     )
-    monkeypatch.setattr(StreamQueryErasing, "_found", lambda _, topic, __: found[topic])
+    monkeypatch.setattr("extensions.streams.erasing.TopicReader", lambda *_, **__: SimpleNamespace(records=str))
+    monkeypatch.setattr("extensions.streams.erasing.found_in", lambda topic, _: found[topic])
     topics = SimpleNamespace(erase_those=lambda topic, *_: Place(topic))
     erasing = StreamQueryErasing(told, ROW, Means(cast("Any", topics), 1.0, lambda: None, lambda _: None))
-    list(erasing._in_topics("told", mapped(told, "told", ROW), only_look=False))
+    list(erasing.in_topics("told", mapped(told, "told", ROW), only_look=False))
     assert log == [(side, [b'{"batch":1}'], []), (result, [key], ["told"])]
     assert stores.of["told"].records[erased_name(1)] == str(len(log))
     assert stores.held == []

@@ -113,7 +113,7 @@ def test_a_store_that_meets_a_bug_is_told_without_its_words_and_holds_up_no_othe
 
 
 def test_a_store_that_hangs_holds_up_no_other_one(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_module, "_ANSWER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(status_module, "ANSWER_TIMEOUT_S", 0.5)
     other, answers = Query("other"), threading.Event()
     query.before = answers.wait
     other.begin()

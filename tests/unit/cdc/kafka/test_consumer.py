@@ -17,7 +17,7 @@ def test_a_consumer_is_closed() -> None:
 
 
 def test_a_consumer_that_never_ends_its_threads_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc.kafka.consumer._CLOSE_S", 0.05)
+    monkeypatch.setattr("cdc.kafka.consumer.CLOSE_S", 0.05)
     ends, began = threading.Event(), threading.Event()
 
     def close() -> None:

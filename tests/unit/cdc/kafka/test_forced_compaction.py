@@ -80,8 +80,8 @@ def test_settings_of_a_topic_that_may_not_be_seen_are_not_forgotten(monkeypatch:
     monkeypatch.setattr("cdc.kafka.topic_admin.AdminClient", lambda _: brokers)
     forced = ForcedCompaction({}, "shop", TopicSettings())
     put_back: list[str] = []
-    monkeypatch.setattr(forced, "_records", lambda: {"shop.public.t": REMEMBERED})
-    monkeypatch.setattr(forced, "_put_back", lambda topic, **_: put_back.append(topic))
+    monkeypatch.setattr(forced, "records", lambda: {"shop.public.t": REMEMBERED})
+    monkeypatch.setattr(forced, "put_back", lambda topic, **_: put_back.append(topic))
     with pytest.raises(LockstepError, match=r"isn't known whether topic shop\.public\.t exists") as refused:
         forced.restore()
     assert "Describe" in (refused.value.hint or "")

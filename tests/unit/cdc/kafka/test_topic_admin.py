@@ -75,7 +75,7 @@ def test_a_client_that_is_refused_is_replaced_and_whoever_waits_is_told(monkeypa
 
 
 def test_a_partition_that_gets_no_leader_is_unavailable_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc.kafka.topic_admin._REQUEST_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("cdc.kafka.topic_admin.REQUEST_TIMEOUT_S", 0.3)
     with pytest.raises(Unavailable, match="epoch"):
         _asked(monkeypatch, _Cluster(clients_in_vain=1000)).committed_ends([("t", 0)])
 

@@ -161,7 +161,7 @@ def test_an_unknown_choice_is_refused() -> None:
 
 
 def test_where_it_is_required_and_missing_capture_doesnt_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_kernel, "_built", lambda: CompiledCode(None, "it isn't here"))
+    monkeypatch.setattr(row_kernel, "compiled_code", lambda: CompiledCode(None, "it isn't here"))
     assert str(row_encoding("auto")) == "Python code: it isn't here"
     with pytest.raises(ConfigurationError, match="it isn't here"):
         row_encoding("require")

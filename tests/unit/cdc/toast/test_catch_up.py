@@ -138,7 +138,7 @@ class Counting(MemoryStore):
 
 
 def test_it_holds_a_bounded_amount_and_goes_on_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BATCH_BYTES", 20_000)
+    monkeypatch.setattr(module, "BATCH_BYTES", 20_000)
     records = [record(offset, b"%d" % (offset % 70), ROW if offset % 3 else None, offset % 2) for offset in range(300)]
 
     def until(end: int) -> object:

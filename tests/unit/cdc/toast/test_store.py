@@ -272,7 +272,7 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def full(*_: object) -> None:
         raise lmdb.DiskError("no space left on device")
 
-    monkeypatch.setattr(store, "_topic_id", full)
+    monkeypatch.setattr(store, "number_of", full)
     opened_store.put("t", b"k", {"a": b"1"})
     with pytest.raises(LockstepError, match="can't be written: no space left"):
         opened_store.commit((1, 1))

@@ -12,7 +12,7 @@ from tests.task_records import ORDERS
 @pytest.fixture(autouse=True)
 def _no_open_sinks() -> Iterator[None]:
     yield
-    open_sinks._open.clear()
+    open_sinks.held.clear()
 
 
 @pytest.fixture

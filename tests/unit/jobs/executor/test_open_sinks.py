@@ -17,7 +17,7 @@ def test_after_an_error_the_sink_is_opened_again() -> None:
     sink = Failing(LockstepError("the disk is full"))
     run(task(sink), [put(1, "a", lsn=8)])
     assert sink.closed
-    assert not open_sinks._open
+    assert not open_sinks.held
 
 
 def test_a_sink_stays_open_from_task_to_task(store: MemoryStore) -> None:
@@ -72,7 +72,7 @@ def test_a_sink_that_no_task_uses_any_more_is_closed_when_another_is_opened(
     dropped, used = _Closing(store, 1), Recording(store)
     run(task(dropped), [put(1, "a", lsn=8)])
     run(replace(task(used), sink="other"), [put(1, "a", lsn=8)])
-    monkeypatch.setattr(open_sinks, "_IDLE_S", 0.0)
+    monkeypatch.setattr(open_sinks, "IDLE_S", 0.0)
     run(replace(task(used), sink="other"), [put(1, "b", lsn=16)])
     assert not dropped.closed, "nothing is opened, so nothing is closed"
     run(replace(task(MemorySink(store, 2)), generation=2), [put(1, "a", lsn=8)])

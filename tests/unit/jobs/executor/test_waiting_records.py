@@ -13,7 +13,7 @@ from jobs.executor.waiting_records import WaitingRecords
 
 
 def test_records_come_back_in_their_order_and_only_until_they_are_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting_records, "_ROWS", 2)
+    monkeypatch.setattr(waiting_records, "ROWS", 2)
     waiting = WaitingRecords()
     assert list(waiting.tables()) == []
     waiting.add(pa.table({"key": [b"a", b"b", b"c"]}))

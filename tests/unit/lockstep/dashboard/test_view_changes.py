@@ -67,7 +67,7 @@ def test_a_commit_says_its_lsn() -> None:
 def test_a_reader_that_waits_for_a_live_generation_is_told_so_until_the_server_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(view_changes, "_LOOK_S", 0.0)
+    monkeypatch.setattr(view_changes, "LOOK_S", 0.0)
     looks: list[str] = []
 
     def live(view: str) -> None:

@@ -15,6 +15,7 @@ from jobs.generations.record import Phase, Record, begin_generation, load_record
 from lockstep.config import Config
 from lockstep.rebuild import beside
 from lockstep.rebuild.beside import build_beside, drop_half_built
+from lockstep.rebuild.build_inputs import BuildInputs
 from lockstep.rebuild.generation_build import RebuildContext
 from lockstep.rebuild.outcome import Rebuilt
 from lockstep.verify.report import VerifyReport
@@ -124,7 +125,13 @@ def test_a_build_that_has_read_a_table_which_left_capture_is_begun_again_without
     monkeypatch.setattr(beside, "open_generation", lambda *args: nullcontext(open_memory(store, args[2])))
     monkeypatch.setattr(beside, "drop_half_built", lambda *args: open_memory(store, args[3]).generations.drop())
     monkeypatch.setattr(beside, "switch", lambda *_, **__: 1)
-    monkeypatch.setattr(beside._Generation, "_watch_inputs", lambda _: SimpleNamespace(look=lambda: None))
+    monkeypatch.setattr(beside, "read_inputs", lambda *_: BuildInputs({ORDERS.name: "a", ITEMS: "b"}, {}))
+    monkeypatch.setattr(beside, "check_complete", lambda *_: None)
+    monkeypatch.setattr(beside, "topic_ids_read", lambda *_: {})
+    monkeypatch.setattr(
+        beside, "InputsWatch", lambda *_, **__: SimpleNamespace(look=lambda: None, check=lambda _: None)
+    )
+    monkeypatch.setattr(beside, "check_not_trimmed", lambda *_, **__: None)
     unused = cast("Any", None)
     source = Source("shop", config.kafka, [ORDERS.name, ITEMS], config.spark)
     observer = cast("Any", SimpleNamespace(say=said.append))

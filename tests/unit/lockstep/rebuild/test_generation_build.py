@@ -136,7 +136,7 @@ def test_a_build_does_not_wait_for_events_of_a_table_that_has_left_capture(
 
     monkeypatch.setattr(generation_build, "config_now", config_now)
     monkeypatch.setattr(generation_build, "log_ends", log_ends)
-    monkeypatch.setattr(generation_build, "_CAPTURED_S", 0.0)
+    monkeypatch.setattr(generation_build, "CAPTURED_S", 0.0)
     orders, items = begun.topics()[ORDERS], begun.topics()[ITEMS]
     store = prepared_store(1)
     opened = open_memory(store, 1)

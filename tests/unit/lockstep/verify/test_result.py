@@ -73,7 +73,7 @@ def config(tmp_path: Path) -> Config:
 def test_a_sink_that_does_not_take_it_is_asked_again_and_then_the_log_says_so(
     config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(result, "_WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr(result, "WAITS_S", (0.0, 0.0))
     keep(config, "cache", 1, failure_of(Unavailable("no answer"), began_ms=1, ended_ms=2))
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "what was found isn't kept in sink cache" in record.getMessage()
@@ -83,7 +83,7 @@ def test_what_was_found_is_shown_before_the_sink_has_to_keep_it(
     config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The store of this sink is gone by then."""
-    monkeypatch.setattr(result, "_WAITS_S", ())
+    monkeypatch.setattr(result, "WAITS_S", ())
     monkeypatch.setattr(command, "with_built_settings", lambda _, options: options)
     monkeypatch.setattr(command, "verify", lambda *_, **__: _REPORT)
     assert command.run_verify(config, VerifyOptions("cache"), as_json=True) == 0

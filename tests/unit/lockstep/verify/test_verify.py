@@ -89,7 +89,7 @@ def test_a_table_that_is_named_and_not_captured_is_told_of_and_the_others_are_co
         return VerifyReport("all", 1, SOURCE, 7, (TableReport(ITEMS),))
 
     monkeypatch.setattr(generations, "captured_now", lambda _: Captured([ITEMS]))
-    monkeypatch.setattr("lockstep.verify.verify._compare", found)
+    monkeypatch.setattr("lockstep.verify.verify.compare_tables", found)
     report = compare(config, VerifyOptions("all"))
     assert [(table.table, bool(table.not_compared)) for table in report.tables] == [(ORDERS, True), (ITEMS, False)]
     assert report.outcome is VerifyOutcome.INCOMPLETE
