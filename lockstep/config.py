@@ -559,6 +559,8 @@ def _way_out(path: tuple[str, ...]) -> str:
     match path:
         case ("sinks", name, *_):
             return f"use login.password_file or ${sink_password_variable(name)}"
+        case (section, "url") if section in _ADDED:
+            return f"use {section}.url_file"
         case (section, *_) if section in _ADDED and "webhook" in path:
             return f"use {'.'.join(path[: path.index('webhook') + 1])}.url_file"
         case (section, *_) if section == "views" or section in _ADDED:

@@ -31,12 +31,12 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 89_870,
-    "lines of extensions": 12_852,
+    "lines of the core": 89_872,
+    "lines of extensions": 12_853,
     "lines of stack and bench": 9_992,
-    "lines of tests": 97_324,
-    "words of docs": 43_051,
-    "settings": 169,
+    "lines of tests": 97_328,
+    "words of docs": 43_093,
+    "settings": 168,
 }
 
 A_MODEL: Final = "a section of the configuration: most methods are the check of one setting, which pydantic calls"

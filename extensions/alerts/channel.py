@@ -12,7 +12,7 @@ from extensions.alerts.settings import WEBHOOK_URL_VARIABLE
 
 def alert_webhook(settings: WebhookSettings) -> Webhook:
     """Where alerts are posted."""
-    return Webhook(settings, setting="alerts.webhook", variable=WEBHOOK_URL_VARIABLE)
+    return Webhook(settings, setting="alerts", variable=WEBHOOK_URL_VARIABLE)
 
 
 def post_alert(settings: WebhookSettings, message: Message) -> None:

@@ -73,7 +73,7 @@ def send_test(config: ConfigOption = DEFAULT_CONFIG) -> None:
     loaded, now_ms = read(config), _now_ms()
     webhook = loaded.section(AlertSettings).webhook
     if webhook is None:
-        say("alerts go to the log alone: alerts.webhook isn't set")
+        say("alerts go to the log alone: alerts.url isn't set")
         return
     condition = Condition("test", loaded.pipeline.name, Severity.WARNING, "this is a test", "nothing is to be done")
     message = Message(f"{loaded.pipeline.name}/test/{now_ms}", Kind.TEST, loaded.pipeline.name, now_ms, condition)

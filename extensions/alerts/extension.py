@@ -8,7 +8,7 @@ from lockstep.extension import Extension, Group
 
 _EXAMPLE: Final = """\
 # Who is told of what is wrong: docs/alerts.md.
-# [alerts.webhook]
+# [alerts]
 # url = "https://hooks.example.com/x"      # gets JSON by POST
 # url_file = "/run/secrets/hook"           # ... an address that is a secret; or $LOCKSTEP_ALERTS_WEBHOOK_URL
 # headers = { Authorization = "HOOK_TOKEN" }    # header = the environment variable that holds its value

@@ -83,7 +83,7 @@ class AlertReporter:
             if queue is None:
                 queue = opened_of(untold, pipeline=self._pipeline, now_ms=now_ms)
             elif queue and self._settings.webhook is None:
-                why = f"alerts.webhook isn't set any more, and {len(queue)} messages were still to be delivered"
+                why = f"alerts.url isn't set any more, and {len(queue)} messages were still to be delivered"
                 logger.warning(LogMessage("alerts are given up", {}, why))
             outbox.add(queue)
             self._is_loaded = True

@@ -1,16 +1,17 @@
 """The section ``[alerts]``."""
 
+import os
 from typing import Final
 
-from pydantic import Field
-
-from cdc.settings import Settings
 from cdc.webhook import WebhookSettings
 
 WEBHOOK_URL_VARIABLE: Final = "LOCKSTEP_ALERTS_WEBHOOK_URL"
 
 
-class AlertSettings(Settings):
-    """Where alerts go. The log has every one, with a webhook or without."""
+class AlertSettings(WebhookSettings):
+    """The HTTP endpoint that gets alerts. The log has every one, with an endpoint or without."""
 
-    webhook: WebhookSettings | None = Field(default=None, description="an HTTP endpoint")
+    @property
+    def webhook(self) -> WebhookSettings | None:
+        """The endpoint; None where nothing is said of it, and the environment has no address either."""
+        return self if self != AlertSettings() or os.environ.get(WEBHOOK_URL_VARIABLE) else None

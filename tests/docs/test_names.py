@@ -60,7 +60,7 @@ GENERATED = {"bench/results"}
 """Paths that exist after the command that makes them."""
 
 SETTINGS: dict[str, Sequence[type[BaseModel]]] = {
-    "docs/alerts.md": (ConditionSettings, AlertSettings, WebhookSettings),
+    "docs/alerts.md": (ConditionSettings, AlertSettings),
     "docs/dashboard.md": (DashboardSettings,),
     "docs/events.md": (TopicSettings,),
     "docs/spark-cluster.md": (SparkSettings,),

@@ -21,7 +21,8 @@ if HAS_ALERTS:
 
 
 _ALERTS = """[alerts]
-webhook = { url_file = "hook", headers = { Authorization = "HOOK_TOKEN" } }
+url_file = "hook"
+headers = { Authorization = "HOOK_TOKEN" }
 """
 
 

@@ -32,8 +32,7 @@ def receiver() -> Iterator[Receiver]:
 @pytest.fixture
 def captured(database: Database, endpoints: Endpoints, receiver: Receiver, tmp_path: Path) -> Iterator[Captured]:
     database.execute("create table t (id int primary key, word text)", f"insert into t values (1, '{_SECRET}')")
-    webhook = f"webhook = {{ url = 'http://127.0.0.1:{receiver.port}/' }}"
-    alerts = f"[alerts]\n{webhook}\n"
+    alerts = f"[alerts]\nurl = 'http://127.0.0.1:{receiver.port}/'\n"
     with Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.t"], sections=alerts) as captured:
         yield captured
 

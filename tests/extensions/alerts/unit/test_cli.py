@@ -82,9 +82,9 @@ def test_a_list_that_nobody_keeps_says_so_and_since_when(config: Path, capsys: p
 
 def test_a_test_message_goes_to_the_webhook(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(["alerts", "test", "-c", str(config)]) == 0
-    assert "alerts.webhook isn't set" in capsys.readouterr().err
+    assert "alerts.url isn't set" in capsys.readouterr().err
     with contextlib.closing(Receiver()) as receiver:
-        config.write_text(f"{config.read_text()}[alerts.webhook]\nurl = 'http://127.0.0.1:{receiver.port}/'\n")
+        config.write_text(f"{config.read_text()}[alerts]\nurl = 'http://127.0.0.1:{receiver.port}/'\n")
         assert exit_code(["alerts", "test", "-c", str(config)]) == 0
         assert receiver.documents[0]["kind"] == "test"
         receiver.status = 500
@@ -93,8 +93,8 @@ def test_a_test_message_goes_to_the_webhook(config: Path, capsys: pytest.Capture
 
 
 def test_a_webhook_with_a_secret_in_its_address_is_refused(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config.write_text(config.read_text() + "[alerts.webhook]\nurl = 'https://h/hook?token=tell-nobody'\n")
+    config.write_text(config.read_text() + "[alerts]\nurl = 'https://h/hook?token=tell-nobody'\n")
     assert exit_code(["alerts", "list", "-c", str(config)]) == 2
     said = capsys.readouterr().err
-    assert "alerts.webhook.url_file" in said
+    assert "alerts.url_file" in said
     assert "tell-nobody" not in said

@@ -43,7 +43,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 def _settings(port: int) -> AlertSettings:
-    return AlertSettings(webhook=WebhookSettings(url=f"http://127.0.0.1:{port}/hook?a=b"))
+    return AlertSettings(url=f"http://127.0.0.1:{port}/hook?a=b")
 
 
 def _watch(settings: AlertSettings, directory: Path, *, lag_s: float = 300.0) -> ConditionWatch:
@@ -71,13 +71,12 @@ def test_it_is_told_once_and_when_it_is_over_and_a_restart_tells_nothing_again(
 _PROCESS = """
 import sys, time
 from pathlib import Path
-from cdc.webhook import WebhookSettings
 from extensions.alerts.settings import AlertSettings
 from extensions.alerts.reporter import AlertReporter
 from monitor.condition_settings import ConditionSettings
 from monitor.condition_watch import ConditionWatch
 from monitor.lag import LagReport, SinkFacts, Stage
-settings, directory = AlertSettings(webhook=WebhookSettings(url=sys.argv[2])), Path(sys.argv[1])
+settings, directory = AlertSettings(url=sys.argv[2]), Path(sys.argv[1])
 reporter = AlertReporter("shop", settings, directory, retry_s=0.01)
 watch = ConditionWatch(ConditionSettings(), directory, reporters=[reporter])
 report = LagReport((), True, 0, {}, wal_status="lost", broken=("the slot is lost",))
@@ -90,8 +89,7 @@ while True:
 
 @contextlib.contextmanager
 def _process(settings: AlertSettings, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
-    assert settings.webhook is not None
-    arguments = [sys.executable, "-c", _PROCESS, str(directory), str(settings.webhook.url)]
+    arguments = [sys.executable, "-c", _PROCESS, str(directory), str(settings.url)]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE) as process:
         try:
             yield process
@@ -362,6 +360,12 @@ def test_what_a_webhook_lacks_that_is_not_set_any_more_is_given_up_and_said(
 
 
 # -- channels
+
+
+def test_an_address_in_the_environment_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert AlertSettings().webhook is None
+    monkeypatch.setenv("LOCKSTEP_ALERTS_WEBHOOK_URL", "https://hooks.example/x")
+    assert AlertSettings().webhook is not None
 
 
 def test_a_webhook_gets_its_token_and_no_error_or_log_has_it(
