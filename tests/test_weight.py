@@ -32,9 +32,9 @@ COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
     "lines of the core": 89_872,
-    "lines of extensions": 12_853,
+    "lines of extensions": 12_854,
     "lines of stack and bench": 9_992,
-    "lines of tests": 97_328,
+    "lines of tests": 97_329,
     "words of docs": 43_093,
     "settings": 168,
 }

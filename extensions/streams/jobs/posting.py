@@ -41,7 +41,7 @@ from jobs.generations.record import Record as GenerationRecord
 
 logger = logging.getLogger("lockstep.streams")
 
-_SAVE_EVERY_S: Final = 1.0
+SAVE_EVERY_S: Final = 1.0
 _LOOK_S: Final = 2.0
 _TICK_S: Final = 0.2
 """So often it looks whether a command has its turn, at least; no row is posted without a look before."""
@@ -115,7 +115,7 @@ class RowPoster:
         lease.guard(self._gate)
         self._erased_to: str | None = None
         """What the record says, of the build at work, as of the last look at the topic."""
-        self._tombstones: dict[bytes, int] = {}
+        self.tombstones: dict[bytes, int] = {}
         """Key of an erased row -> the offset of its newest tombstone, of the same."""
         self._looked_for: tuple[str, str | None] | None = None
         """The topic's id and that record, where the look has come to its end: later rows need no other one."""
@@ -254,7 +254,7 @@ class RowPoster:
                 return
             known = self._known.get(generation) or Posted.parse(self._lease.record(name))
             at = self._known[generation] = kept_back(known, reason, now_ms=now_ms())
-            self._save(name, at)
+            self.save(name, at)
 
     def _post(self, generation: int) -> None:
         """Post what a build's topic holds by now."""
@@ -270,10 +270,10 @@ class RowPoster:
         self._known[generation] = at
         if not at.waiting and not at.reason:
             if lost:
-                self._save(name, at)
+                self.save(name, at)
             return
         end = at.offset + at.waiting
-        self._look_for_erased(topic, generation, at)
+        self.look_for_erased(topic, generation, at)
         delivery = self._delivery_of(at.topic_id, generation)
         try:
             reader = TopicReader(self._plan.kafka.client(), with_tags=True)
@@ -293,14 +293,14 @@ class RowPoster:
                         rejected=at.rejected + (not is_taken),
                     )
                     self._known[generation] = at
-                    if not is_taken or time.monotonic() - self._saved_at > _SAVE_EVERY_S:
-                        self._save(name, at)
+                    if not is_taken or time.monotonic() - self._saved_at > SAVE_EVERY_S:
+                        self.save(name, at)
             at = replace(at, offset=max(at.offset, end), waiting=0, since_ms=None, reason="")
             self._known[generation] = at
-            self._save(name, at)
+            self.save(name, at)
         except _Closed:
             with suppress(LockstepError, _Replaced):  # the next process posts again what isn't noted
-                self._save(name, at)
+                self.save(name, at)
             raise
 
     def _is_taken(self, delivery: RowDelivery, topic: str, generation: int, record: Record) -> bool:
@@ -334,13 +334,13 @@ class RowPoster:
             if record.value is None or not self._is_erased(record):
                 yield record
 
-    def _look_for_erased(self, topic: str, generation: int, at: Posted) -> None:
+    def look_for_erased(self, topic: str, generation: int, at: Posted) -> None:
         """Find which of the rows that aren't posted yet were erased, unless that is known from an earlier pass."""
         erased_to = self._lease.record(erased_name(generation))
         looked_for = at.topic_id, erased_to
         if looked_for == self._looked_for:
             return
-        self._looked_for, self._tombstones = None, {}
+        self._looked_for, self.tombstones = None, {}
         self._erased_to = erased_to
         if erased_to is not None and int(erased_to) > at.offset:
             with closing(TopicReader(self._plan.kafka.client()).records(topic, {0: at.offset})) as records:
@@ -348,11 +348,11 @@ class RowPoster:
                     if record.offset >= int(erased_to):
                         break
                     if record.value is None:
-                        self._tombstones[record.key] = record.offset
+                        self.tombstones[record.key] = record.offset
         self._looked_for = looked_for
 
     def _is_erased(self, record: Record) -> bool:
-        return self._tombstones.get(record.key, -1) > record.offset
+        return self.tombstones.get(record.key, -1) > record.offset
 
     def _delivery_of(self, topic_id: str, generation: int) -> RowDelivery:
         """The delivery of a build's rows: what it knows of them holds for one topic."""
@@ -417,7 +417,8 @@ class RowPoster:
         if poster not in (None, self._run):
             raise _Replaced
 
-    def _save(self, name: str, at: Posted) -> None:
+    def save(self, name: str, at: Posted) -> None:
+        """Store how far rows are posted, unless another one posts by now."""
         self._check_alone(self._lease.record(POSTER))
         self._lease.save_record(name, at.text())
         self._saved_at = time.monotonic()

@@ -208,10 +208,10 @@ def test_wherever_it_is_cut_each_row_is_received_or_open_by_its_last_answer(
 
         return done
 
-    monkeypatch.setattr("extensions.streams.jobs.posting._SAVE_EVERY_S", 0.01)
+    monkeypatch.setattr("extensions.streams.jobs.posting.SAVE_EVERY_S", 0.01)
     with monkeypatch.context() as torn_up:
         torn_up.setattr(DeadLetterTopic, "send", torn(DeadLetterTopic.send))
-        torn_up.setattr(RowPoster, "_save", torn(RowPoster._save))
+        torn_up.setattr(RowPoster, "save", torn(RowPoster.save))
         while cuts_left:
             begun = len(receiver.documents)
             rows.post()

@@ -96,8 +96,8 @@ def test_a_topic_is_read_once_for_erased_rows_and_no_further_than_they_may_be(mo
     )
 
     def erased(at: Posted) -> dict[bytes, int]:
-        poster._look_for_erased("t", 1, at)
-        return poster._tombstones
+        poster.look_for_erased("t", 1, at)
+        return poster.tombstones
 
     with contextlib.closing(poster):
         assert erased(Posted("id", 1)) == {}
