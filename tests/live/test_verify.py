@@ -394,7 +394,7 @@ def test_tags_tell_who_wrote_last(broken: Broken) -> None:
     assert tags[MISSING][1] > FIRST_TAG
     assert tags[EXTRA[broken.kind]] == (FIRST_TAG, "")
     assert tags[OLD][0] == tags[OLD][1] > FIRST_TAG
-    assert tags[RESURRECTED][1] > tags[OLD][1]
+    assert tags[RESURRECTED][1] > FIRST_TAG
     assert tags[NEWEST_TAG][0] == NOBODYS_TAG
 
 
