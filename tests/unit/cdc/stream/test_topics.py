@@ -64,6 +64,15 @@ def test_another_number_of_partitions_is_refused(copied: dict[TableName, int]) -
         _adopted({"shop.public.orders": TopicIdentity("a", 4)}, before=state(topics=TOPICS, copied=copied))
 
 
+def test_events_that_went_to_a_new_topic_by_the_number_of_partitions_before_are_refused() -> None:
+    """An insert before capture has noticed, in a partition that no later event of its key comes to."""
+    written = ["shop.public.orders"]
+    with pytest.raises(PositionMismatch, match=r"shop\.public\.orders has 5 partitions, 3 when"):
+        _adopted({"shop.public.orders": TopicIdentity("z", 5)}, written=written)
+    alike = {"shop.public.orders": TopicIdentity("z", 3)}
+    assert _adopted(alike, written=written).topics == TOPICS | alike
+
+
 def test_lost_shapes_are_refused_while_a_topic_may_hold_events_of_them() -> None:
     lost = {"shop.__schema": TopicIdentity("z", 1)}
     with pytest.raises(PositionMismatch, match=r"on shop\.public\.items, shop\.public\.orders"):
