@@ -290,7 +290,6 @@ REACHING: Mapping[str, str] = {
     "test_step_task.py": "one loop of tasks takes its place",
     "test_view_task.py": "the same",
     "view_task_process.py": "the same",
-    "test_search_generations.py": "who hung and wakes up in the middle of a look can't be had from outside",
 }
 """Tests that still reach into something private, by the name of their file, and why."""
 

@@ -111,7 +111,7 @@ class Follower:
         assert isinstance(settings, OpenSearchSettings)
         self._settings = settings
         self._closing = ExitStack()
-        self._live: _LiveGeneration | None = None
+        self.live: LiveGeneration | None = None
         self._any = OpenSearchIndexes(name, settings, 1)
         self._closing.callback(self._any.client.close)
         self._stored = StoredSearches(self._any.bookkeeping)
@@ -172,8 +172,8 @@ class Follower:
         if not searches and not self._searches and not any(self._matching.values()):
             return False
         looked = self._settle(searches)
-        if self._live is not None:
-            looked |= self._follow(self._live)
+        if self.live is not None:
+            looked |= self._follow(self.live)
         return looked
 
     @contextmanager
@@ -202,9 +202,9 @@ class Follower:
         if number is None or progress is None:
             self._leave()
             return False
-        if self._live is None or self._live.is_other_than(number, progress):
+        if self.live is None or self.live.is_other_than(number, progress):
             self._begin(number, progress)
-        live = self._live
+        live = self.live
         assert live is not None
         live.progress = progress
         for table in live.outdated():
@@ -219,7 +219,7 @@ class Follower:
             live.remove_left_over()
         new = [search for name, search in searches.items() if self._searches.get(name) != search]
         taken = [search for search in new if self._is_to_be_tried(search, is_again=is_again, is_due=is_due)]
-        taken = [search for search in taken if self._take(live, search)]
+        taken = [search for search in taken if self.take(live, search)]
         compared = list(self._searches.values()) if is_due else taken
         if compared:
             self._topic.check()
@@ -235,18 +235,18 @@ class Follower:
     def _begin(self, number: int, progress: Progress) -> None:
         """Begin with a generation: every search is stored for it, and compared."""
         self._leave()
-        self._live = _LiveGeneration(self._config, self._name, self._settings, number, progress, claim=self._claim)
-        self._live.begin_anew()
+        self.live = LiveGeneration(self._config, self._name, self._settings, number, progress, claim=self._claim)
+        self.live.begin_anew()
         self._searches.clear()
         self._aside.clear()
         self._compare_at = self._monotonic() + _COMPARE_EVERY_S
 
     def _leave(self) -> None:
-        if self._live is not None:
-            self._live.close()
-            self._live = None
+        if self.live is not None:
+            self.live.close()
+            self.live = None
 
-    def _take(self, live: "_LiveGeneration", search: Search) -> bool:
+    def take(self, live: "LiveGeneration", search: Search) -> bool:
         """Have documents asked about a search from now on. False where that can't be."""
         try:
             live.percolator(search.table).store(search.name, search.query)
@@ -267,7 +267,7 @@ class Follower:
         if before is None or before.reason != aside.reason:
             logger.error(LogMessage("search set aside", {"sink": self._name, "search": name}, aside.reason))
 
-    def _set_refused_aside(self, live: "_LiveGeneration", refused: QueriesRefused) -> None:
+    def _set_refused_aside(self, live: "LiveGeneration", refused: QueriesRefused) -> None:
         for name, reason in refused.reasons.items():
             search = self._searches[name]
             live.discard(search)
@@ -280,8 +280,8 @@ class Follower:
         gone = {name for name, search in self._searches.items() if searches.get(name) != search}
         for name in gone:
             search = self._searches.pop(name)
-            if self._live is not None:
-                self._live.discard(search)
+            if self.live is not None:
+                self.live.discard(search)
         gone = {name for name, count in self._matching.items() if count and name not in searches}
         if gone:
             self._tell_all(self._ceased(entry, name) for entry, name in self._told_to_match(gone))
@@ -304,7 +304,7 @@ class Follower:
         return found
 
     def _progress_of(self, number: int) -> Progress | None:
-        indexes = self._any if self._live is None or self._live.number != number else self._live.indexes
+        indexes = self._any if self.live is None or self.live.number != number else self.live.indexes
         if indexes.generation == number:
             return OpenSearchGenerations(indexes).load_progress()
         other = OpenSearchIndexes(self._name, self._settings, number)
@@ -315,7 +315,7 @@ class Follower:
 
     # What has changed
 
-    def _follow(self, live: "_LiveGeneration") -> bool:
+    def _follow(self, live: "LiveGeneration") -> bool:
         """Look at what was applied since the last call. Whether anything was."""
         topics = {table_topic(self._config.pipeline.name, table): table for table in self._tables()}
         ends = {at: end for at, end in live.reached.items() if at[0] in topics}
@@ -335,7 +335,7 @@ class Follower:
         live.position = live.reached
         return bool(wanted)
 
-    def _compare(self, live: "_LiveGeneration", searches: Sequence[Search]) -> None:
+    def _compare(self, live: "LiveGeneration", searches: Sequence[Search]) -> None:
         """Look at the documents that the index finds and weren't told to match, and at those that were and aren't
         found. A search that the index refuses is set aside.
 
@@ -369,7 +369,7 @@ class Follower:
                     LogMessage("search compared", {"sink": self._name, "search": search.name, "looked_at": count})
                 )
 
-    def _found_and_not_told(self, live: "_LiveGeneration", search: Search, seen: SpillingMap) -> Iterator[bytes]:
+    def _found_and_not_told(self, live: "LiveGeneration", search: Search, seen: SpillingMap) -> Iterator[bytes]:
         """The documents that the index finds and that weren't told to match. All that it finds are ``seen``."""
         for identity in live.percolator(search.table).found(search.name):
             self._go_on()
@@ -378,7 +378,7 @@ class Follower:
             if told is None or not told.matches:
                 yield identity
 
-    def _look_at_all(self, live: "_LiveGeneration", search: Search, identities: Iterable[bytes]) -> int:
+    def _look_at_all(self, live: "LiveGeneration", search: Search, identities: Iterable[bytes]) -> int:
         """Look at these documents for the sake of a search, and return how many they were. It may be set aside."""
         count = 0
         try:
@@ -399,7 +399,7 @@ class Follower:
         _, tag = told[search]
         return Match(self._name, search, _table_of(entry), identity.encode(), key, Told(matches=False, tag=tag))
 
-    def _look_at(self, live: "_LiveGeneration", table: TableName, identities: Mapping[bytes, str]) -> None:
+    def _look_at(self, live: "LiveGeneration", table: TableName, identities: Mapping[bytes, str]) -> None:
         """Tell what is to be told of these documents. Each has the tag of the event that was seen of it last, or ""."""
         percolator = live.percolator(table)
         absent = dict(identities)
@@ -426,7 +426,7 @@ class Follower:
         for search, now in changes(told, matching, searches, tag=tag).items():
             yield Match(self._name, search, str(table), identity, dict(key), now)
 
-    def _asked(self, live: "_LiveGeneration", percolator: Percolator, documents: Sequence[Document]) -> list[set[str]]:
+    def _asked(self, live: "LiveGeneration", percolator: Percolator, documents: Sequence[Document]) -> list[set[str]]:
         """Which searches each of these documents matches. Those that can't be asked for are set aside."""
         while True:
             try:
@@ -484,7 +484,7 @@ class Follower:
             raise Stopped(f"the searches of sink {self._name!r} wait: this process was told to stop")
 
 
-class _LiveGeneration:
+class LiveGeneration:
     """The generation that readers see, and where what was looked at ends in the log."""
 
     def __init__(
@@ -569,7 +569,7 @@ class _LiveGeneration:
 
 
 def _changed(
-    live: _LiveGeneration, records: pa.RecordBatch, topics: Mapping[str, TableName]
+    live: LiveGeneration, records: pa.RecordBatch, topics: Mapping[str, TableName]
 ) -> dict[TableName, dict[bytes, str]]:
     """The documents that these records of the log are about, each with the tag of its newest event."""
     found: dict[TableName, dict[bytes, str]] = {}

@@ -225,9 +225,9 @@ def test_one_who_hung_spoils_nothing_of_the_newer_one_and_what_he_leaves_goes(by
     assert index != left_over
 
     # He wakes up where he has all queries stored anew.
-    assert older._live is not None
-    older._live.begin_anew()
-    assert older._take(older._live, Search("bern", PROFILE.name, YOUNG))
+    assert older.live is not None
+    older.live.begin_anew()
+    assert older.take(older.live, Search("bern", PROFILE.name, YOUNG))
     assert by_hand.query_indexes() == {index, left_over}
     by_hand.write(profile(2, "Bern"))
     assert events(by_hand.news(newer)) == [("begins", "bern", "2")]
