@@ -34,7 +34,7 @@ BUDGETS: Final = {
     "lines of the core": 89_876,
     "lines of extensions": 12_854,
     "lines of stack and bench": 9_992,
-    "lines of tests": 97_338,
+    "lines of tests": 97_337,
     "words of docs": 43_093,
     "settings": 168,
 }
