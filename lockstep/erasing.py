@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, Self
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import Table
-from sinks.contract import Leftover
+from sinks.capabilities.erasing import Leftover
 from sinks.wrappers.retrying import Retries
 
 LOOK_EVERY_S: Final = 0.5
@@ -91,6 +91,11 @@ class Place:
     def is_proven(self) -> bool:
         """Whether nothing is left, or it is known until when."""
         return self.unasked is None and all(leftover.until_ms is not None for leftover in self.left)
+
+
+def without_erasing(name: str, kind: str) -> Place:
+    """A generation of a sink that isn't able to erase."""
+    return Place(name, unasked=f"can't erase here: a sink of type {kind!r} keeps what it has of a row")
 
 
 @dataclass(frozen=True, slots=True)

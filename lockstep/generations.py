@@ -21,7 +21,7 @@ from cdc.model.timeouts import OBEYED_S
 from cdc.processor import patient
 from jobs.consistency import KnownConsistency, known_consistency
 from jobs.dead_letters.store import DeadLetters
-from jobs.generations.identities import load_identities, lost_rows
+from jobs.generations.identities import load_identities, lost_of, lost_rows
 from jobs.generations.lease import is_running
 from jobs.generations.record import Generation, Phase, Record, check_owner, list_generations, save_record, way_on
 from jobs.generations.set_aside import AsideState, Wish, load_asides, load_orders
@@ -259,7 +259,7 @@ def _check_nothing_lost(name: str, settings: SinkSettings, number: int, tables: 
     opened = open_sink(name, settings, number)
     try:
         known = load_identities(opened.records, number)
-        lost = opened.generations.lost({table: known[table] for table in known if tables is None or table in tables})
+        lost = lost_of(opened, {table: known[table] for table in known if tables is None or table in tables})
     finally:
         opened.sink.close()
     errors = list(lost_rows(name, lost).values())

@@ -145,19 +145,19 @@ class SinkLook:
 
     def _visible_of(self, generation: Generation, progress: Progress | None) -> Visible | None:
         """What queries find, where that isn't all that was applied from the moment on. Of what readers see alone."""
-        if progress is None or not generation.is_live:
+        refreshing = self._opened(generation.number).refreshing
+        if progress is None or not generation.is_live or refreshing is None:
             return None
         rows = self._visible.setdefault(generation.number, VisibleRows())
         idle = rows.idle(progress)
         if idle is not None:
             return idle
         try:
-            refreshes = self._opened(generation.number).refreshes()
+            return rows.look(progress, refreshing.refreshes())
         except Unavailable:
             raise
         except LockstepError:  # a role that may apply, and not ask this
-            refreshes = None
-        return None if refreshes is None else rows.look(progress, refreshes)
+            return None
 
     def _generations(self) -> list[Generation]:
         """Its generations, the live one first. A sink that has none yet counts as one with its first."""

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sinks.contract import Progress, Refreshes
+from sinks.capabilities.refreshing import Refreshes
+from sinks.contract import Progress
 
 _LOOKS_MAX: Final = 600
 """Looks that are remembered of a generation, of those that have seen something new: ten minutes of them."""

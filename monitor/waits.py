@@ -420,7 +420,8 @@ class _Looker:
                 self._say(waiters, _SINCE)  # to see that its job doesn't run may take seconds
                 self._say(waiters, why_not_taken_up(self._sink, live.job()))
                 return
-            live.opened.generations.refresh()
+            if live.opened.refreshing is not None:
+                live.opened.refreshing.refresh()
         # A switch waits until the new generation has what the old one has. So readers may see either by now.
         for waiter in waiters:
             waiter.reach(self._sink)

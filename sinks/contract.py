@@ -1,14 +1,18 @@
 """The contract between the log and a destination: rows (``Sink``), builds of them (``Generations``), and agreements."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from cdc.model.errors import LockstepError, Overtaken
+from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, RowEvent, TableEvents
 from cdc.model.table import Table, TableName
+from sinks.capabilities.bulk_load import BulkLoad
+from sinks.capabilities.erasing import Erasing
+from sinks.capabilities.identities import TableIdentities
+from sinks.capabilities.refreshing import Refreshing
+from sinks.capabilities.whole_steps import WholeSteps
 
 TopicPartition = tuple[str, int]
 """A topic's name and a partition number."""
@@ -89,11 +93,11 @@ class Batch:
     them in the same transaction as the rows. ``fence`` is what ``Sink.claim`` returned to the job that owns this batch.
     With ``overwrite_equal_tags`` an event also replaces a row of the same tag: other code or settings made it from the
     same change. ``never_applied`` says that all up to a tag may have been applied but these events, as those that were
-    rejected: one whose row isn't there is no repetition then, however old it is. ``erased`` is what ``Sink.erased`` has
-    said before it was looked which events are still to be applied: where more was erased since, nothing is.
+    rejected: one whose row isn't there is no repetition then, however old it is. ``erased`` is what ``Erasing.erased``
+    has said before it was looked which events are still to be applied: where more was erased since, nothing is.
     ``as_stored`` says that the rows come from this destination: their values are hidden already. ``versions`` has each
     table once, for destinations that keep a history. It is empty for others. A version may come again, and late.
-    ``identities`` are those of tables as ``Generations.identities`` has told them: a destination that can see that it
+    ``identities`` are those of tables as ``TableIdentities`` has told them: a destination that can see that it
     would write into another table than that one raises ``DataLost`` and writes nothing.
     """
 
@@ -185,33 +189,6 @@ class StoredRow:
     lacks: Collection[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Leftover:
-    """What a destination still keeps of a row that is gone.
-
-    ``what`` is for people: it holds no value of the row. With ``has_values`` it may be more than the row's key and tag.
-    It is gone at ``until_ms`` at the latest, in milliseconds since 1970; None: nobody knows when.
-    """
-
-    what: str
-    has_values: bool
-    until_ms: int | None = None
-
-
-def marks_of_rows(count: int, until_ms: int | None = None) -> list[Leftover]:
-    """What so many marks of deletions are that a table keeps: their keys may have values of what led to the row."""
-    if not count:
-        return []
-    return [Leftover(f"{count:,} mark{'s' * (count > 1)} of deleted rows, with their keys", True, until_ms)]
-
-
-def check_erased(batch: Batch, erased: Mapping[TableName, str], tables: Iterable[TableName]) -> None:
-    """Raise Overtaken where more was erased of one of these tables than the batch knows of."""
-    known = batch.erased
-    if known is not None and any(erased.get(name, "") != known.get(name, "") for name in tables):
-        raise Overtaken("rows were erased since it was looked which events are still to be applied")
-
-
 class Sink(Protocol):
     """Reads and writes the rows of one generation. It stays correct when the same batch is written twice.
 
@@ -284,40 +261,6 @@ class Sink(Protocol):
         """
         ...
 
-    def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> Sequence[Leftover]:
-        """What is kept of the row of this key: the row itself, its versions, the mark of its deletion. Empty for none.
-
-        So it is for a table that this generation wasn't prepared for. Without a key it is what is kept of all rows that
-        were deleted or replaced: a view's rows go by a key that nobody knows any more. A view has no history, and
-        versions in one aren't meant. Raises ConfigurationError where settings name columns of the key otherwise.
-        """
-        ...
-
-    def erased(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
-        """For each of these tables a text that is another one once more was erased, or purged, of it.
-
-        Only of those where such an event could bring back what was erased: one of a batch that says ``never_applied``.
-        ``apply`` raises ``Overtaken``, and applies nothing of a table, where the batch has another text of it. Of none
-        where the marks of deletions stay.
-        """
-        return {}
-
-    def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
-        """Remove for good what is kept of a row that was deleted, and return what stays all the same.
-
-        Without a key that is what is kept of all rows that were deleted or replaced by something of a tag less than
-        ``below``. What later ones leave isn't returned.
-
-        A row that wasn't deleted stays, and is returned. Of everything with a tag less than ``below`` all events have
-        been applied, also to other rows; None: nothing is known. What is at or above it stays: the mark of a deletion
-        keeps older events out. What takes the destination time is begun: call it again until nothing stays.
-
-        No event that comes late or again brings a row back that was erased, but for one of a batch that says
-        ``never_applied``, and doesn't know of it by ``erased``. It may be called beside a job. After a kill the next
-        call goes on.
-        """
-        ...
-
     def close(self) -> None:
         """Release connections, also those of the generations and coordination records opened with this sink."""
         ...
@@ -341,44 +284,11 @@ class Generations(Protocol):
         """The generations that were prepared and not dropped, ascending."""
         ...
 
-    def begin_bulk(self) -> None:
-        """From now on until ``end_bulk`` nobody reads this generation: write it with what the destination does fastest.
-
-        Call it after ``prepare``, before the first event. Idempotent; it lasts beyond this object and this process.
-        Applying stays safe to repeat; ``scan`` and ``rows`` tell the truth only after ``end_bulk``. Has no effect where
-        nothing is faster than ``Sink.apply``.
-        """
-        return
-
-    def end_bulk(self) -> None:
-        """Make the generation fit to be read. Idempotent, and harmless where bulk wasn't begun."""
-        return
-
     def switch(self) -> None:
         """Make this generation the live one, at once for every reader.
 
         Raises LockstepError when it doesn't exist, when its bulk load hasn't ended, and when somebody pointed a name
         that readers use to something else.
-        """
-        ...
-
-    def refresh(self) -> None:
-        """Readers find from now on what was applied before. Has no effect where they always do."""
-        return
-
-    def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
-        """By what each of these tables of this generation is told from whatever takes its place, as text to be kept.
-
-        A table that isn't there isn't in it.
-        """
-        ...
-
-    def lost(self, known: Mapping[TableName, str]) -> Mapping[TableName, str]:
-        """Which tables aren't those any more that ``identities`` has told, each with what has become of it.
-
-        Rows and columns may have come and gone, and the destination may have stored all of it in another way: that is
-        no loss. Nor is it one of these where the whole destination was put back, progress included. Where nothing is
-        known of a table, as "", a loss is only that it isn't there.
         """
         ...
 
@@ -427,8 +337,8 @@ class CoordinationRecords(Protocol):
         ...
 
     def load_all(self, names: Collection[str]) -> dict[str, str]:
-        """Those of these records that there are, asked for at once. Each is as of a moment of its own."""
-        ...
+        """Those of these records that there are, asked for at once if it can be. Each is as of a moment of its own."""
+        return {name: text for name in names if (text := self.load(name)) is not None}
 
     def save(self, name: str, text: str | None, *, fence: int = 0) -> None:
         """Store a record, or remove it with None.
@@ -450,60 +360,26 @@ class CoordinationRecords(Protocol):
         ...
 
 
-class WholeSteps(Protocol):
-    """Several batches as one step: readers see all of it at once, whatever its tables, or nothing.
-
-    Raises ``Unavailable`` and ``LockstepError`` as ``Sink`` does.
-    """
-
-    def step(self) -> AbstractContextManager[None]:
-        """What the sink and the records that were opened with it do inside is one step, durable when that has ended.
-
-        Whatever is raised inside takes all of it back. Then the sink is to be closed: nothing in it is repeated.
-        """
-        ...
-
-    def newest_tag(self) -> str:
-        """The greatest tag of the generation's rows, also of deleted ones; "" where there are none."""
-        ...
-
-    def next_offsets(self) -> Mapping[TopicPartition, int]:
-        """The greatest next offsets of the batches that the generation has, as they were stored with their rows.
-
-        Inside a step they have those of its own batches too.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Refreshes:
-    """Where queries find what was applied only after a refresh. ``counts``: how often each part was refreshed.
-
-    ``waiting`` are the parts in which something was written that no query finds yet.
-    """
-
-    counts: Mapping[str, int]
-    waiting: Collection[str]
-
-
 @dataclass(frozen=True, slots=True)
 class OpenedSink:
-    """A destination opened for one generation. Whoever reads or writes rows alone needs ``sink`` alone.
-
-    ``blocked_by`` says who holds a lock that a writer of ours waits for, None where nobody does. It raises Unavailable.
-    ``whole`` is None where the destination can't take several batches as one step. ``refreshes`` returns None where
-    queries find at once what was applied. It raises as ``Sink`` does.
-
-    Connections may lead to several servers while one takes over from another. ``server`` tells which one has the
-    progress; None where there is one only, or it doesn't say. Whoever writes for that progress elsewhere says so to
-    ``require_server`` before: any call raises ``DataLost`` then where it would reach another one.
-    """
+    """A destination opened for one generation: what is required, then what it is able to do besides, else None."""
 
     sink: Sink
     generations: Generations
     records: CoordinationRecords
-    blocked_by: Callable[[], str | None] = lambda: None
+
+    bulk: BulkLoad | None = None
+    erasing: Erasing | None = None
+    identities: TableIdentities | None = None
+    refreshing: Refreshing | None = None
     whole: WholeSteps | None = None
-    refreshes: Callable[[], Refreshes | None] = lambda: None
+
+    blocked_by: Callable[[], str | None] = lambda: None
+    """Who holds a lock that a writer of ours waits for, None where nobody does. Raises Unavailable."""
+
     server: Callable[[], str | None] = lambda: None
+    """Which of several servers has the progress, as one takes over from another. None: one only, or it doesn't say."""
+
     require_server: Callable[[str], None] = lambda _: None
+    """Called by whoever writes for a progress elsewhere: from now on a call that reaches another server than this one
+    raises ``DataLost``."""

@@ -47,9 +47,6 @@ class SinkKind:
     example: str
     """Its section in the file of ``lockstep init``, every line as a comment; ``$$`` stands for ``$``."""
 
-    backups_keep: str
-    """What ``lockstep erase`` can't reach of a row: a sentence."""
-
     check_new: Callable[[str, Any, Sequence[Table]], str] = _takes_any
     """Has the server say whether it would take a new generation of these tables, which are as the sink gets them.
 
@@ -62,6 +59,9 @@ class SinkKind:
 
     Raises as ``check_new``.
     """
+
+    backups_keep: str = ""
+    """What ``lockstep erase`` can't reach of a row, a sentence; "" where it can't erase at all."""
 
     libpq: Callable[[Any], Mapping[str, Any]] = _isnt_postgresql
     """Settings -> what libpq is given to connect, by libpq's names, the password among it; empty for another store.

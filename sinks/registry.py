@@ -52,11 +52,11 @@ def open_sink(name: str, settings: SinkSettings, generation: int) -> OpenedSink:
     keeps_names = settings.schema_changes == "keep"
     if not (projection or renaming or keeps_names):
         return opened
-    from sinks.wrappers.projecting import ProjectingSink
+    from sinks.wrappers.projecting import ProjectingErasing, ProjectingSink
 
-    return replace(
-        opened, sink=ProjectingSink(opened, projection, generation, renaming=renaming, keeps_names=keeps_names)
-    )
+    sink = ProjectingSink(opened, projection, generation, renaming=renaming, keeps_names=keeps_names)
+    erasing = None if opened.erasing is None else ProjectingErasing(sink, opened.erasing)
+    return replace(opened, sink=sink, erasing=erasing)
 
 
 def load_client(settings: SinkSettings) -> None:

@@ -40,7 +40,7 @@ from lockstep.erasing import DeletedRow, Eraser, Means, Place, RecordWords, Stop
 from lockstep.extension import installed
 from lockstep.verify.canonical import key_values
 from lockstep.verify.waiting import Waiting
-from sinks.contract import Leftover
+from sinks.capabilities.erasing import Leftover
 from sinks.registry import KINDS
 
 _LOOK_EVERY_S: Final = 0.3
@@ -345,7 +345,7 @@ class _Erasing:
             " rows and no other values. It is compacted by itself.",
         ]
         kinds = {settings.type for settings in self._config.sinks.values()}
-        sentences += [kind.backups_keep for name, kind in KINDS.items() if name in kinds]
+        sentences += [kind.backups_keep for name, kind in KINDS.items() if name in kinds and kind.backups_keep]
         sentences.append("sinks and views that aren't in this configuration, and what readers have copied.")
         topics = TopicAdmin(self._client).all_partition_counts()
         others = [

@@ -11,7 +11,7 @@ from typing import Any, Final
 from cdc.model.times import time_text
 from lockstep.console import EXIT_FAILED, EXIT_LEFT
 from lockstep.erasing import Place
-from sinks.contract import Leftover
+from sinks.capabilities.erasing import Leftover
 
 _WIDTH: Final = 79
 

@@ -11,9 +11,10 @@ from cdc.model.event import Position, RowEvent
 from jobs.generations.record import Generation, Phase
 from jobs.generations.set_aside import Wish, load_asides, load_orders
 from lockstep.config import Config
-from lockstep.erasing import DeletedRow, Place, Stopped, Waiting
+from lockstep.erasing import DeletedRow, Place, Stopped, Waiting, without_erasing
 from lockstep.generations import list_of, settings_of_generation
-from sinks.contract import Batch, Leftover, OpenedSink
+from sinks.capabilities.erasing import Erasing, Leftover
+from sinks.contract import Batch, OpenedSink
 from sinks.registry import open_sink
 from sinks.stored_progress import applied_below
 from sinks.wrappers.retrying import retrying
@@ -53,7 +54,10 @@ class SinkErasing:
             settings = settings_of_generation(self._config, sink, generation)
             opened = retrying(open_sink(sink, settings, generation.number), self._waiting.retries())
             with closing(opened.sink):
-                found = tuple(opened.sink.leftovers(self._row.table, self._row.key))
+                erasing = opened.erasing
+                if erasing is None:
+                    return without_erasing(name, settings.type)
+                found = tuple(erasing.leftovers(self._row.table, self._row.key))
                 if only_look:
                     return Place(name, found, found)
                 if generation.phase is not Phase.READY:
@@ -61,23 +65,25 @@ class SinkErasing:
                     return Place(name, found, unasked=unasked)
                 if not found and self._row.table.name not in self._config.sink_tables(settings):
                     return Place(name)  # however far it is, it never gets the row
-                left, why = self._erased(sink, generation.number, opened)
+                left, why = self._erased(sink, generation.number, opened, erasing)
                 return Place(name, found, tuple(left), why)
         except LockstepError as error:
             if isinstance(error, Stopped):
                 raise
             return Place(name, unasked=error.message)
 
-    def _erased(self, sink: str, number: int, opened: OpenedSink) -> tuple[Sequence[Leftover], str | None]:
+    def _erased(
+        self, sink: str, number: int, opened: OpenedSink, erasing: Erasing
+    ) -> tuple[Sequence[Leftover], str | None]:
         """What is left in a generation, and why."""
         row = self._row
         below, why = self._below(sink, number, opened)
-        if row.tag and any(leftover.has_values for leftover in opened.sink.leftovers(row.table, row.key)):
+        if row.tag and any(leftover.has_values for leftover in erasing.leftovers(row.table, row.key)):
             # The job may have set the table aside, or have lacked the deletion. Its tag decides, as always.
             self._delete(opened)
         deadline = time.monotonic() + self._timeout_s
         while True:
-            left = opened.sink.erase(row.table, row.key, below=below)
+            left = erasing.erase(row.table, row.key, below=below)
             is_known = all(leftover.until_ms is not None for leftover in left)
             if is_known or time.monotonic() > deadline or why is not None:
                 break

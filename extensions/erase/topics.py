@@ -9,7 +9,7 @@ from cdc.kafka.key_records import KeyRecord, key_records
 from cdc.kafka.topic_admin import TopicAdmin
 from jobs.clock import now_ms
 from lockstep.erasing import Place, RecordWords
-from sinks.contract import Leftover
+from sinks.capabilities.erasing import Leftover
 
 _POLICY: Final = "cleanup.policy"
 _DELETE_RETENTION: Final = "delete.retention.ms"

@@ -23,9 +23,10 @@ from cdc.protocol.view_steps import ViewStep, step_key
 from extensions.erase.topics import TopicErasing
 from jobs.generations.record import Generation, Phase
 from lockstep.config import Config
-from lockstep.erasing import DeletedRow, Place, RecordWords, Stopped, Waiting
+from lockstep.erasing import DeletedRow, Place, RecordWords, Stopped, Waiting, without_erasing
 from lockstep.generations import list_of, settings_of_generation
-from sinks.contract import Leftover, OpenedSink
+from sinks.capabilities.erasing import Leftover
+from sinks.contract import OpenedSink
 from sinks.registry import open_sink
 from sinks.stored_progress import applied_below
 from sinks.view_settings import ViewSettings
@@ -141,17 +142,20 @@ class ViewErasing:
         table = _table_of(settings.view)
         opened = retrying(open_sink(view, settings, generation.number), self._waiting.retries())
         with closing(opened.sink):
-            found = tuple(opened.sink.leftovers(table, None))
+            erasing = opened.erasing
+            if erasing is None:
+                return without_erasing(name, settings.type)
+            found = tuple(erasing.leftovers(table, None))
             if only_look:
                 return Place(name, found, found)
             below = self._reached(opened)
             if below is None:
                 behind = _BEHIND.format(view=view, number=generation.number)
                 return Place(name, found, (*found, _NOT_YET), behind)
-            found = tuple(opened.sink.leftovers(table, None))  # what the deletion has left too
+            found = tuple(erasing.leftovers(table, None))  # what the deletion has left too
             deadline = time.monotonic() + self._timeout_s
             while True:
-                left = opened.sink.erase(table, None, below=below)
+                left = erasing.erase(table, None, below=below)
                 is_known = all(leftover.until_ms is not None for leftover in left)
                 if is_known or time.monotonic() > deadline:
                     later = None if is_known else "run the command again later, with a longer --timeout"

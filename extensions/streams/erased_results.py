@@ -16,9 +16,10 @@ from extensions.streams.jobs.plan import StreamQueryPlan
 from extensions.streams.jobs.records import result_name
 from extensions.streams.jobs.resume import Figures, load_figures
 from jobs.generations.record import Generation, Phase
-from lockstep.erasing import Place, Stopped, Waiting
+from lockstep.erasing import Place, Stopped, Waiting, without_erasing
+from sinks.capabilities.erasing import Leftover
 from sinks.columns.shape import Shape
-from sinks.contract import Batch, Leftover, OpenedSink
+from sinks.contract import Batch, OpenedSink
 from sinks.wrappers.retrying import retrying
 
 _AT_ONCE: Final = 1_000
@@ -101,7 +102,10 @@ class ResultErasing:
         only_look: bool,
     ) -> Place:
         rows = self._rows(opened, table, is_of_row)
-        marks = opened.sink.leftovers(table, None)  # of a run before that was interrupted, or found a batch under way
+        erasing = opened.erasing
+        if erasing is None:
+            return without_erasing(name, self._plan.settings.type)
+        marks = erasing.leftovers(table, None)  # of a run before that was interrupted, or found a batch under way
         counted = Leftover(f"{len(rows):,} row{'s' * (len(rows) != 1)} of the result", has_values=True)
         found = (*([counted] if rows else []), *marks)
         if only_look:
@@ -110,8 +114,8 @@ class ResultErasing:
             self._check()
             self._delete(opened, rows[start : start + _AT_ONCE])
         if found and figures.batch >= 0:
-            opened.sink.erase(table, None, below=_tag_after(figures))
-        left = tuple(opened.sink.leftovers(table, None)) if found else ()
+            erasing.erase(table, None, below=_tag_after(figures))
+        left = tuple(erasing.leftovers(table, None)) if found else ()
         return Place(name, found, left, _IN_A_BATCH if left else None)
 
     def _rows(

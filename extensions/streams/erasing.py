@@ -32,7 +32,8 @@ from jobs.generations.lease import Clock
 from jobs.generations.record import Phase
 from lockstep.config import Config
 from lockstep.erasing import DeletedRow, Eraser, KeyRecord, Means, Place, RecordWords, Stopped
-from sinks.contract import CoordinationRecords, Leftover
+from sinks.capabilities.erasing import Leftover
+from sinks.contract import CoordinationRecords
 
 _HAS_READ: Final = (
     "it reads {topics}, which has or may have had values of the row. Its result is final, and its checkpoint and topic"

@@ -11,10 +11,10 @@ import orjson
 
 from cdc.model.errors import NeedsRebuild
 from cdc.model.table import TableName
-from sinks.contract import CoordinationRecords
+from sinks.contract import CoordinationRecords, OpenedSink
 
 Identities = Mapping[TableName, str]
-"""Table -> what ``Generations.identities`` has told of it."""
+"""Table -> what ``TableIdentities`` has told of it."""
 
 
 def load_identities(records: CoordinationRecords, generation: int) -> dict[TableName, str]:
@@ -32,6 +32,16 @@ def dump_identities(identities: Identities) -> str:
 def identities_name(generation: int) -> str:
     """The coordination record."""
     return f"g{generation}.identities"
+
+
+def identities_of(opened: OpenedSink, tables: Collection[TableName]) -> Identities:
+    """What the destination tells of these tables now: nothing where it can't. Raises what it raises."""
+    return {} if opened.identities is None else opened.identities.identities(tables)
+
+
+def lost_of(opened: OpenedSink, known: Identities) -> Mapping[TableName, str]:
+    """What has become of those that are lost, as far as the destination can tell. Raises what it raises."""
+    return {} if opened.identities is None else opened.identities.lost(known)
 
 
 def known_of(identities: Identities, tables: Collection[TableName]) -> dict[TableName, str]:

@@ -34,6 +34,7 @@ from cdc.model.table import TableName
 from cdc.model.timeouts import PAUSE_MAX_S
 from jobs.clock import now_ms
 from jobs.generations.batch_gate import BatchGate
+from jobs.generations.identities import lost_of
 from jobs.generations.pause import Pause
 from jobs.generations.read_so_far import ReadSoFar
 from sinks.contract import CoordinationRecords, OpenedSink
@@ -273,9 +274,9 @@ class GenerationLease:
             return self._opened.records.load_all(names)
 
     def lost(self, known: Mapping[TableName, str]) -> Mapping[TableName, str]:
-        """As ``Generations.lost``, by the lease's connection."""
+        """As ``TableIdentities.lost``, by the lease's connection."""
         with self._lock:
-            return self._opened.generations.lost(known)
+            return lost_of(self._opened, known)
 
     def save_record(self, name: str, text: str | None) -> None:
         """Replace a coordination record, in the same way. Raises as ``look``, and saves nothing then.

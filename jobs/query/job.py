@@ -39,8 +39,10 @@ from jobs.generations.identities import (
     Identities,
     dump_identities,
     identities_name,
+    identities_of,
     known_of,
     load_identities,
+    lost_of,
     lost_rows,
 )
 from jobs.generations.lease import GenerationLease
@@ -263,8 +265,8 @@ class SinkJob:
                 columns, lacking = Columns(), NOTHING_ADDED
                 opened.sink.prepare([view.table], go_live=plan.go_live)
         identities = self._keep_identities(opened, prepared.keys(), identities, lease)
-        if plan.bulk:
-            opened.generations.begin_bulk()
+        if plan.bulk and opened.bulk is not None:
+            opened.bulk.begin_bulk()
         self._known_shapes = log.records
         if plan.applies_steps:
             check_can_be_consistent(plan.name, stored)
@@ -546,7 +548,7 @@ class SinkJob:
             raise LockstepError(refused.message, hint=refused.hint)
         # Where a table isn't there any more, that is why. One that was never made is no loss.
         known = self._known_identities(opened)
-        lost = opened.generations.lost({name: known[name] for name in refused.errors if name in known})
+        lost = lost_of(opened, {name: known[name] for name in refused.errors if name in known})
         self._asides.fail(lease, {**refused.errors, **lost_rows(self._plan.name, lost)}, self._obeyed)
 
     def _claim(self, opened: OpenedSink, lease: GenerationLease) -> None:
@@ -649,9 +651,9 @@ class SinkJob:
         if stored is None:
             return {}
         begun = self._begun_tables(tables, log, stored)
-        now = opened.generations.identities(begun)  # first: what is removed after this look is found by the next one
+        now = identities_of(opened, begun)  # first: what is removed after this look is found by the next one
         known = self._known_identities(opened)
-        errors = lost_rows(self._plan.name, opened.generations.lost(known_of(known, begun)))
+        errors = lost_rows(self._plan.name, lost_of(opened, known_of(known, begun)))
         if errors:
             if self._sets_aside(errors):
                 self._asides.fail(lease, errors, orders)
@@ -680,7 +682,7 @@ class SinkJob:
                 lease.save_record(record, None)
             return {}
         new = [name for name in tables if name not in kept]
-        identities = {**kept, **opened.generations.identities(new)}
+        identities = {**kept, **identities_of(opened, new)}
         if before | identities != before:  # others may be set aside
             lease.save_record(record, dump_identities(before | identities))
         return identities

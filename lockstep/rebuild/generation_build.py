@@ -111,7 +111,8 @@ class Build:
             if changed is not None:
                 return changed
             self._context.observer.say("finishing the load")
-        self._opened.generations.end_bulk()
+        if self._opened.bulk is not None:
+            self._opened.bulk.end_bulk()
         self._has_read()
         return None
 

@@ -61,6 +61,7 @@ class Beside:
 
     def apply(self, portion: Portion) -> tuple[Portion, RetryEvents, Outcome]:
         """Apply what is open of a portion. Returns that, its events, and what became of them. Raises LockstepError."""
+        erasing = self.opened.erasing
         was_erased, label = False, f"generation {self.generation} of sink {self.name!r}"
         for _ in range(_TRIES):
             require_in_use(self.opened.records, self.name, self.generation)
@@ -76,7 +77,8 @@ class Beside:
                 continue
             table_histories = self._histories(prepared)
             of_portion = {self.tables.get(dead_letter.position.topic) for dead_letter, _ in portion}
-            erased = self.opened.sink.erased([table for table in of_portion if table is not None])
+            of_these = [table for table in of_portion if table is not None]
+            erased = None if erasing is None else erasing.erased(of_these)
             portion = self.still_open(portion)
             append_only = {table for table, history in table_histories.items() if not history.key}
             events = stored(self.evaluate(retry_events(portion, self.tables, table_histories)), append_only)

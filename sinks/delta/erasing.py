@@ -5,14 +5,14 @@ it whose row isn't there is a repetition, as with what a warehouse has purged.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from cdc.model.event import JsonValue
-from cdc.model.table import Table
-from sinks.contract import Leftover, marks_of_rows
+from cdc.model.table import Table, TableName
+from sinks.capabilities.erasing import Erasing, Leftover, marks_of_rows
 from sinks.delta.lake import Lake, talking
 from sinks.delta.merge import time_literal
 from sinks.delta.names import SYNCED_COLUMN, quoted
@@ -66,7 +66,7 @@ def purge(lake: Lake, opened: OpenedTable, *, below: str, before: datetime | Non
     return True
 
 
-class DeltaErasing:
+class DeltaErasing(Erasing):
     """Erases rows of one generation. Replaced files are kept for ``retention_hours``."""
 
     def __init__(self, tables: DeltaTables, *, retention_hours: int) -> None:
@@ -75,7 +75,7 @@ class DeltaErasing:
 
     def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> list[Leftover]:
         """The row, or its mark, older files with it, and commits that tell of these."""
-        opened = self._opened(table)
+        opened = self._opened(table.name)
         if opened is None:
             return []
         if key is None:
@@ -99,8 +99,7 @@ class DeltaErasing:
         return found
 
     def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> list[Leftover]:
-        """See ``Sink.erase``."""
-        opened = self._opened(table)
+        opened = self._opened(table.name)
         if opened is None or opened.is_bulk:
             return self.leftovers(table, key)
         if key is None:
@@ -113,6 +112,10 @@ class DeltaErasing:
             self._tables.repeat(opened, lambda opened: self._erase(opened, key, below))
         self._clean_up(opened)
         return self.leftovers(table, key)
+
+    def erased(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        opened = {name: each for name in tables if (each := self._opened(name)) is not None}
+        return {name: tag for name, each in opened.items() if (tag := erased_tag(each))}
 
     def _of_all(self, opened: OpenedTable, below: str | None) -> list[Leftover]:
         """Marks of tags below this one, None: all, and whatever isn't a part of the table any more.
@@ -133,11 +136,11 @@ class DeltaErasing:
         commits = [Leftover("commits with the least and greatest values of files", True, until_ms)]
         return [*marks_of_rows(marks), *files, *commits]
 
-    def _opened(self, table: Table) -> OpenedTable | None:
+    def _opened(self, name: TableName) -> OpenedTable | None:
         build = self._tables.build(self._tables.bookkeeping.read())
-        if table.name not in build.tables:
+        if name not in build.tables:
             return None
-        opened = self._tables.open(table.name)
+        opened = self._tables.open(name)
         opened.refresh()
         return opened
 

@@ -11,6 +11,8 @@ from typing import Final
 from cdc.model.append_only import is_append_only
 from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
+from sinks.capabilities.bulk_load import BulkLoad
+from sinks.capabilities.identities import TableIdentities
 from sinks.contract import NOTHING_WRITTEN, Generations, Progress, TopicPartition
 from sinks.delta.bookkeeping import CatalogueState, GenerationState
 from sinks.delta.bulk_load import begin_bulk_load, end_bulk_load
@@ -29,7 +31,7 @@ _COMMITS_LOOKED_AT: Final = 100
 """At the first look, the newest: while no job runs, nobody but those who maintain the table commits to it."""
 
 
-class DeltaGenerations(Generations):
+class DeltaGenerations(Generations, BulkLoad, TableIdentities):
     """The generations of a Delta sink, bound to the one of its tables."""
 
     def __init__(self, tables: DeltaTables, settings: DeltaSettings) -> None:

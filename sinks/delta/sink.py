@@ -1,6 +1,6 @@
 """Rows as rows of Delta tables, written with deltalake. ``docs/sinks/delta.md`` says what is stored where."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any, Final
 from cdc.model.append_only import is_append_only
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Table, TableName
+from sinks.capabilities.erasing import check_erased
 from sinks.contract import (
     NOTHING_ADDED,
     AddedValues,
     Batch,
-    Leftover,
     OpenedSink,
     Outcome,
     Rejection,
     Sink,
     StoredRow,
     TablesRefused,
-    check_erased,
 )
 from sinks.delta.bookkeeping import CatalogueState, GenerationState
 from sinks.delta.coordination import DeltaCoordination
@@ -51,10 +50,14 @@ def open_delta(name: str, settings: DeltaSettings, generation: int) -> OpenedSin
     Raises ConfigurationError for a prefix that can't begin a directory's name.
     """
     tables = DeltaTables(name, settings, generation)
+    generations = DeltaGenerations(tables, settings)
     return OpenedSink(
         DeltaSink(tables, settings),
-        DeltaGenerations(tables, settings),
+        generations,
         DeltaCoordination(tables),
+        bulk=generations,
+        erasing=DeltaErasing(tables, retention_hours=settings.retention_hours),
+        identities=generations,
     )
 
 
@@ -66,7 +69,6 @@ class DeltaSink(Sink):
         self._bookkeeping = tables.bookkeeping
         self._generation = tables.generation
         self._settings = settings
-        self._erasing = DeltaErasing(tables, retention_hours=settings.retention_hours)
 
     def prepare(
         self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
@@ -148,21 +150,6 @@ class DeltaSink(Sink):
             indexes = [index for index, key in enumerate(stored_keys) if key in wanted]
             yield from rows.decode(batch.take(pa.array(indexes, pa.int64())), table)
 
-    def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> Sequence[Leftover]:
-        return self._erasing.leftovers(table, key)
-
-    def erased(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
-        build = self._tables.build(self._bookkeeping.read())
-        return {name: tag for name in tables if name in build.tables and (tag := self._erased(name))}
-
-    def _erased(self, name: TableName) -> str:
-        opened = self._tables.open(name)
-        opened.refresh()
-        return erased_tag(opened)
-
-    def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
-        return self._erasing.erase(table, key, below=below)
-
     def close(self) -> None:
         self._tables.close()
 
@@ -181,7 +168,7 @@ class DeltaSink(Sink):
             if opened.fence != batch.fence:
                 raise self._tables.fenced_off()
             name = opened.rows().shape.table.name
-            check_erased(batch, {name: erased_tag(opened)}, [name])
+            check_erased(batch.erased, {name: erased_tag(opened)}, [name])
             if rows is not opened.rows():
                 rows = opened.rows()
                 data, rejections = rows.encode(events)

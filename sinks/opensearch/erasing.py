@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from cdc.model.event import JsonValue
 from cdc.model.table import Table
-from sinks.contract import Leftover
+from sinks.capabilities.erasing import Erasing, Leftover
 from sinks.opensearch.answers import require_all, unreadable, unserved
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.mapping import DELETED_FIELD, TAG_FIELD
@@ -39,7 +39,7 @@ _PAGE: Final = 500
 _Shards = dict[tuple[str, int], int]
 
 
-class OpenSearchErasing:
+class OpenSearchErasing(Erasing):
     """Erases documents of one generation. Of an index it remembers up to which change all that was deleted must go."""
 
     def __init__(self, indexes: OpenSearchIndexes) -> None:
@@ -50,6 +50,7 @@ class OpenSearchErasing:
 
     def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> list[Leftover]:
         """The document, or its marker, and what may be left of it in the index's segments."""
+        self._indexes.bookkeeping.check_format()
         index = self._indexes.index(table.name)
         if self._indexes.held(index) is None:
             return []
@@ -63,7 +64,7 @@ class OpenSearchErasing:
         return self._in_segments(index, (index, str(identity)))
 
     def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> list[Leftover]:
-        """See ``Sink.erase``."""
+        self._indexes.bookkeeping.check_format()
         index = self._indexes.index(table.name)
         if self._indexes.held(index) is None:
             return []

@@ -8,6 +8,8 @@ import orjson
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
+from sinks.capabilities.bulk_load import BulkLoad
+from sinks.capabilities.identities import TableIdentities
 from sinks.contract import NOTHING_WRITTEN, Generations, Progress, TopicPartition
 from sinks.generation_errors import live_generation, loading_generation, missing_generation
 from sinks.opensearch.bookkeeping import Held
@@ -20,7 +22,7 @@ from sinks.progress_json import dump_progress, load_progress
 from sinks.stored_progress import check_stored
 
 
-class OpenSearchGenerations(Generations):
+class OpenSearchGenerations(Generations, BulkLoad, TableIdentities):
     """The generations of an OpenSearch sink, bound to the one of its indexes."""
 
     def __init__(self, indexes: OpenSearchIndexes) -> None:
@@ -59,15 +61,12 @@ class OpenSearchGenerations(Generations):
         if self._indexes.in_bulk():
             raise loading_generation(self._number)
         # What is written and not yet refreshed would be missing for readers until the next refresh.
-        self.refresh()
+        self._indexes.refresh(self._indexes.of_generation)
         others = [index for index in indexes if index.is_live and index.generation != self._number]
         self._indexes.move_aliases(
             to=[(index.name, index.alias) for index in mine],
             away_from=[(index.name, index.alias) for index in others],
         )
-
-    def refresh(self) -> None:
-        self._indexes.refresh(f"{self._indexes.prefix}.*_g{self._number}")
 
     def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
         indexes = self._indexes.uuids()

@@ -41,9 +41,9 @@ class HeldIndex(NamedTuple):
 class OpenSearchIndexes:
     """The indexes of one generation of a sink. Connects at the first call.
 
-    ``targets`` are the indexes that were looked at, by table. With ``fences`` one job at a time may write: so a view's
-    result is kept. ``claimed`` is the fence that this object has claimed. Raises ConfigurationError for a prefix that
-    can't begin an index name.
+    ``of_generation`` is the pattern of the generation's indexes, ``targets`` those that were looked at, by table. With
+    ``fences`` one job at a time may write: so a view's result is kept. ``claimed`` is the fence that this object has
+    claimed. Raises ConfigurationError for a prefix that can't begin an index name.
     """
 
     def __init__(self, name: str, settings: OpenSearchSettings, generation: int) -> None:
@@ -56,6 +56,7 @@ class OpenSearchIndexes:
             )
         self.settings = settings
         self.generation = generation
+        self.of_generation = f"{self.prefix}.*_g{generation}"
         self.client = OpenSearchClient(settings)
         self.bookkeeping = Bookkeeping(self.client, name, prefix=self.prefix, replicas=settings.replicas)
         self.targets: dict[TableName, Target] = {}
@@ -176,7 +177,7 @@ class OpenSearchIndexes:
         self.bookkeeping.check_format()
         # As ``held``: a node that has just started looks first whether it can tell. One that is closed is there.
         lenient = {"ignore_unavailable": "true", "allow_no_indices": "true", "expand_wildcards": "all"}
-        path = f"/{self.prefix}.*_g{self.generation},{self.bookkeeping.index}/_settings/index.uuid"
+        path = f"/{self.of_generation},{self.bookkeeping.index}/_settings/index.uuid"
         answer = self.client.call("GET", path, parameters={**lenient, "flat_settings": "true"})
         return {name: held["settings"]["index.uuid"] for name, held in answer.items()}
 
@@ -189,7 +190,7 @@ class OpenSearchIndexes:
         fields = "indices.*.shards.*.routing.primary,indices.*.shards.*.commit.user_data.history_uuid"
         wanted = {"level": "shards", "forbid_closed_indices": "false", "expand_wildcards": "all", "filter_path": fields}
         try:
-            answer = self.client.call("GET", f"/{self.prefix}.*_g{self.generation}/_stats/docs", parameters=wanted)
+            answer = self.client.call("GET", f"/{self.of_generation}/_stats/docs", parameters=wanted)
         except LockstepError as error:
             if getattr(error.__cause__, "status_code", None) in _NOT_FOR_US:
                 return {}
@@ -247,14 +248,14 @@ class OpenSearchIndexes:
     def remove_markers(self, query: Mapping[str, Any]) -> None:
         """Have the cluster remove these markers of this generation, by and by. It remembers them as any deletion."""
         parameters = {"conflicts": "proceed", "wait_for_completion": "false", "allow_no_indices": "true"}
-        path = f"/{self.prefix}.*_g{self.generation}/_delete_by_query"
+        path = f"/{self.of_generation}/_delete_by_query"
         self.client.call("POST", path, {"query": query}, parameters)
 
     # Bulk load
 
     def in_bulk(self) -> list[str]:
         """The indexes of this generation that are loaded in bulk."""
-        path = f"/{self.prefix}.*_g{self.generation}/_settings/index.refresh_interval"
+        path = f"/{self.of_generation}/_settings/index.refresh_interval"
         answer = self.client.call("GET", path, parameters={"flat_settings": "true"})
         return [name for name, held in answer.items() if held["settings"].get("index.refresh_interval") == _NEVER]
 

@@ -4,7 +4,6 @@ The tag is the document's external version (``cdc.model.tag``): the server refus
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from cdc.model.errors import LockstepError, Unavailable
@@ -14,7 +13,6 @@ from sinks.contract import (
     NOTHING_ADDED,
     AddedValues,
     Batch,
-    Leftover,
     OpenedSink,
     Outcome,
     Sink,
@@ -30,7 +28,7 @@ from sinks.opensearch.indexes import LIVE, OpenSearchIndexes
 from sinks.opensearch.mapping import DELETED_FIELD
 from sinks.opensearch.reading import DOCUMENTS_MAX, found, looked_up
 from sinks.opensearch.settings import OpenSearchSettings
-from sinks.opensearch.visibility import refreshes
+from sinks.opensearch.visibility import OpenSearchRefreshing
 from sinks.opensearch.writer_aliases import WriterAliases
 from sinks.page_size import PageSize
 
@@ -41,11 +39,15 @@ def open_opensearch(name: str, settings: OpenSearchSettings, generation: int) ->
     Raises ConfigurationError for a prefix that can't begin an index name.
     """
     indexes = OpenSearchIndexes(name, settings, generation)
+    generations = OpenSearchGenerations(indexes)
     return OpenedSink(
         OpenSearchSink(indexes),
-        OpenSearchGenerations(indexes),
+        generations,
         OpenSearchCoordination(indexes),
-        refreshes=partial(refreshes, indexes),
+        bulk=generations,
+        erasing=OpenSearchErasing(indexes),
+        identities=generations,
+        refreshing=OpenSearchRefreshing(indexes),
     )
 
 
@@ -58,7 +60,6 @@ class OpenSearchSink(Sink):
         self._bookkeeping = indexes.bookkeeping
         self._writer = BulkWriter(indexes)
         self._writers = WriterAliases(indexes)
-        self._erasing = OpenSearchErasing(indexes)
         self._page_sizes: dict[TableName, PageSize] = {}
 
     def prepare(
@@ -122,14 +123,6 @@ class OpenSearchSink(Sink):
         documents = list({identity["_id"]: identity for identity in identities}.values())
         for source in self._sources(index, table, documents, target):
             yield target.stored(source, table)
-
-    def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> Sequence[Leftover]:
-        self._bookkeeping.check_format()
-        return self._erasing.leftovers(table, key)
-
-    def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
-        self._bookkeeping.check_format()
-        return self._erasing.erase(table, key, below=below)
 
     def close(self) -> None:
         self._client.close()

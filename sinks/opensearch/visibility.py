@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sinks.contract import Refreshes
+from sinks.capabilities.refreshing import Refreshes, Refreshing
 from sinks.opensearch.indexes import OpenSearchIndexes
 
 _FIELDS: Final = (
@@ -11,22 +11,30 @@ _FIELDS: Final = (
 )
 
 
-def refreshes(indexes: OpenSearchIndexes) -> Refreshes:
-    """How often each copy of each shard was refreshed, and which of them hold documents that no search finds yet.
+class OpenSearchRefreshing(Refreshing):
+    """Refreshes of one generation. A part is a copy of a shard.
 
-    Those are in the memory of the index writer, which a refresh empties. Raises as ``OpenSearchClient.call``.
+    What no search finds yet is in the memory of the index writer, which a refresh empties.
     """
-    answer = indexes.client.call(
-        "GET",
-        f"/{indexes.prefix}.*_g{indexes.generation}/_stats/refresh,segments",
-        parameters={"level": "shards", "filter_path": _FIELDS},
-    )
-    counts, waiting = {}, []
-    for index, stats in (answer or {}).get("indices", {}).items():
-        for number, copies in stats["shards"].items():
-            for copy in copies:
-                part = f"{index} {number} {copy['routing']['node']}"
-                counts[part] = copy["refresh"]["external_total"]
-                if copy["segments"]["index_writer_memory_in_bytes"]:
-                    waiting.append(part)
-    return Refreshes(counts, waiting)
+
+    def __init__(self, indexes: OpenSearchIndexes) -> None:
+        self._indexes = indexes
+
+    def refresh(self) -> None:
+        self._indexes.refresh(self._indexes.of_generation)
+
+    def refreshes(self) -> Refreshes:
+        answer = self._indexes.client.call(
+            "GET",
+            f"/{self._indexes.of_generation}/_stats/refresh,segments",
+            parameters={"level": "shards", "filter_path": _FIELDS},
+        )
+        counts, waiting = {}, []
+        for index, stats in (answer or {}).get("indices", {}).items():
+            for number, copies in stats["shards"].items():
+                for copy in copies:
+                    part = f"{index} {number} {copy['routing']['node']}"
+                    counts[part] = copy["refresh"]["external_total"]
+                    if copy["segments"]["index_writer_memory_in_bytes"]:
+                        waiting.append(part)
+        return Refreshes(counts, waiting)

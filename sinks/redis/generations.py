@@ -6,6 +6,7 @@ from typing import Final
 
 from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.table import TableName
+from sinks.capabilities.identities import TableIdentities
 from sinks.contract import NOTHING_WRITTEN, Generations, Progress, TopicPartition
 from sinks.generation_errors import live_generation, missing_generation
 from sinks.progress_json import dump_progress, load_progress
@@ -18,7 +19,7 @@ from sinks.stored_progress import check_stored
 _LIVE: Final = re.compile(rb"g(?P<generation>\d{1,10})")
 
 
-class RedisGenerations(Generations):
+class RedisGenerations(Generations, TableIdentities):
     """The generations of a Redis sink, bound to the one of its tables."""
 
     def __init__(self, tables: RedisTables) -> None:

@@ -11,18 +11,17 @@ from typing import Final
 from cdc.model.errors import ConfigurationError
 from cdc.model.event import Events, JsonValue
 from cdc.model.table import Table, TableName
+from sinks.capabilities.erasing import Erasing, Leftover, marks_of_rows
 from sinks.columns.shape import Shape
 from sinks.contract import (
     NOTHING_ADDED,
     AddedValues,
     Batch,
-    Leftover,
     OpenedSink,
     Outcome,
     Rejection,
     Sink,
     StoredRow,
-    marks_of_rows,
 )
 from sinks.page_size import PageSize
 from sinks.redis.calls import Calls
@@ -52,16 +51,19 @@ def open_redis(name: str, settings: RedisSettings, generation: int) -> OpenedSin
     """
     tables = RedisTables(name, settings, generation)
     connection = tables.connection
+    sink, generations = RedisSink(tables), RedisGenerations(tables)
     return OpenedSink(
-        RedisSink(tables),
-        RedisGenerations(tables),
+        sink,
+        generations,
         RedisCoordination(tables),
+        erasing=sink,
+        identities=generations,
         server=connection.history,
         require_server=connection.require_history,
     )
 
 
-class RedisSink(Sink):
+class RedisSink(Sink, Erasing):
     """Applies events to one generation of a Redis or Valkey server."""
 
     def __init__(self, tables: RedisTables) -> None:

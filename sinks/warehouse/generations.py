@@ -6,6 +6,8 @@ from typing import Final
 
 from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.table import TableName
+from sinks.capabilities.bulk_load import BulkLoad
+from sinks.capabilities.identities import TableIdentities
 from sinks.contract import NOTHING_WRITTEN, Generations, Progress, TopicPartition
 from sinks.generation_errors import live_generation, loading_generation
 from sinks.stored_progress import behind_the_watermark, check_stored, check_written, watermark_tag
@@ -17,7 +19,7 @@ _CHECK_S: Final = 60.0
 """How often all views are looked at though they are the same ones: their tables may have got another schema."""
 
 
-class WarehouseGenerations(Generations):
+class WarehouseGenerations(Generations, BulkLoad, TableIdentities):
     """The generations of a warehouse sink, bound to the one of its tables."""
 
     def __init__(self, tables: WarehouseTables) -> None:

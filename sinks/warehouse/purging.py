@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from cdc.model.append_only import is_append_only
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName, quote_identifier
-from sinks.contract import Leftover, marks_of_rows
+from sinks.capabilities.erasing import Leftover, marks_of_rows
 from sinks.warehouse.bookkeeping import WarehouseBookkeeping
 from sinks.warehouse.dialect import Dialect
 from sinks.warehouse.history_bookkeeping import HistoryBookkeeping

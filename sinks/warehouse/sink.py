@@ -7,12 +7,13 @@ from functools import partial
 from cdc.model.errors import LockstepError
 from cdc.model.event import Events, JsonValue, TableEvents
 from cdc.model.table import Table, TableName
+from sinks.capabilities.erasing import Erasing, Leftover, check_erased
+from sinks.capabilities.whole_steps import WholeSteps
 from sinks.columns.shape import unknown_column, unprepared
 from sinks.contract import (
     NOTHING_ADDED,
     AddedValues,
     Batch,
-    Leftover,
     OpenedSink,
     Outcome,
     Rejection,
@@ -21,7 +22,6 @@ from sinks.contract import (
     TablesRefused,
     TableVersions,
     TopicPartition,
-    check_erased,
 )
 from sinks.warehouse.coordination import WarehouseCoordination
 from sinks.warehouse.dialect import UnknownColumn
@@ -39,16 +39,20 @@ def open_warehouse(name: str, settings: WarehouseSettings, generation: int) -> O
     """
     tables = WarehouseTables(name, settings, generation)
     connection = tables.connection
+    sink, generations = WarehouseSink(tables), WarehouseGenerations(tables)
     return OpenedSink(
-        WarehouseSink(tables),
-        WarehouseGenerations(tables),
-        WarehouseCoordination(tables.connection, tables.bookkeeping),
-        tables.connection.blocked_by,
-        WarehouseSteps(tables, connection) if isinstance(connection, WarehouseConnection) else None,
+        sink,
+        generations,
+        WarehouseCoordination(connection, tables.bookkeeping),
+        bulk=generations,
+        erasing=sink,
+        identities=generations,
+        whole=WarehouseSteps(tables, connection) if isinstance(connection, WarehouseConnection) else None,
+        blocked_by=connection.blocked_by,
     )
 
 
-class WarehouseSteps:
+class WarehouseSteps(WholeSteps):
     """Steps of one generation in PostgreSQL, each of which is a transaction."""
 
     def __init__(self, tables: WarehouseTables, connection: WarehouseConnection) -> None:
@@ -67,7 +71,7 @@ class WarehouseSteps:
             return self._tables.progress.load_offsets() if self._tables.bookkeeping.exist() else {}
 
 
-class WarehouseSink(Sink):
+class WarehouseSink(Sink, Erasing):
     """Applies events to the tables of one generation, in a database of either dialect."""
 
     def __init__(self, tables: WarehouseTables) -> None:
@@ -234,7 +238,7 @@ class WarehouseSink(Sink):
             is_bulk = self._bookkeeping.check_fence(batch.fence)
             # As long as this lasts, no more is purged.
             if batch.erased is not None:
-                check_erased(batch, self._erased(touched), touched)
+                check_erased(batch.erased, self._erased(touched), touched)
             purged = {} if batch.never_applied else self._purging.rows.load()
             purged_versions = self._purging.versions.load() if histories and not batch.never_applied else {}
             for events in tables:

@@ -7,7 +7,8 @@ from dataclasses import replace
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import Events, JsonValue
 from cdc.model.table import Table, TableName
-from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Leftover, OpenedSink, Outcome, Rejection, StoredRow
+from sinks.capabilities.erasing import Erasing, Leftover
+from sinks.contract import NOTHING_ADDED, AddedValues, Batch, OpenedSink, Outcome, Rejection, StoredRow
 from sinks.wrappers.column_names import keep_names, load_names, save_names
 from sinks.wrappers.projection import Projection, column_text
 from sinks.wrappers.renaming import Renaming
@@ -142,32 +143,26 @@ class ProjectingSink:
         )
 
     def plan_scans(self, tables: Sequence[Table]) -> None:
-        renaming = self._renaming()
-        self._sink.plan_scans([renaming.table(self._projection.table(table)) for table in tables])
+        self._sink.plan_scans(list(map(self.there, tables)))
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
         renaming = self._renaming()
-        for stored in self._sink.scan(renaming.table(self._projection.table(table))):
+        for stored in self._sink.scan(self.there(table)):
             yield renaming.back(table.name, stored)
 
     def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
         renaming = self._renaming()
         asked = [renaming.row(table.name, key) for key in keys]
-        for stored in self._sink.rows(renaming.table(self._projection.table(table)), asked):
+        for stored in self._sink.rows(self.there(table), asked):
             yield renaming.back(table.name, stored)
 
-    def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> Sequence[Leftover]:
-        renaming = self._renaming()
-        here = None if key is None else renaming.row(table.name, key)
-        return self._sink.leftovers(renaming.table(self._projection.table(table)), here)
+    def there(self, table: Table) -> Table:
+        """The table as the destination has it."""
+        return self._renaming().table(self._projection.table(table))
 
-    def erased(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
-        return self._sink.erased(tables)
-
-    def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
-        renaming = self._renaming()
-        seen = renaming.table(self._projection.table(table))
-        return self._sink.erase(seen, None if key is None else renaming.row(table.name, key), below=below)
+    def key_there(self, table: TableName, key: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
+        """A key with the names that the destination has."""
+        return self._renaming().row(table, key)
 
     def close(self) -> None:
         self._sink.close()
@@ -214,3 +209,23 @@ class ProjectingSink:
             )
         if now != known:
             self._records.save(self._hidden_record, json.dumps(now))
+
+
+class ProjectingErasing(Erasing):
+    """Erases from the destination of a sink that others see by other names."""
+
+    def __init__(self, sink: ProjectingSink, erasing: Erasing) -> None:
+        self._sink = sink
+        self._erasing = erasing
+
+    def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> Sequence[Leftover]:
+        return self._erasing.leftovers(self._sink.there(table), self._key(table, key))
+
+    def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
+        return self._erasing.erase(self._sink.there(table), self._key(table, key), below=below)
+
+    def erased(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        return self._erasing.erased(tables)
+
+    def _key(self, table: Table, key: Mapping[str, JsonValue] | None) -> Mapping[str, JsonValue] | None:
+        return None if key is None else self._sink.key_there(table.name, key)

@@ -70,16 +70,23 @@ class Retries:
 
 
 def retrying(opened: OpenedSink, retries: Retries) -> OpenedSink:
-    """The same destination with every call repeated as ``retries`` says, but for ``scan``, ``rows`` and ``close``."""
+    """The same destination with every call repeated as ``retries`` says, but for ``scan``, ``rows`` and ``close``.
+
+    Without whole steps: nothing in one can be repeated.
+    """
     return OpenedSink(
         _repeating(opened.sink, retries),
         _repeating(opened.generations, retries),
         _repeating(opened.records, retries),
+        _repeating(opened.bulk, retries),
+        _repeating(opened.erasing, retries),
+        _repeating(opened.identities, retries),
+        _repeating(opened.refreshing, retries),
     )
 
 
 def _repeating(target: _Target, retries: Retries) -> _Target:
-    return cast("_Target", _Repeating(target, retries))
+    return target if target is None else cast("_Target", _Repeating(target, retries))
 
 
 class _Repeating:

@@ -37,10 +37,12 @@ def warehouse(endpoints: Any) -> Iterator[psycopg.Connection[Any]]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every kind of sink runs all tests, and views those that depend on who writes."""
+    """Every kind of sink runs all tests but those of what it isn't able to do; views run those of who writes, too."""
     if "destination" in metafunc.fixturenames:
         views = metafunc.definition.get_closest_marker("writers") is not None
-        metafunc.parametrize("destination", ["memory", *real(views=views)], indirect=True)
+        needs = {mark.args[0] for mark in metafunc.definition.iter_markers("needs")}
+        kinds = [*(() if needs else ("memory",)), *real(views=views, needs=needs)]
+        metafunc.parametrize("destination", kinds, indirect=True)
 
 
 @pytest.fixture

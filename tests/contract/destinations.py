@@ -4,7 +4,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -123,14 +123,16 @@ class Destination:
             self.remove(name)
 
 
+def refuse_long(event: RowEvent) -> str | None:
+    """As a store refuses a value."""
+    return "too long" if event.row is not None and len(str(event.row.get("note"))) > MAX_VALUE_BYTES else None
+
+
 def _memory() -> Destination:
     stores: dict[str, MemoryStore] = {}
 
-    def refuse(event: RowEvent) -> str | None:
-        return "too long" if event.row is not None and len(str(event.row.get("note"))) > MAX_VALUE_BYTES else None
-
     def open_(name: str, generation: int) -> OpenedSink:
-        return open_memory(stores.setdefault(name, MemoryStore()), generation, refuse=refuse)
+        return open_memory(stores.setdefault(name, MemoryStore()), generation, refuse=refuse_long)
 
     @contextmanager
     def reader(name: str) -> Iterator[Reader]:
@@ -148,7 +150,7 @@ def _memory() -> Destination:
 
     def remove_items(name: str) -> None:
         generation = stores[name].generations[1]
-        for kept in (generation.shapes, generation.newest, generation.made):
+        for kept in (generation.shapes, generation.newest):
             kept.pop(ITEMS.name)
 
     return Destination(
@@ -158,7 +160,6 @@ def _memory() -> Destination:
         lambda name: repr(stores[name]),
         remove_items=remove_items,
         fences=True,
-        keeps_offsets=True,
         copy=lambda name: memory_copy(stores[name]),
     )
 
@@ -503,13 +504,33 @@ VIEWS = ("redis-view", "opensearch-view")
 """As the results of views are kept on servers that fence nothing else, for tests of who writes."""
 
 
-def real(*, views: bool = False) -> list[Any]:
-    """The kinds beside the one in memory, as parameters. Other layouts are for ``make soak``."""
+CAN: dict[str, frozenset[str]] = {
+    "memory": frozenset(),
+    "redis": frozenset({"erasing", "identities"}),
+    "opensearch": frozenset({"bulk", "erasing", "identities", "refreshing"}),
+    "warehouse": frozenset({"bulk", "erasing", "identities", "whole"}),
+    "duckdb": frozenset({"bulk", "erasing", "identities"}),
+    "delta": frozenset({"bulk", "erasing", "identities"}),
+}
+"""What each kind is able to do besides the contract, whatever its layout: fields of ``OpenedSink``."""
+
+
+def able(kind: str) -> frozenset[str]:
+    """What a kind, in one of its layouts, is able to do."""
+    return CAN[kind.partition("-")[0]]
+
+
+def real(*, views: bool = False, needs: Collection[str] = ()) -> list[Any]:
+    """The kinds beside the one in memory that are able to do this, as parameters.
+
+    Other layouts are for ``make soak``.
+    """
 
     def marks(kind: str) -> list[pytest.MarkDecorator]:
         return [pytest.mark.live, *([pytest.mark.soak] if kind in LAYOUTS else [])]
 
-    return [pytest.param(kind, marks=marks(kind)) for kind in KINDS if views or kind not in VIEWS]
+    kinds = [kind for kind in KINDS if (views or kind not in VIEWS) and able(kind).issuperset(needs)]
+    return [pytest.param(kind, marks=marks(kind)) for kind in kinds]
 
 
 def with_servers() -> list[Any]:

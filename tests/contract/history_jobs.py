@@ -175,14 +175,16 @@ class Run:
 
     def begin_bulk(self) -> None:
         self.looking.sink.prepare(TABLES, go_live=False)
-        self.looking.generations.begin_bulk()
+        if self.looking.bulk is not None:
+            self.looking.bulk.begin_bulk()
         self.in_bulk = True
         self.tell("bulk load begins")
 
     def end_bulk(self) -> None:
         if not self.in_bulk:
             return
-        self.looking.generations.end_bulk()
+        if self.looking.bulk is not None:
+            self.looking.bulk.end_bulk()
         self.in_bulk = False
         self.looking.sink.prepare(TABLES)
         self.tell("bulk load ends")

@@ -169,10 +169,10 @@ def test_any_order_and_repetition_from_two_writers_ends_in_the_same_history(
         writers = [fresh.open(history=True) for _ in range(2)]
         writers[0].sink.prepare([table()], go_live=not in_bulk)
         if in_bulk:
-            writers[0].generations.begin_bulk()
+            writers[0].bulk.begin_bulk()
         for turn, of_batch in enumerate(batches):
             writers[turn % 2].sink.apply(batch(*of_batch))
-        writers[0].generations.end_bulk()
+        writers[0].bulk.end_bulk()
         writers[0].sink.prepare([table()])
         for key in {event.key["id"] for event in events}:
             events_of_key = [event for event in events if event.key["id"] == key]

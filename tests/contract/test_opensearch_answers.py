@@ -13,7 +13,7 @@ from monitor.visible import Visible, VisibleRows
 from sinks.contract import Progress
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings
-from sinks.opensearch.visibility import refreshes
+from sinks.opensearch.visibility import OpenSearchRefreshing
 from tests.builders import batch, column, delete, progress, table, upsert
 from tests.contract.beside import OpenSearchParts, generations_of
 
@@ -174,10 +174,10 @@ def test_what_no_search_finds_yet_is_told_until_a_refresh_and_not_only_until_a_f
     index = f"{alias(sink)}_g1"
     client.indices.put_settings(index=index, body={"index.refresh_interval": "-1"})
     client.indices.refresh(index=index)
-    rows = VisibleRows()
+    rows, visibility = VisibleRows(), OpenSearchRefreshing(sink.indexes)
 
     def visible(records: int) -> Visible:
-        return rows.look(Progress({("t", 0): records}, records, 0, 0, {}), refreshes(sink.indexes))
+        return rows.look(Progress({("t", 0): records}, records, 0, 0, {}), visibility.refreshes())
 
     assert visible(0).is_all
     sink.apply(batch(upsert(ROW, 1, of=PRODUCTS)))

@@ -1,4 +1,4 @@
-"""What every sink promises of loading in bulk: it ends in the same rows."""
+"""What every sink promises that loads in bulk: it ends in the same rows."""
 
 import time
 import uuid
@@ -18,13 +18,15 @@ from tests.contract.destinations import ITEMS, KINDS, Destination, real
 from tests.contract.items import ODD, PLAIN, VALUES, counts, expected, gone, histories, item, rows_of
 from tests.examples import examples
 
+pytestmark = pytest.mark.needs("bulk")
+
 
 def _in_bulk(destination: Destination, name: str, *tables: Table) -> OpenedSink:
     """A generation in which bulk has begun, beside another one that is live."""
     destination.sink(name, 1, ITEMS)
     opened = destination.opened(name, 2)
     opened.sink.prepare(tables or [ITEMS], go_live=False)
-    opened.generations.begin_bulk()
+    opened.bulk.begin_bulk()
     return opened
 
 
@@ -38,7 +40,7 @@ def test_bulk_ends_in_the_newest_row_of_each_key(destination: Destination, name:
     again = [item(1, "a", 2), item(2, "b", 2), gone(3, 2), item(4, "d", 1)]
     for events in (again, again, [item(1, "old", 1), item(3, "old", 1)], [item(2, "newest", 3), gone(4, 3)]):
         assert _judged(opened.sink.apply(batch(*events))) == (len(events), 0)
-    opened.generations.end_bulk()
+    opened.bulk.end_bulk()
     assert rows_of(opened.sink) == {"(1,)": "a", "(2,)": "newest"}
     opened.generations.switch()
     with destination.reader(name) as find:
@@ -52,11 +54,11 @@ def test_bulk_goes_on_in_another_process(destination: Destination, name: str) ->
     _in_bulk(destination, name).sink.apply(batch(item(1, "a", 1), item(2, "b", 1)))
     second = destination.opened(name, 2)
     second.sink.prepare([ITEMS], go_live=False)
-    second.generations.begin_bulk()
+    second.bulk.begin_bulk()
     second.sink.apply(batch(item(1, "newer", 2), item(3, "c", 1)))
     third = destination.opened(name, 2)
-    third.generations.end_bulk()
-    third.generations.end_bulk()
+    third.bulk.end_bulk()
+    third.bulk.end_bulk()
     assert rows_of(third.sink) == {"(1,)": "newer", "(2,)": "b", "(3,)": "c"}
     assert counts(second.sink.apply(batch(item(1, "old", 1), item(2, "new", 2)))) == (1, 1, 0)
 
@@ -65,14 +67,14 @@ def test_bulk_without_duplicates_or_rows_on_rows_that_are_there_or_not_begun_end
     destination: Destination, name: str
 ) -> None:
     other = replace(ITEMS, name=TableName("public", "others"))
-    destination.opened(name, 7).generations.end_bulk()
+    destination.opened(name, 7).bulk.end_bulk()
     destination.sink(name, 1, ITEMS)
     opened = destination.opened(name, 2, ITEMS, other)
     opened.sink.apply(batch(item(1, "a", 2)))
-    opened.generations.end_bulk()
-    opened.generations.begin_bulk()
+    opened.bulk.end_bulk()
+    opened.bulk.begin_bulk()
     opened.sink.apply(batch(item(1, "old", 1), *(item(n, f"n{n}", 1) for n in range(2, 100))))
-    opened.generations.end_bulk()
+    opened.bulk.end_bulk()
     assert rows_of(opened.sink) == {"(1,)": "a", **{f"({n},)": f"n{n}" for n in range(2, 100)}}
     assert rows_of(opened.sink, other) == {}
     assert counts(opened.sink.apply(batch(item(2, "old", 1)))) == (0, 1, 0)
@@ -80,7 +82,7 @@ def test_bulk_without_duplicates_or_rows_on_rows_that_are_there_or_not_begun_end
 
 def test_bulk_on_a_generation_that_readers_see_shows_them_nothing_else(destination: Destination, name: str) -> None:
     opened = destination.opened(name, 1, ITEMS)
-    opened.generations.begin_bulk()
+    opened.bulk.begin_bulk()
     opened.sink.apply(batch(item(1, "a", 1)))
     opened.sink.apply(batch(item(1, "b", 2), item(2, "b", 2)))
     assert rows_of(opened.sink) == {"(1,)": "b", "(2,)": "b"}
@@ -88,7 +90,7 @@ def test_bulk_on_a_generation_that_readers_see_shows_them_nothing_else(destinati
         deadline = time.monotonic() + 300
         while (find(1), find(2)) != ("b", "b"):
             assert time.monotonic() < deadline
-    opened.generations.end_bulk()
+    opened.bulk.end_bulk()
 
 
 def test_bulk_rejects_poison_and_applies_its_neighbours(destination: Destination, name: str) -> None:
@@ -99,7 +101,7 @@ def test_bulk_rejects_poison_and_applies_its_neighbours(destination: Destination
     outcome = opened.sink.apply(batch(*events))
     assert _judged(outcome) == (60, 4)
     assert sorted(rejection.event.key["id"] for rejection in outcome.rejections) == [0, 17, 18, 63]  # type: ignore[type-var]
-    opened.generations.end_bulk()
+    opened.bulk.end_bulk()
     assert rows_of(opened.sink) == {f"({n},)": f"n{n}" for n in range(64) if n not in (0, 17, 18, 63)}
 
 
@@ -112,7 +114,7 @@ def test_bulk_goes_on_with_new_columns_and_tables(destination: Destination, name
     for at in (1, 2):
         opened.sink.apply(batch(upsert({"id": 2, "note": "b", "number": 1, "added": f"x{at}"}, at, of=wider)))
         opened.sink.apply(batch(upsert({"id": 3, "note": f"o{at}", "number": 1}, at, of=other)))
-    opened.generations.end_bulk()
+    opened.bulk.end_bulk()
     assert {stored.row["id"]: stored.row["added"] for stored in opened.sink.scan(wider)} == {1: None, 2: "x2"}
     assert rows_of(opened.sink, other) == {"(3,)": "o2"}
 
@@ -122,7 +124,7 @@ def test_bulk_keeps_every_value(destination: Destination, name: str) -> None:
     rows = [PLAIN, *({**PLAIN, "id": number, **odd} for number, odd in enumerate(ODD, 2))]
     for _ in range(2):
         assert _judged(opened.sink.apply(batch(*(upsert(row, 1, of=VALUES) for row in rows)))) == (len(rows), 0)
-    opened.generations.end_bulk()
+    opened.bulk.end_bulk()
     rows_by_id = {stored.key["id"]: dict(stored.row) for stored in opened.sink.scan(VALUES)}
     assert rows_by_id == {row["id"]: row for row in rows}
 
@@ -136,11 +138,11 @@ def test_a_fence_holds_in_bulk_too(destination: Destination, name: str) -> None:
             zombie.sink.apply(batch(item(1, "zombie", 2), fence=old_fence))
     opened = destination.opened(name, 2)
     opened.sink.apply(batch(item(1, "heir", 3), fence=fence))
-    opened.generations.end_bulk()
+    opened.bulk.end_bulk()
     assert rows_of(opened.sink) == {"(1,)": "heir"}
 
 
-@pytest.mark.parametrize("kind", real())
+@pytest.mark.parametrize("kind", real(needs=["bulk"]))
 @given(history=histories(), restarts=st.sets(st.integers(0, 8)))
 @settings(
     deadline=None,
@@ -159,9 +161,9 @@ def test_any_order_and_repetition_ends_in_the_same_rows_in_bulk(
             if number in restarts:
                 opened = destination.opened(name, 2)
                 opened.sink.prepare([ITEMS], go_live=False)
-                opened.generations.begin_bulk()
+                opened.bulk.begin_bulk()
             opened.sink.apply(batch(*events_of_batch))
-        opened.generations.end_bulk()
+        opened.bulk.end_bulk()
         assert rows_of(opened.sink) == expected(events)
     finally:
         destination.close()

@@ -19,12 +19,14 @@ from tests.builders import batch, column, delete, table, tag, upsert
 from tests.contract.destinations import ITEMS, Destination, opened_destination
 from tests.contract.items import item, rows_of
 
+pytestmark = pytest.mark.needs("identities")
+
 OTHERS = table(column("id", "int8"), column("note"), name=TableName("public", "others"))
 
 
 def test_a_table_stays_the_same_one_whatever_is_written_to_it(destination: Destination, name: str) -> None:
     opened = destination.opened(name, 1, ITEMS, OTHERS)
-    known = opened.generations.identities([ITEMS.name, OTHERS.name])
+    known = opened.identities.identities([ITEMS.name, OTHERS.name])
     assert known.keys() == {ITEMS.name, OTHERS.name}
     opened.sink.apply(batch(item(1, "a", 1), fence=opened.sink.claim()))
     wider = table(*ITEMS.columns, column("extra"), name=ITEMS.name)
@@ -34,26 +36,26 @@ def test_a_table_stays_the_same_one_whatever_is_written_to_it(destination: Desti
     again.sink.apply(batch(upsert(row, 2, of=wider), fence=again.sink.claim()))
     second = destination.opened(name, 2, ITEMS)
     second.generations.switch()
-    assert again.generations.lost(known) == {}
-    assert second.generations.lost(second.generations.identities([ITEMS.name])) == {}
+    assert again.identities.lost(known) == {}
+    assert second.identities.lost(second.identities.identities([ITEMS.name])) == {}
 
 
 def test_a_table_that_somebody_has_removed_is_lost(destination: Destination, name: str) -> None:
     opened = destination.opened(name, 1, ITEMS)
     opened.sink.apply(batch(item(1, "a", 1), fence=opened.sink.claim()))
-    known = opened.generations.identities([ITEMS.name])
+    known = opened.identities.identities([ITEMS.name])
     opened.sink.close()
     destination.remove_items(name)
-    assert opened.generations.lost(known).keys() == {ITEMS.name}
-    assert opened.generations.lost({ITEMS.name: ""}).keys() == {ITEMS.name}, "so it is where nothing else is known"
-    assert opened.generations.identities([ITEMS.name]) == {}
+    assert opened.identities.lost(known).keys() == {ITEMS.name}
+    assert opened.identities.lost({ITEMS.name: ""}).keys() == {ITEMS.name}, "so it is where nothing else is known"
+    assert opened.identities.identities([ITEMS.name]) == {}
 
 
 def test_nothing_is_lost_of_a_table_that_nobody_knows_more_of_than_that_it_is_there(
     destination: Destination, name: str
 ) -> None:
     opened = destination.opened(name, 1, ITEMS)
-    assert opened.generations.lost({ITEMS.name: ""}) == {}
+    assert opened.identities.lost({ITEMS.name: ""}) == {}
 
 
 @pytest.fixture
@@ -68,13 +70,13 @@ def store(request: pytest.FixtureRequest) -> Iterator[Destination]:
 @pytest.mark.parametrize("store", ["opensearch"], indirect=True)
 def test_an_index_that_was_made_again_is_another_one(store: Destination, name: str, client: OpenSearch) -> None:
     opened = store.opened(name, 1, ITEMS)
-    known = opened.generations.identities([ITEMS.name])
+    known = opened.identities.identities([ITEMS.name])
     client.indices.close(index=f"{name}.public.items_g1")
-    assert opened.generations.lost(known) == {}, "one that is closed is there"
+    assert opened.identities.lost(known) == {}, "one that is closed is there"
     client.indices.open(index=f"{name}.public.items_g1")
     store.remove_items(name)
     opened.sink.prepare([ITEMS])
-    assert "another one of its name" in opened.generations.lost(known)[ITEMS.name]
+    assert "another one of its name" in opened.identities.lost(known)[ITEMS.name]
 
 
 @pytest.mark.live
@@ -88,11 +90,11 @@ def test_an_index_that_was_put_back_in_place_is_lost(store: Destination, name: s
     client.indices.close(index=index)
     client.indices.open(index=index)
     client.indices.put_settings(index=index, body={"index": {"refresh_interval": "5s"}})
-    assert opened.generations.lost(known) == {}
+    assert opened.identities.lost(known) == {}
     client.indices.close(index=index)
     client.snapshot.restore(repository=name, snapshot="s", body={"indices": index}, wait_for_completion=True)
     for _ in range(2):
-        assert "was put back in place" in opened.generations.lost(known)[ITEMS.name]
+        assert "was put back in place" in opened.identities.lost(known)[ITEMS.name]
     client.snapshot.delete_repository(repository=name)
 
 
@@ -104,17 +106,17 @@ def test_a_delta_table_that_a_restore_has_put_back_is_lost_and_one_that_others_m
     opened.sink.prepare([ITEMS])
     fence = opened.sink.claim()
     opened.sink.apply(batch(item(1, "a", 1), fence=fence))
-    known = opened.generations.identities([ITEMS.name])
+    known = opened.identities.identities([ITEMS.name])
     path = tmp_path / f"{name}_g1" / "items"
     DeltaTable(path).optimize.compact()
     DeltaTable(path).vacuum()
     opened.sink.apply(batch(item(2, "b", 2), fence=fence))
-    assert opened.generations.lost(known) == {}
+    assert opened.identities.lost(known) == {}
     DeltaTable(path).restore(DeltaTable(path).version() - 1)
     opened.sink.apply(batch(item(3, "c", 3), fence=fence))
-    for generations in (opened.generations, open_delta(name, settings, 1).generations):
+    for identities in (opened.identities, open_delta(name, settings, 1).identities):
         for _ in range(2):
-            assert "RESTORE" in generations.lost(known)[ITEMS.name]
+            assert "RESTORE" in identities.lost(known)[ITEMS.name]
 
 
 @pytest.mark.live
@@ -125,14 +127,14 @@ def test_nothing_is_lost_where_the_whole_destination_was_put_back(store: Destina
     put_back = store.copy(name)
     opened.sink.close()
     put_back()
-    assert store.opened(name, 1).generations.lost(known) == {}
+    assert store.opened(name, 1).identities.lost(known) == {}
 
 
 def _filled(store: Destination, name: str) -> tuple[OpenedSink, Mapping[TableName, str]]:
     """A generation with a row, and by what its table is known."""
     opened = store.opened(name, 1, ITEMS)
     opened.sink.apply(batch(item(1, "a", 1), fence=opened.sink.claim()))
-    return opened, opened.generations.identities([ITEMS.name])
+    return opened, opened.identities.identities([ITEMS.name])
 
 
 WAREHOUSES = pytest.mark.parametrize("store", ["warehouse", "warehouse-history"], indirect=True)
@@ -145,7 +147,7 @@ def test_a_table_of_a_warehouse_that_was_emptied_is_lost(
 ) -> None:
     opened, known = _filled(store, name)
     warehouse.execute(f"truncate {name}_g1.items".encode())
-    assert opened.generations.lost(known) == {ITEMS.name: "items was emptied"}
+    assert opened.identities.lost(known) == {ITEMS.name: "items was emptied"}
 
 
 @pytest.mark.live
@@ -164,8 +166,8 @@ def test_a_table_of_a_warehouse_that_was_written_anew_as_a_whole_is_the_same_one
     opened, known = _filled(store, name)
     for statement in rewrite.split("; "):
         warehouse.execute(statement.format(f"{name}_g1.items").encode())
-    assert opened.generations.identities([ITEMS.name]) != known
-    assert opened.generations.lost(known) == {}
+    assert opened.identities.identities([ITEMS.name]) != known
+    assert opened.identities.lost(known) == {}
 
 
 @pytest.mark.live
@@ -186,7 +188,7 @@ def test_a_table_of_a_warehouse_of_which_no_row_is_as_old_as_before_is_lost_for_
     for statement in reload.split("; "):
         warehouse.execute(statement.format(f"{name}_g1").encode())
     for _ in range(2):
-        assert "was emptied and filled again" in opened.generations.lost(known)[ITEMS.name]
+        assert "was emptied and filled again" in opened.identities.lost(known)[ITEMS.name]
 
 
 @pytest.mark.live
@@ -198,10 +200,10 @@ def test_a_table_of_a_warehouse_whose_deletions_were_all_removed_is_the_same_one
     fence = opened.sink.claim()
     opened.sink.apply(batch(item(1, "a", 1), fence=fence))
     opened.sink.apply(batch(delete({"id": 1}, 2, of=ITEMS), fence=fence))
-    opened.sink.erase(ITEMS, {"id": 1}, below=tag(9))
-    known = opened.generations.identities([ITEMS.name])
+    opened.erasing.erase(ITEMS, {"id": 1}, below=tag(9))
+    known = opened.identities.identities([ITEMS.name])
     warehouse.execute(f"vacuum full {name}_g1.items".encode())
-    assert opened.generations.lost(known) == {}
+    assert opened.identities.lost(known) == {}
 
 
 @pytest.mark.live
@@ -215,7 +217,7 @@ def test_a_table_of_a_warehouse_that_was_put_back_alone_is_another_one(
     warehouse.execute(f"insert into {schema}.kept select * from {schema}.items".encode())
     store.remove_items(name)
     warehouse.execute(f"alter table {schema}.kept rename to items".encode())
-    assert "another one of its name" in opened.generations.lost(known)[ITEMS.name]
+    assert "another one of its name" in opened.identities.lost(known)[ITEMS.name]
 
 
 @pytest.mark.live
@@ -226,10 +228,10 @@ def test_no_row_goes_to_a_table_of_a_warehouse_that_was_emptied_since_it_was_kno
     """Else nobody could tell it from one that was written anew: it would have rows."""
     opened = store.opened(name, 1, ITEMS)
     fence = opened.sink.claim()
-    known = opened.generations.identities([ITEMS.name])
+    known = opened.identities.identities([ITEMS.name])
     opened.sink.apply(replace(batch(item(1, "a", 1), fence=fence), identities=known))
     warehouse.execute(f"truncate {name}_g1.items".encode())
     with pytest.raises(DataLost, match="was emptied"):
         opened.sink.apply(replace(batch(item(2, "b", 2), fence=fence), identities=known))
     assert rows_of(opened.sink) == {}
-    assert opened.generations.lost(known) == {ITEMS.name: "items was emptied"}
+    assert opened.identities.lost(known) == {ITEMS.name: "items was emptied"}

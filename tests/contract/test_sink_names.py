@@ -74,7 +74,8 @@ def test_a_column_by_a_name_of_a_store_works_or_is_refused(destination: Destinat
     every = list(dict.fromkeys((*POSTGRESQLS, *DUCKDBS, *OPENSEARCHS, *DELTAS, *REDIS, *OURS, *OTHERS)))
     names = accepted(opened.sink, every)
     shape = named(names)
-    opened.generations.begin_bulk()
+    if opened.bulk is not None:
+        opened.bulk.begin_bulk()
     fence = opened.sink.claim()
 
     def row(number: int, note: str, at: int) -> RowEvent:
@@ -90,7 +91,8 @@ def test_a_column_by_a_name_of_a_store_works_or_is_refused(destination: Destinat
         [row(1, "late", 2), row(2, "newest", 2), row(3, "late", 2)],
     ):
         assert not opened.sink.apply(batch(*events, fence=fence)).rejections
-    opened.generations.end_bulk()
+    if opened.bulk is not None:
+        opened.bulk.end_bulk()
     opened.generations.switch()
     for events in ([row(4, "newest", 5), removed(2, 5)], [row(4, "late", 4), row(2, "late", 4), row(5, "newest", 6)]):
         assert not opened.sink.apply(batch(*events, fence=fence)).rejections

@@ -19,12 +19,21 @@ from sinks.contract import Sink
 from sinks.memory import MemorySink, MemoryStore
 from sinks.wrappers.retrying import Waiting
 from tests.builders import batch, tag
-from tests.contract.destinations import ITEMS, KINDS, POISON, Destination, real, with_servers
+from tests.contract.destinations import ITEMS, KINDS, POISON, Destination, able, real, with_servers
 from tests.contract.items import counts, expected, gone, histories, item, patiently, rows_of
 from tests.examples import examples
 from tests.threads import at_once, beside
 
 # A batch's order
+
+
+def test_a_kind_is_able_to_do_what_the_suite_asks_of_it(
+    request: pytest.FixtureRequest, destination: Destination, name: str
+) -> None:
+    opened = destination.opened(name)
+    fields = ("bulk", "erasing", "identities", "refreshing", "whole")
+    kind = request.node.callspec.params["destination"]
+    assert {each for each in fields if getattr(opened, each) is not None} == able(kind)
 
 
 def test_only_newer_versions_of_a_row_change_it(destination: Destination, name: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from cdc.model.errors import LockstepError, NeedsRebuild
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
-from sinks.contract import Batch, Outcome, Sink
+from sinks.contract import Batch, OpenedSink, Outcome, Sink
 from sinks.wrappers.masks import Salt, Truncation
 from sinks.wrappers.projecting import ProjectingSink
 from sinks.wrappers.projection import Projection
@@ -39,14 +39,19 @@ def test_columns_come_and_go_and_a_job_that_runs_on_sees_what_another_one_added(
 GRADED = replace(ITEMS, columns=(*ITEMS.columns, column("grade", "int4")))
 
 
-@pytest.mark.parametrize("in_bulk", [False, True], ids=["", "in bulk"])
-def test_rows_that_are_there_get_what_a_column_was_added_with(
-    destination: Destination, name: str, in_bulk: bool
-) -> None:
-    opened = destination.opened(name, 1)
+def test_rows_that_are_there_get_what_a_column_was_added_with(destination: Destination, name: str) -> None:
+    _are_carried_over(destination.opened(name, 1), in_bulk=False)
+
+
+@pytest.mark.needs("bulk")
+def test_rows_of_a_bulk_load_get_what_a_column_was_added_with(destination: Destination, name: str) -> None:
+    _are_carried_over(destination.opened(name, 1), in_bulk=True)
+
+
+def _are_carried_over(opened: OpenedSink, *, in_bulk: bool) -> None:
     opened.sink.prepare([ITEMS], go_live=not in_bulk)
     if in_bulk:
-        opened.generations.begin_bulk()
+        opened.bulk.begin_bulk()
     opened.sink.apply(batch(item(1, "a", 1), item(2, "b", 1), item(3, "c", 1), item(4, "d", 1)))
     opened.sink.apply(batch(gone(4, 2)))
     added = {ITEMS.name: {"grade": 5}}
@@ -56,7 +61,7 @@ def test_rows_that_are_there_get_what_a_column_was_added_with(
     opened.sink.apply(batch(*(upsert(row, 3, of=GRADED) for row in rows)))
     assert carried(opened.sink, GRADED, opened.sink.prepare([GRADED], go_live=not in_bulk, added=added)) == 0
     if in_bulk:
-        opened.generations.end_bulk()
+        opened.bulk.end_bulk()
     assert {stored.row["id"]: stored.row["grade"] for stored in opened.sink.scan(GRADED)} == {1: 5, 2: None, 3: 5, 5: 7}
     assert rows_of(opened.sink) == {"(1,)": "a", "(2,)": "n", "(3,)": "c", "(5,)": "n"}
 

@@ -5,16 +5,23 @@ from collections.abc import Iterator
 import pytest
 
 from cdc.model.errors import Fenced, LockstepError
-from sinks.contract import OpenedSink, WholeSteps
+from sinks.capabilities.whole_steps import WholeSteps
+from sinks.contract import OpenedSink
 from tests.builders import batch, tag, upsert
-from tests.contract.destinations import ITEMS, Destination, opened_destination
+from tests.contract.destinations import ITEMS, Destination, opened_destination, real, refuse_long
 from tests.contract.items import gone, item, rows_of
+from tests.stepping import SteppingStore, open_stepping
 
 
-@pytest.fixture(params=["memory", pytest.param("warehouse", marks=pytest.mark.live)])
+@pytest.fixture(params=["memory", *real(needs=["whole"])])
 def stepping(request: pytest.FixtureRequest) -> Iterator[Destination]:
-    """One of each kind that has steps."""
+    """One of each kind that has steps, and the one in memory that has them for tests of jobs."""
     made = opened_destination(request.param, lambda: request.getfixturevalue("endpoints"))
+    if request.param == "memory":
+        stores: dict[str, SteppingStore] = {}
+        made.open = lambda name, generation: open_stepping(
+            stores.setdefault(name, SteppingStore()), generation, refuse=refuse_long
+        )
     yield made
     made.close()
 

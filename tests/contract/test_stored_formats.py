@@ -158,7 +158,7 @@ def _refusals(store: Store) -> Iterator[LockstepError]:
     if store.fences:
         calls.append(lambda opened: opened.sink.claim())
     if store.loads_in_bulk:
-        calls += [lambda opened: opened.generations.begin_bulk(), lambda opened: opened.generations.end_bulk()]
+        calls += [lambda opened: opened.bulk.begin_bulk(), lambda opened: opened.bulk.end_bulk()]
     for call in calls:
         with closing_sink(store.open()) as opened:
             with pytest.raises(LockstepError, match="stored format") as raised:

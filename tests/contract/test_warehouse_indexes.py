@@ -42,13 +42,13 @@ def test_a_new_generation_has_them_after_its_load_and_the_next_one_too(store: St
     first.sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
     second = opened(store, BY_NOTE, LOWER, generation=2)
     second.sink.prepare([table()], go_live=False)
-    second.generations.begin_bulk()
+    second.bulk.begin_bulk()
     assert indexes(store, 2) == [], "a load is the slower for each"
     second.sink.prepare([table()], go_live=False)  # as a build does that is begun again
     assert indexes(store, 2) == []
     second.sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
     second.sink.apply(batch(upsert({"id": 1, "note": "b"}, 2)))  # two rows of one key: the table is made anew
-    second.generations.end_bulk()
+    second.bulk.end_bulk()
     assert indexes(store, 2) == ALL, "before anybody reads it"
     second.generations.switch()
     assert indexes(store, 1) == ALL, "for the way back"
@@ -88,11 +88,11 @@ def test_a_value_that_an_index_cannot_hold_ends_a_load_before_anybody_reads_it(s
     long = "".join(chr(0x100 + number * 7919 % 20_000) for number in range(4_000))
     build = opened(store, BY_NOTE)
     build.sink.prepare([table()], go_live=False)
-    build.generations.begin_bulk()
+    build.bulk.begin_bulk()
     build.sink.apply(batch(upsert({"id": 1, "note": long}, 1)))
     with pytest.raises(LockstepError, match=r"54000") as refused:
-        build.generations.end_bulk()
+        build.bulk.end_bulk()
     assert long[:20] not in str(refused.value)
     mended = opened(store, {"expression": "md5(note)"})
-    mended.generations.end_bulk()
+    mended.bulk.end_bulk()
     assert indexes(store, 1) == ["btree (md5(note))"]

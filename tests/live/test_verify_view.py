@@ -121,7 +121,6 @@ class Kept:
             outcome = self.opened.sink.apply(Batch(batch, fence=self.opened.sink.fence()))
             assert not outcome.rejections
             self._view.acknowledge(output)
-        self.opened.generations.refresh()
 
     def _event(self, name: TableName, key: Mapping[str, JsonValue], row: Mapping[str, JsonValue] | None) -> RowEvent:
         return RowEvent(name, key, str(Tag(0, self._lsn, 1)), row, Position(name.name, 0, self._lsn))
@@ -134,7 +133,6 @@ class Kept:
         self._lsn += 8
         event = self._written(key, row, str(Tag(0, self._lsn, 1)))
         assert self.opened.sink.apply(Batch([event], fence=self.opened.sink.fence())).applied == 1
-        self.opened.generations.refresh()
 
     def stored(self) -> dict[bytes, Mapping[str, JsonValue]]:
         return {orjson.dumps(row.key): row.row for row in self.opened.sink.scan(self.table)}

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from cdc.model.errors import DataLost, Fenced
 from jobs.generations.lease import HEARTBEAT_S, Claim, Clock, GenerationLease
-from sinks.memory import MemoryRecords, MemoryStore, open_memory
+from sinks.memory import MemorySink, MemoryStore, open_memory
 from tests.generations import prepared_store
 
 RECORD = "g1.heartbeat"
 
 
-class _Records(MemoryRecords):
+class _Records(MemorySink):
     """Those of one job. While it hangs, what it writes waits in ``late``."""
 
     def __init__(self, store: MemoryStore) -> None:

@@ -60,7 +60,14 @@ from extensions.streams.settings import StreamSettings
 from jobs.clock import now_ms
 from jobs.executor.result import RESULT_SCHEMA, from_arrow
 from jobs.executor.task_input import StreamInput, Task
-from jobs.generations.identities import dump_identities, identities_name, known_of, load_identities
+from jobs.generations.identities import (
+    dump_identities,
+    identities_name,
+    identities_of,
+    known_of,
+    load_identities,
+    lost_of,
+)
 from jobs.generations.lease import GenerationLease
 from jobs.generations.prepared import preparing
 from jobs.generations.read_so_far import ReadSoFar
@@ -267,7 +274,7 @@ class _Run:
         self._check_still_there(table)
         with preparing(self._opened.records, self._generation, {table.name: table}):
             self._opened.sink.prepare([table])
-        identities = self._opened.generations.identities([table.name])
+        identities = identities_of(self._opened, [table.name])
         self._watch = IdentityWatch(self._lease, identities)
         if load_identities(self._opened.records, self._generation) != identities:
             self._lease.save_record(identities_name(self._generation), dump_identities(identities))
@@ -456,7 +463,7 @@ class _Run:
         if not self._figures.results:
             return
         known = load_identities(self._opened.records, self._generation)
-        for what in self._opened.generations.lost(known_of(known, [table.name])).values():
+        for what in lost_of(self._opened, known_of(known, [table.name])).values():
             raise LockstepError(
                 f"the result of stream query {self._plan.name!r} lacks rows: somebody has removed its data ({what})",
                 hint=f"build the result again: lockstep streams rebuild {self._plan.name}",

@@ -26,7 +26,7 @@ from jobs.report import Report, SinkWaiting
 from jobs.settings import SparkSettings
 from jobs.spark.session import SparkEnded
 from sinks.contract import OpenedSink, Progress
-from sinks.memory import MemoryRecords, MemorySink, MemoryStore, open_memory
+from sinks.memory import MemorySink, MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings, definition
 from sinks.view_settings import ViewSettings
@@ -74,7 +74,7 @@ def test_a_task_is_counted_for_each_sink_whose_topics_have_few_partitions() -> N
     assert count({}) == 2 + 3, "each shard of a view is one"
 
 
-class _Late(MemoryRecords):
+class _Late(MemorySink):
     """Lets another process act at the last moment before it creates a record."""
 
     def __init__(self, store: MemoryStore, act: Callable[[], object]) -> None:
@@ -374,7 +374,7 @@ def test_a_group_whose_jvm_has_ended_ends_with_one_error(monkeypatch: pytest.Mon
     assert reports == []
     # Whoever looks at a sink is told why nobody applies to it.
     for store in stores.values():
-        status = job_status(MemoryRecords(store), 1, now_ms=0)
+        status = job_status(MemorySink(store), 1, now_ms=0)
         assert status.state is JobState.STOPPED
         assert status.reason is not None
         assert status.reason.startswith("Spark's JVM has ended")

@@ -11,14 +11,14 @@ from jobs.generations.set_aside import Aside, AsideState, Wish, asides_name, dum
 from lockstep.generations import check_nothing_aside
 from lockstep.table_orders import order_tables
 from sinks.contract import CoordinationRecords
-from sinks.memory import MemoryRecords, MemoryStore
+from sinks.memory import MemorySink, MemoryStore
 from tests.configurations import CACHE, configured
 
 T = TableName("public", "t")
 
 
 def _records(states: Mapping[int, AsideState]) -> CoordinationRecords:
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     for number, state in states.items():
         records.save(asides_name(number), dump_asides({T: Aside(state, 5, reason="no room")}))
     return records
@@ -36,7 +36,7 @@ def test_readers_are_not_switched_to_a_generation_that_lacks_changes_of_a_table(
 
 
 def test_nor_to_one_whose_job_has_not_obeyed_yet() -> None:
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     give_order(records, 1, [T], Wish.PAUSE, now_ms=5)
     with pytest.raises(LockstepError, match=r"public\.t is to be set aside"):
         check_nothing_aside(records, "search", 1, [T], live=2)

@@ -9,12 +9,12 @@ from monitor.verification import (
     load_verification,
     save_verification,
 )
-from sinks.memory import MemoryRecords, MemoryStore
+from sinks.memory import MemorySink, MemoryStore
 from tests.lag import applied_stage
 
 
 def test_up_to_where_it_was_equal_stays_known_through_worse_times() -> None:
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     assert load_verification(records, 2) is None
     save_verification(records, 2, Verification(1, 2, VerifyOutcome.EQUAL, through_lsn=10, through_ms=1))
     save_verification(records, 2, Verification(3, 4, VerifyOutcome.DIFFERENT, 7))
@@ -34,7 +34,7 @@ def test_a_recovery_clears_up_to_where_it_was_equal() -> None:
     equal = Verification(
         1, 2, VerifyOutcome.EQUAL, through_lsn=10, through_ms=1, through_epoch=3, but_for=("tables (1)",)
     )
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     save_verification(records, 1, equal)
     assert load_verification(records, 1) == equal
     assert equal.in_epoch(3) is equal

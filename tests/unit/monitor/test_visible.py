@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from monitor.visible import Visible, VisibleRows
-from sinks.contract import Progress, Refreshes
+from sinks.capabilities.refreshing import Refreshes
+from sinks.contract import Progress
 
 
 def applied(lsn: int, epoch: int = 0) -> Progress:

@@ -14,8 +14,8 @@ from jobs.generations.set_aside import Aside, AsideState, asides_name, dump_asid
 from jobs.generations.status import JobState, JobStatus
 from monitor.line import Captures
 from monitor.waits import CLOSE_S, Waits, why_not_taken_up
-from sinks.contract import Progress
-from sinks.memory import MemoryRecords, MemoryStore
+from sinks.contract import OpenedSink, Progress
+from sinks.memory import MemorySink, MemoryStore
 from tests.databases import until
 
 
@@ -84,18 +84,12 @@ class _World:
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[_World]:
     line, stores, opened = _Line(), {"cache": _Store(), "search": _Store()}, list[int]()
 
-    @dataclass
-    class Opened:
-        generations: _Store
-        sink: Any
-        records: MemoryRecords
-
     class Sink:
         def close(self) -> None: ...
 
-    def open_sink(name: str, _: object, number: int) -> Opened:
+    def open_sink(name: str, _: object, number: int) -> OpenedSink:
         opened.append(number)
-        return Opened(stores[name], Sink(), MemoryRecords(stores[name].records))
+        return OpenedSink(Sink(), stores[name], MemorySink(stores[name].records), refreshing=stores[name])
 
     monkeypatch.setattr("monitor.waits.open_sink", open_sink)
     waits = Waits(None, dict.fromkeys(stores), line=lambda: line)

@@ -46,7 +46,6 @@ KIND = SinkKind(
     address_setting="url = {address}",
     schemes=("toy", "toys"),
     example="# [sinks.toys]\\\\n# type = \\"toy\\"\\\\n# url = \\"toys://box\\"   # where the toys are\\\\n",
-    backups_keep="the toy box: whatever lies at its bottom.",
 )
 """.replace("\\\\", "\\")
 

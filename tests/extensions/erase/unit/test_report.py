@@ -4,7 +4,7 @@ import pytest
 
 from extensions.erase.report import Report
 from lockstep.erasing import Place
-from sinks.contract import Leftover
+from sinks.capabilities.erasing import Leftover
 
 ROW = Leftover("the row", has_values=True)
 MARK = Leftover("the mark of its deletion", has_values=False, until_ms=86_400_000)

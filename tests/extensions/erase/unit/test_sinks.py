@@ -1,5 +1,6 @@
 """extensions.erase.sinks: what is said of sinks that aren't asked"""
 
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +13,9 @@ from jobs.generations.record import Generation
 from lockstep.config import Config
 from lockstep.erasing import DeletedRow, Place
 from sinks.contract import Progress
-from sinks.memory import MemoryStore, open_memory
 from tests.builders import column, progress, table, tag
 from tests.configurations import CACHE, configured
+from tests.duckdb_sink import open_duckdb
 
 ORDERS = table(column("id", "int8"), name=TableName("public", "orders"))
 
@@ -25,16 +26,17 @@ def _config(tmp_path: Path, tables: str = "") -> Config:
 
 def _place(config: Config, monkeypatch: pytest.MonkeyPatch, stored: Progress) -> Place:
     """What is said of a generation that has nothing of a row which was deleted by transaction 5."""
-    opened = open_memory(MemoryStore(), 1)
-    opened.sink.prepare([ORDERS])
-    opened.generations.save_progress(stored)
-    generation = Generation(1, is_live=True, record=None)
-    monkeypatch.setattr(sinks, "list_of", lambda *_: [generation])
-    monkeypatch.setattr(sinks, "settings_of_generation", lambda config, sink, _: config.sinks[sink])
-    monkeypatch.setattr(sinks, "open_sink", lambda *_: opened)
-    erasing = SinkErasing(config, DeletedRow(ORDERS, {"id": 1}, tag(5), "orders"), timeout_s=0, check=lambda: None)
-    (place,) = erasing.places("cache", only_look=False)
-    return place
+    with tempfile.TemporaryDirectory() as directory:
+        opened = open_duckdb(Path(directory))
+        opened.sink.prepare([ORDERS])
+        opened.generations.save_progress(stored)
+        generation = Generation(1, is_live=True, record=None)
+        monkeypatch.setattr(sinks, "list_of", lambda *_: [generation])
+        monkeypatch.setattr(sinks, "settings_of_generation", lambda config, sink, _: config.sinks[sink])
+        monkeypatch.setattr(sinks, "open_sink", lambda *_: opened)
+        erasing = SinkErasing(config, DeletedRow(ORDERS, {"id": 1}, tag(5), "orders"), timeout_s=0, check=lambda: None)
+        (place,) = erasing.places("cache", only_look=False)
+        return place
 
 
 BEHIND, PAST = progress(0x1000000, epoch=1), progress(0x2000000, epoch=1)

@@ -1,5 +1,6 @@
 """extensions.erase.views: which views are looked at, and what is said of one whose job is behind"""
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +19,11 @@ from jobs.generations.record import Generation, Phase, Record
 from lockstep import erasing
 from lockstep.config import Config, read
 from lockstep.erasing import DeletedRow, Place
-from sinks.contract import OpenedSink, Progress
-from sinks.memory import MemoryStore, open_memory
+from sinks.contract import Progress
 from sinks.registry import definition
 from tests.builders import batch, column, delete, progress, table, upsert
 from tests.configurations import CACHE, query, toml
+from tests.duckdb_sink import open_duckdb
 
 _VIEW = query("views.open", "select id from orders")
 _FILE = toml(CACHE, "apply = false\n", _VIEW, tables=["public.orders", "public.items"])
@@ -115,19 +116,17 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
     """What is said of a view that has a row, and the mark of one that is gone; its job is at some LSN."""
 
     def of(*, at_lsn: int, phase: Phase = Phase.READY, only_look: bool = False, **more: Any) -> list[Place]:
-        config, store = _config(tmp_path), MemoryStore()
-        opened = open_memory(store)
+        config = _config(tmp_path)
+        opened = open_duckdb(directory := Path(tempfile.mkdtemp(dir=tmp_path)))
         opened.sink.prepare([_RESULT])
         opened.sink.apply(batch(upsert({"id": 1}, 1, of=_RESULT), delete({"id": 2}, str(Tag(1, 501, 1)), of=_RESULT)))
         reached: Progress = replace(progress(at_lsn), epoch=1, **more)
         opened.generations.save_progress(reached)
+        opened.sink.close()
         record = Record("shop", definition(config.sinks["open"]), phase)
 
-        def again(*_: object) -> OpenedSink:
-            return open_memory(store)
-
         monkeypatch.setattr(views, "list_of", lambda *_: [Generation(1, is_live=True, record=record)])
-        monkeypatch.setattr(views, "open_sink", again)
+        monkeypatch.setattr(views, "open_sink", lambda *_: open_duckdb(directory))
         monkeypatch.setattr(views, "TopicAdmin", lambda _: SimpleNamespace(exists=lambda _: False))
         monkeypatch.setattr(erasing, "LOOK_EVERY_S", 0.01)
         return list(_erasing(config).places(only_look=only_look))

@@ -1,6 +1,8 @@
 """What a task does with its records, without Spark: the same function over the same Arrow batches."""
 
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -23,6 +25,7 @@ from jobs.executor.task_input import StepsInput, Task
 from sinks.contract import Batch, Outcome, TablesRefused
 from sinks.memory import MemorySink, MemoryStore
 from tests.builders import table
+from tests.duckdb_sink import open_duckdb
 from tests.events import key_bytes, value_bytes
 from tests.task_records import ORDERS, TOPIC, Record, Recording, batch_of, put, refuse_twos, rows, run, task, tombstone
 
@@ -133,17 +136,21 @@ def test_a_rejection_that_is_rejected_again_stays(store: MemoryStore) -> None:
     assert len(delivered.rejected) == 1
 
 
-def test_what_was_rejected_is_taken_once_it_can_be_though_a_later_row_was_erased(store: MemoryStore) -> None:
+def test_what_was_rejected_is_taken_once_it_can_be_though_a_later_row_was_erased(tmp_path: Path) -> None:
     """Everything up to the erased tag was applied, but for what was rejected: that is no repetition."""
     refused, other = put(2, "b", lsn=16), put(3, "c", lsn=8)
-    run(task(MemorySink(store, 1, refuse=refuse_twos)), [refused, other])
-    later = replace(task(MemorySink(store, 1)), run="later")
-    run(later, [tombstone(3, lsn=24)])
-    MemorySink(store, 1).erase(ORDERS, {"id": 3}, below="f" * 28)
-    row = (TOPIC, refused[0])
-    before = {row: f"0001{16:016x}00000001"}
-    delivered = run(replace(later, rejected_before=before), [refused, other])
-    assert rows(store) == {2: "b"}, "and the erased one doesn't come back"
+    opened = open_duckdb(tmp_path)
+    with closing(opened.sink):
+        opened.sink.prepare([ORDERS])
+        later = task(opened.sink)
+        run(later, [other])
+        run(later, [tombstone(3, lsn=24)])
+        opened.erasing.erase(ORDERS, {"id": 3}, below="f" * 28)
+        row = (TOPIC, refused[0])
+        before = {row: f"0001{16:016x}00000001"}
+        delivered = run(replace(later, rejected_before=before), [refused, other])
+        stored = [each.row["note"] for each in opened.sink.scan(ORDERS)]
+    assert stored == ["b"], "and the erased one doesn't come back"
     assert (delivered.applied, delivered.stale, delivered.resolved) == (1, 1, [row])
 
 

@@ -24,11 +24,12 @@ from jobs.executor.task_input import StepsInput, Task
 from jobs.executor.task_pace import RECORD_S
 from jobs.offsets import Offsets
 from sinks.contract import Batch, OpenedSink, Outcome
-from sinks.memory import MemoryRecords, MemorySink, MemoryStore, open_memory
+from sinks.memory import MemorySink
 from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings
 from tests.builders import column, table
 from tests.events import EPOCH, value_bytes
+from tests.stepping import SteppingSink, SteppingStore, open_stepping
 
 A, B = (table(column("id", "int8"), column("n", "int8"), name=TableName("public", name)) for name in ("a", "b"))
 LOG = table(column("id", "int8"), column("n", "int8"), name=TableName("public", "log"), key=())
@@ -41,10 +42,10 @@ def row(key: int, n: int) -> dict[str, JsonValue]:
     return {"id": key, "n": n}
 
 
-class Failing(MemorySink):
+class Failing(SteppingSink):
     """Fails at the so manieth batch from now on."""
 
-    def __init__(self, store: MemoryStore, fail_at: int) -> None:
+    def __init__(self, store: SteppingStore, fail_at: int) -> None:
         super().__init__(store, 1)
         self._left = fail_at
 
@@ -63,7 +64,7 @@ class Steps:
 
     def __init__(
         self,
-        store: MemoryStore,
+        store: SteppingStore,
         *,
         window_bytes: int = LARGE,
         reached: Offsets | None = None,
@@ -71,7 +72,7 @@ class Steps:
         line: Any = None,
     ) -> None:
         def open_it(_name: str, _settings: SinkSettings, _generation: int) -> OpenedSink:
-            opened = open_memory(store)
+            opened = open_stepping(store)
             return replace(opened, sink=Failing(store, fail_at)) if fail_at else opened
 
         task = Task(
@@ -134,20 +135,20 @@ class Steps:
 
     @property
     def kept(self) -> Consistency | None:
-        return load_consistency(MemoryRecords(self.store), 1)
+        return load_consistency(MemorySink(self.store), 1)
 
 
 @pytest.fixture
-def bank() -> MemoryStore:
+def bank() -> SteppingStore:
     """Prepared, and consistent as of a moment before all that comes."""
-    store = MemoryStore()
+    store = SteppingStore()
     MemorySink(store, 1).prepare([A, B, stored_table(LOG)])
-    step_task.save_consistency(MemoryRecords(store), 1, EMPTY)
+    step_task.save_consistency(MemorySink(store), 1, EMPTY)
     return store
 
 
 @pytest.mark.parametrize("window_bytes", [LARGE, SMALL], ids=["in memory", "on disk"])
-def test_a_step_has_all_tables_up_to_the_record_and_the_rest_waits(bank: MemoryStore, window_bytes: int) -> None:
+def test_a_step_has_all_tables_up_to_the_record_and_the_rest_waits(bank: SteppingStore, window_bytes: int) -> None:
     steps = Steps(bank, window_bytes=window_bytes)
     steps.read("a", (1, 10, 16), (2, 20, 24))
     assert steps.rows == {"a": {}, "b": {}}, "the other table's part may still come"
@@ -166,7 +167,7 @@ def test_a_step_has_all_tables_up_to_the_record_and_the_rest_waits(bank: MemoryS
     assert steps.kept == Consistency(EPOCH, 32, 32, since_lsn=8)
 
 
-def test_a_step_that_fails_in_the_middle_leaves_the_one_before(bank: MemoryStore) -> None:
+def test_a_step_that_fails_in_the_middle_leaves_the_one_before(bank: SteppingStore) -> None:
     steps = Steps(bank, window_bytes=SMALL, fail_at=2)
     steps.read("a", (1, 10, 16))
     steps.read("b", (1, -10, 16))
@@ -175,13 +176,13 @@ def test_a_step_that_fails_in_the_middle_leaves_the_one_before(bank: MemoryStore
     steps.run._waiting.clear()
     assert steps.rows == {"a": {}, "b": {}}
     assert steps.kept == EMPTY
-    assert bank.generations[1].next_offsets == {}
+    assert bank.next_offsets == {}
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_only_a_generation_that_is_being_filled_gets_what_has_come_at_once(bank: MemoryStore, is_whole: bool) -> None:
+def test_only_a_generation_that_is_being_filled_gets_what_has_come_at_once(bank: SteppingStore, is_whole: bool) -> None:
     if not is_whole:
-        step_task.save_consistency(MemoryRecords(bank), 1, Consistency())
+        step_task.save_consistency(MemorySink(bank), 1, Consistency())
     steps = Steps(bank, window_bytes=SMALL)
     steps.read("a", (1, 10, 16))
     assert steps.rows["a"] == ({} if is_whole else {1: 10})
@@ -195,9 +196,9 @@ def test_only_a_generation_that_is_being_filled_gets_what_has_come_at_once(bank:
 
 
 def test_a_generation_with_parts_of_transactions_is_not_taken_for_one_of_the_record_before_them(
-    bank: MemoryStore,
+    bank: SteppingStore,
 ) -> None:
-    step_task.save_consistency(MemoryRecords(bank), 1, Consistency())
+    step_task.save_consistency(MemorySink(bank), 1, Consistency())
     before = Steps(bank, window_bytes=SMALL)
     before.read("a", (1, 10, 16))
     after = Steps(bank, reached={("a", 0): 1, ("b", 0): 0})
@@ -208,7 +209,7 @@ def test_a_generation_with_parts_of_transactions_is_not_taken_for_one_of_the_rec
     assert after.kept == Consistency(EPOCH, 24, 24, since_lsn=24)
 
 
-def test_a_sink_that_is_read_for_again_from_before_does_not_go_back(bank: MemoryStore) -> None:
+def test_a_sink_that_is_read_for_again_from_before_does_not_go_back(bank: SteppingStore) -> None:
     steps = Steps(bank)
     steps.read("a", (1, 10, 16), (1, 11, 24))
     steps.committed(32, a=2)
@@ -224,7 +225,7 @@ def test_a_sink_that_is_read_for_again_from_before_does_not_go_back(bank: Memory
 
 
 @pytest.mark.parametrize("window_bytes", [LARGE, SMALL], ids=["in memory", "on disk"])
-def test_each_event_of_an_append_only_table_is_in_one_step(bank: MemoryStore, window_bytes: int) -> None:
+def test_each_event_of_an_append_only_table_is_in_one_step(bank: SteppingStore, window_bytes: int) -> None:
     steps = Steps(bank, window_bytes=window_bytes)
     steps.read("log", (1, 10, 16), (1, 10, 16 + 8), (1, 30, 32))
     steps.read("a", (1, 10, 16))
@@ -237,7 +238,7 @@ def test_each_event_of_an_append_only_table_is_in_one_step(bank: MemoryStore, wi
     assert again.logged == [10, 10, 30, 40]
 
 
-def test_the_driver_hears_that_a_step_is_read_while_nothing_of_it_is_applied(bank: MemoryStore) -> None:
+def test_the_driver_hears_that_a_step_is_read_while_nothing_of_it_is_applied(bank: SteppingStore) -> None:
     told: list[Told] = []
     steps = Steps(
         bank, line=SimpleNamespace(tell=told.append, is_over=lambda: False, at_work_on=lambda _: nullcontext())
@@ -261,7 +262,7 @@ def test_the_driver_hears_that_a_step_is_read_while_nothing_of_it_is_applied(ban
     assert says() == Told(2, 2, 0, 24, {("a", 0): 1, ("b", 0): 1}, has_got_on=True)
 
 
-def test_a_step_that_waits_for_the_copy_of_a_table_is_at_work(bank: MemoryStore) -> None:
+def test_a_step_that_waits_for_the_copy_of_a_table_is_at_work(bank: SteppingStore) -> None:
     """All that is published is read. Whoever reads it again has to wait as well."""
     told: list[Told] = []
     steps = Steps(
@@ -274,7 +275,7 @@ def test_a_step_that_waits_for_the_copy_of_a_table_is_at_work(bank: MemoryStore)
     assert told == [Told(has_got_on=True)]
 
 
-def test_the_driver_hears_that_a_step_is_written(bank: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_hears_that_a_step_is_written(bank: SteppingStore, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Told] = []
     monkeypatch.setattr("jobs.executor.task_pace.ALIVE_S", 0.0)
     steps = Steps(bank, window_bytes=SMALL, line=SimpleNamespace(tell=told.append, at_work_on=lambda _: nullcontext()))
@@ -284,16 +285,16 @@ def test_the_driver_hears_that_a_step_is_written(bank: MemoryStore, monkeypatch:
     assert told == [Told(has_got_on=True)] * 2
 
 
-def test_no_step_is_made_on_a_store_that_was_put_back(bank: MemoryStore) -> None:
+def test_no_step_is_made_on_a_store_that_was_put_back(bank: SteppingStore) -> None:
     """It has the same fence, and only its offsets tell."""
-    before = deepcopy(bank.generations), dict(bank.records)
+    before = deepcopy((bank.generations, bank.records, bank.next_offsets))
     steps = Steps(bank)
     steps.read("a", (1, 10, 16))
     steps.read("b", (1, -10, 16))
     steps.committed(24, a=1, b=1)
     reached = dict(steps.result.next_offsets)
     assert reached == {("a", 0): 1, ("b", 0): 1}
-    bank.generations, bank.records = before
+    bank.generations, bank.records, bank.next_offsets = before
     steps.read("a", (1, 20, 32))
     with pytest.raises(DataLost, match="put back to an earlier moment"):
         steps.committed(40, a=2, b=1)
@@ -303,22 +304,22 @@ def test_no_step_is_made_on_a_store_that_was_put_back(bank: MemoryStore) -> None
     Steps(bank, reached={})  # a job that begins again has the store's own offsets
 
 
-def test_a_store_that_was_put_back_while_it_was_filled_is_never_told_to_be_consistent(bank: MemoryStore) -> None:
+def test_a_store_that_was_put_back_while_it_was_filled_is_never_told_to_be_consistent(bank: SteppingStore) -> None:
     before = deepcopy(bank.generations)
-    step_task.save_consistency(MemoryRecords(bank), 1, Consistency())
+    step_task.save_consistency(MemorySink(bank), 1, Consistency())
     steps = Steps(bank, window_bytes=SMALL)
     steps.read("a", (1, 10, 16))
     assert steps.rows["a"] == {1: 10}
     bank.generations = before
     with pytest.raises(DataLost):
         steps.read("b", (1, -10, 16))
-    assert bank.generations[1].next_offsets == {}, "offsets behind the gap would hide it"
+    assert bank.next_offsets == {}, "offsets behind the gap would hide it"
     assert steps.kept == Consistency()
 
 
 @pytest.mark.parametrize("uncopied", [(), ("b",), ("another",)])
 def test_who_applies_once_is_told_whether_a_copy_or_a_record_is_lacking(
-    bank: MemoryStore, uncopied: tuple[str, ...]
+    bank: SteppingStore, uncopied: tuple[str, ...]
 ) -> None:
     steps = Steps(bank)
     steps.read("a", (1, 10, 16))

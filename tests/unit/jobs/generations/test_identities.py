@@ -2,13 +2,13 @@
 
 from cdc.model.table import TableName
 from jobs.generations.identities import dump_identities, identities_name, known_of, load_identities, lost_rows
-from sinks.memory import MemoryRecords, MemoryStore
+from sinks.memory import MemorySink, MemoryStore
 
 ORDERS, ITEMS = TableName("public", "orders"), TableName("public", "items")
 
 
 def test_what_is_known_is_read_again() -> None:
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     assert load_identities(records, 1) == {}, "an earlier version has noted nothing"
     known = {ORDERS: "1 a", ITEMS: '{"of": "the destination"}'}
     records.save(identities_name(1), dump_identities(known))

@@ -11,29 +11,29 @@ from cdc.model.errors import DataLost, Fenced, Unavailable
 from cdc.model.timeouts import PAUSE_MAX_S
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import HEARTBEAT_S, Clock, GenerationLease, NewerJob, is_running, wait_for_pause
-from sinks.memory import MemoryRecords, MemoryStore, open_memory
+from sinks.memory import MemorySink, MemoryStore, open_memory
 from tests.generations import Time, lease_of, prepared_store
 
 
 def test_a_job_that_runs_is_seen_and_one_that_ended_is_not() -> None:
     store, now = prepared_store(1), Time()
     lease = lease_of(store, BatchGate(), now)
-    assert not is_running(MemoryRecords(store), 1, now.clock())
+    assert not is_running(MemorySink(store), 1, now.clock())
     lease.heartbeat()
     now.every = lease.heartbeat
-    assert is_running(MemoryRecords(store), 1, now.clock())
+    assert is_running(MemorySink(store), 1, now.clock())
     now.every = lambda: None
-    assert not is_running(MemoryRecords(store), 1, now.clock())  # killed: its heartbeat is there and doesn't move
+    assert not is_running(MemorySink(store), 1, now.clock())  # killed: its heartbeat is there and doesn't move
     lease.end()
     began = now.now
-    assert not is_running(MemoryRecords(store), 1, now.clock())
+    assert not is_running(MemorySink(store), 1, now.clock())
     assert now.now == began
     # A job that was fenced ends after its successor has begun, and must not make that one look dead.
     successor = lease_of(store, BatchGate(), now)
     successor.heartbeat()
     lease.end()
     now.every = successor.heartbeat
-    assert is_running(MemoryRecords(store), 1, now.clock())
+    assert is_running(MemorySink(store), 1, now.clock())
 
 
 def test_an_older_job_does_not_write_over_what_the_newer_one_has_written() -> None:
@@ -48,7 +48,7 @@ def test_an_older_job_does_not_write_over_what_the_newer_one_has_written() -> No
     assert older.record("g1.asides") == "the newer one's"
 
 
-class _HeldUp(MemoryRecords):
+class _HeldUp(MemorySink):
     """Records of which one is stored late: something else happens before it gets there."""
 
     meanwhile: Callable[[], object] | None = None
@@ -82,7 +82,7 @@ def test_what_an_older_job_stores_late_does_not_replace_what_the_newer_one_has_s
 def test_a_pause_request_that_nobody_takes_back_is_removed_by_the_job() -> None:
     store, now, gate = prepared_store(1), Time(), BatchGate()
     lease = lease_of(store, gate, now)
-    MemoryRecords(store).save("g1.pause_request", "of a switch that was killed")
+    MemorySink(store).save("g1.pause_request", "of a switch that was killed")
     lease.heartbeat()
     now.now += PAUSE_MAX_S + 1
     lease.heartbeat()
@@ -93,9 +93,9 @@ def test_a_job_pauses_while_it_is_asked_to_and_not_for_ever() -> None:
     store, now, gate = prepared_store(1), Time(), BatchGate()
     lease = lease_of(store, gate, now)
     lease.heartbeat()
-    MemoryRecords(store).save("g1.pause_request", "mine")
+    MemorySink(store).save("g1.pause_request", "mine")
     now.every = lease.heartbeat
-    assert wait_for_pause(MemoryRecords(store), 1, "mine", now.clock())
+    assert wait_for_pause(MemorySink(store), 1, "mine", now.clock())
     assert not _may_enter(gate)
     now.now += PAUSE_MAX_S + 1
     lease.heartbeat()
@@ -103,10 +103,10 @@ def test_a_job_pauses_while_it_is_asked_to_and_not_for_ever() -> None:
     now.now += HEARTBEAT_S
     lease.heartbeat()  # the same request is not fulfilled twice
     assert _may_enter(gate)
-    MemoryRecords(store).save("g1.pause_request", "another")
+    MemorySink(store).save("g1.pause_request", "another")
     lease.heartbeat()
     assert not _may_enter(gate)
-    MemoryRecords(store).save("g1.pause_request", None)
+    MemorySink(store).save("g1.pause_request", None)
     lease.heartbeat()
     assert _may_enter(gate)
 
@@ -134,13 +134,13 @@ def test_a_job_pauses_only_when_its_batch_is_over() -> None:
     store, now, gate = prepared_store(1), Time(), BatchGate()
     lease = lease_of(store, gate, now)
     assert gate.enter()
-    MemoryRecords(store).save("g1.pause_request", "mine")
+    MemorySink(store).save("g1.pause_request", "mine")
     now.every = lease.heartbeat
     lease.heartbeat()
     with pytest.raises(Unavailable, match="long batch"):
-        wait_for_pause(MemoryRecords(store), 1, "mine", now.clock())
+        wait_for_pause(MemorySink(store), 1, "mine", now.clock())
     gate.leave()
-    assert wait_for_pause(MemoryRecords(store), 1, "mine", now.clock())
+    assert wait_for_pause(MemorySink(store), 1, "mine", now.clock())
 
 
 def test_who_asks_for_a_pause_waits_for_every_job_of_the_generation() -> None:
@@ -154,15 +154,15 @@ def test_who_asks_for_a_pause_waits_for_every_job_of_the_generation() -> None:
 
     beat()
     assert busy.enter()
-    MemoryRecords(store).save("g1.pause_request", "mine")
+    MemorySink(store).save("g1.pause_request", "mine")
     now.every = beat
     with pytest.raises(Unavailable, match="long batch"):
-        wait_for_pause(MemoryRecords(store), 1, "mine", now.clock())
+        wait_for_pause(MemorySink(store), 1, "mine", now.clock())
     busy.leave()
-    assert wait_for_pause(MemoryRecords(store), 1, "mine", now.clock())
+    assert wait_for_pause(MemorySink(store), 1, "mine", now.clock())
     jobs.pop().end()
-    assert wait_for_pause(MemoryRecords(store), 1, "mine", now.clock())
-    assert is_running(MemoryRecords(store), 1, now.clock())
+    assert wait_for_pause(MemorySink(store), 1, "mine", now.clock())
+    assert is_running(MemorySink(store), 1, now.clock())
 
 
 def test_a_job_that_was_killed_is_waited_for_no_longer_than_it_takes_to_see_that() -> None:
@@ -171,13 +171,13 @@ def test_a_job_that_was_killed_is_waited_for_no_longer_than_it_takes_to_see_that
     job = lease_of(store, BatchGate(), now)
     now.every = job.heartbeat
     job.heartbeat()
-    MemoryRecords(store).save("g1.pause_request", "mine")
+    MemorySink(store).save("g1.pause_request", "mine")
     began = now.now
-    assert wait_for_pause(MemoryRecords(store), 1, "mine", now.clock())
+    assert wait_for_pause(MemorySink(store), 1, "mine", now.clock())
     assert now.now - began < 4 * HEARTBEAT_S
     now.sleep(HEARTBEAT_S)
     began = now.now
-    assert wait_for_pause(MemoryRecords(store), 1, "mine", now.clock())
+    assert wait_for_pause(MemorySink(store), 1, "mine", now.clock())
     assert now.now == began, "the job has taken its entry away"
 
 
@@ -202,7 +202,7 @@ def test_a_job_whose_destination_does_not_answer_goes_on_after_its_time() -> Non
 class _Job:
     """A job of a destination that can't fence, on a machine with clocks of its own. ``record`` is what it writes."""
 
-    def __init__(self, store: MemoryStore, *, now_ms: int = 0, records: MemoryRecords | None = None) -> None:
+    def __init__(self, store: MemoryStore, *, now_ms: int = 0, records: MemorySink | None = None) -> None:
         self.time = Time()
         opened = open_memory(store, 1)
         self.lease = GenerationLease(
@@ -259,7 +259,7 @@ def test_a_job_that_hangs_while_it_looks_has_not_looked() -> None:
     store = prepared_store(1)
     newer: list[_Job] = []
 
-    class Hanging(MemoryRecords):
+    class Hanging(MemorySink):
         def load(self, name: str) -> str | None:
             text = super().load(name)
             if older is not None and not newer and name == "g1.heartbeat":
@@ -278,7 +278,7 @@ def test_a_job_that_hangs_while_it_looks_has_not_looked() -> None:
 def test_of_two_jobs_that_begin_at_once_one_is_left(newer_ms: int) -> None:
     store = prepared_store(1)
 
-    class Late(MemoryRecords):
+    class Late(MemorySink):
         """Another job claims between this one's look and its claim."""
 
         def load(self, name: str) -> str | None:
@@ -403,7 +403,7 @@ def test_an_older_job_claims_nothing_again() -> None:
 @pytest.mark.parametrize(("once", "is_killed"), [(True, False), (True, True), (False, False), (False, True)])
 def test_who_was_ended_by_a_newer_job_sees_that_one_end(once: bool, is_killed: bool) -> None:
     """A job that goes on may hang and come back. One that ends by itself ends no other for ever."""
-    now, records = Time(), MemoryRecords(MemoryStore())
+    now, records = Time(), MemorySink(MemoryStore())
     opened = replace(open_memory(MemoryStore()), records=records)
     newer = GenerationLease(opened, 1, once=once, clock=Clock(lambda: now.now, now_ms=lambda: round(now.now * 1000)))
     newer.claim(lambda: 0)
@@ -424,7 +424,7 @@ def test_who_was_ended_by_a_newer_job_sees_that_one_end(once: bool, is_killed: b
 
 
 def test_whether_the_newest_job_ends_by_itself_outlives_what_others_write() -> None:
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     opened = replace(open_memory(MemoryStore()), records=records)
     older, newest = GenerationLease(opened, 1), GenerationLease(opened, 1, once=True)
     older.claim(lambda: 0)
@@ -441,7 +441,7 @@ def test_whether_the_newest_job_ends_by_itself_outlives_what_others_write() -> N
 def test_the_next_query_of_a_job_that_pauses_pauses_too() -> None:
     store, now, gate = prepared_store(1), Time(), BatchGate()
     lease = lease_of(store, BatchGate(), now)
-    MemoryRecords(store).save("g1.pause_request", "mine")
+    MemorySink(store).save("g1.pause_request", "mine")
     lease.heartbeat()
     lease.guard(gate)
     assert not _may_enter(gate)
@@ -450,7 +450,7 @@ def test_the_next_query_of_a_job_that_pauses_pauses_too() -> None:
 def test_a_job_between_two_queries_pauses_at_once() -> None:
     store, now = prepared_store(1), Time()
     lease = GenerationLease(open_memory(store, 1), 1, clock=now.clock())
-    MemoryRecords(store).save("g1.pause_request", "mine")
+    MemorySink(store).save("g1.pause_request", "mine")
     now.every = lease.heartbeat
     lease.heartbeat()
-    assert wait_for_pause(MemoryRecords(store), 1, "mine", now.clock())
+    assert wait_for_pause(MemorySink(store), 1, "mine", now.clock())

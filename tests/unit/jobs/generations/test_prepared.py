@@ -4,7 +4,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from jobs.generations.prepared import load_prepared, preparing
-from sinks.memory import MemoryRecords, MemoryStore, open_memory
+from sinks.memory import MemorySink, MemoryStore, open_memory
 from tests.builders import column, table
 
 ORDERS = table()
@@ -12,15 +12,15 @@ WIDER = table(*ORDERS.columns, column("more"))
 
 
 def test_nothing_is_known_before_a_job_has_prepared_anything() -> None:
-    assert load_prepared(MemoryRecords(MemoryStore()), 1) is None
+    assert load_prepared(MemorySink(MemoryStore()), 1) is None
 
 
 def test_the_shapes_are_known_once_they_are_prepared() -> None:
     store = MemoryStore()
-    with preparing(MemoryRecords(store), 1, {ORDERS.name: ORDERS}):
-        assert load_prepared(MemoryRecords(store), 1) is None
-    assert load_prepared(MemoryRecords(store), 1) == {ORDERS.name: ORDERS.schema_id}
-    assert load_prepared(MemoryRecords(store), 2) is None
+    with preparing(MemorySink(store), 1, {ORDERS.name: ORDERS}):
+        assert load_prepared(MemorySink(store), 1) is None
+    assert load_prepared(MemorySink(store), 1) == {ORDERS.name: ORDERS.schema_id}
+    assert load_prepared(MemorySink(store), 2) is None
 
 
 def test_while_others_are_prepared_none_is_known() -> None:

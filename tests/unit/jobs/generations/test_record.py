@@ -17,14 +17,14 @@ from jobs.generations.record import (
     require_in_use,
     save_record,
 )
-from sinks.memory import MemoryRecords, MemorySink, MemoryStore, open_memory
+from sinks.memory import MemorySink, MemoryStore, open_memory
 from tests.generations import ORDERS, AskedRecords, prepared_store
 
 
 def test_a_record_comes_back_as_it_was() -> None:
     store = prepared_store(1, 2)
     record = Record("shop", {"exclude": ["public.orders.note"]}, Phase.BUILDING, loaded=False, created_at_ms=5)
-    save_record(MemoryRecords(store), 2, record)
+    save_record(MemorySink(store), 2, record)
     first, second = list_generations(open_memory(store, 1))
     assert (first.number, first.is_live, first.record, first.phase) == (1, True, None, Phase.READY)
     assert (second.number, second.is_live, second.record, second.phase) == (2, False, record, Phase.BUILDING)
@@ -68,7 +68,7 @@ def test_a_generation_that_is_only_planned_is_among_them() -> None:
     assert _numbers(store) == [1, 3]
 
 
-class _Interrupted(MemoryRecords):
+class _Interrupted(MemorySink):
     """Dies after so many records have been written."""
 
     def __init__(self, store: MemoryStore, writes: int) -> None:
@@ -99,7 +99,7 @@ def test_a_process_that_dies_while_it_takes_a_number_has_it_or_not(writes: int) 
     assert _numbers(store) == ([1, 2] if writes else [1])
 
 
-class _Late(MemoryRecords):
+class _Late(MemorySink):
     """Lets another process act at the last moment before it creates a record, once."""
 
     def __init__(self, store: MemoryStore, act: Callable[[], object]) -> None:

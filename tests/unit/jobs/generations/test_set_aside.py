@@ -27,7 +27,7 @@ from jobs.generations.set_aside import (
     taken_again,
 )
 from sinks.columns.shape import unprepared
-from sinks.memory import MemoryRecords, MemoryStore
+from sinks.memory import MemorySink, MemoryStore
 
 A, B = TableName("public", "a"), TableName('Odd "schema"', "b")
 
@@ -142,7 +142,7 @@ def test_what_is_told_of_a_table_that_is_tried_again() -> None:
 
 
 def test_what_an_earlier_version_has_set_aside_is_tried_again_by_an_order_alone() -> None:
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     records.save(asides_name(1), '[["public","a","failed",9,3,"no room",null,true,false]]')
     assert load_asides(records, 1) == {A: Aside(AsideState.FAILED, 9, 3, "no room")}
     assert not load_asides(records, 1)[A].is_due(10**15)
@@ -209,7 +209,7 @@ def test_an_order_is_done_when_the_job_has_obeyed_or_refused_it() -> None:
 
 
 def test_orders_and_what_became_of_them_are_stored() -> None:
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     assert load_orders(records, 1) == {}
     give_order(records, 1, [A], Wish.PAUSE, now_ms=5)
     give_order(records, 1, [B], Wish.OUT, now_ms=6)
@@ -226,7 +226,7 @@ def test_orders_and_what_became_of_them_are_stored() -> None:
 
 def test_an_order_that_another_command_has_overwritten_is_given_again() -> None:
     """Both have read the record before either wrote it."""
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     mine = give_order(records, 1, [A], Wish.PAUSE, now_ms=5)
     records.save(orders_name(1), None)
     theirs = give_order(records, 1, [B], Wish.OUT, now_ms=5)

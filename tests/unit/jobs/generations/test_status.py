@@ -25,7 +25,7 @@ from jobs.generations.status import (
     save_takeover,
 )
 from sinks.contract import OpenedSink
-from sinks.memory import MemoryRecords, MemoryStore, open_memory
+from sinks.memory import MemorySink, MemoryStore, open_memory
 from tests.builders import table
 from tests.databases import until
 from tests.generations import AskedRecords, Time
@@ -33,18 +33,18 @@ from tests.generations import AskedRecords, Time
 MINUTE_MS = 60_000
 
 
-def _lease(records: MemoryRecords, at_ms: int) -> GenerationLease:
+def _lease(records: MemorySink, at_ms: int) -> GenerationLease:
     return GenerationLease(replace(open_memory(MemoryStore()), records=records), 1, clock=Clock(now_ms=lambda: at_ms))
 
 
 def test_before_any_job_nobody_has_begun() -> None:
-    status = job_status(MemoryRecords(MemoryStore()), 1, now_ms=MINUTE_MS)
+    status = job_status(MemorySink(MemoryStore()), 1, now_ms=MINUTE_MS)
     assert status == JobStatus(JobState.ABSENT)
     assert (status.sentence("cache") or "").startswith("cache: no job has begun to apply to it")
 
 
 def test_a_job_that_gives_signs_of_life_runs() -> None:
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     _lease(records, MINUTE_MS).heartbeat()
     status = job_status(records, 1, now_ms=MINUTE_MS + 5_000)
     assert (status.state, status.needs_somebody, status.sentence("cache")) == (JobState.RUNNING, False, None)
@@ -62,7 +62,7 @@ def test_jobs_that_run_are_asked_about_at_once() -> None:
 
 def test_a_driver_that_starts_is_seen_before_it_has_a_job() -> None:
     """Whatever became of the last job, but for an error that may end this one too."""
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     records.save(STARTING_NAME, starting_record("a", 1, since_ms=MINUTE_MS - 9_000, at_ms=MINUTE_MS))
     status = job_status(records, 1, now_ms=MINUTE_MS + 5_000)
     assert (status.state, status.since_ms, status.needs_somebody) == (JobState.STARTING, MINUTE_MS - 9_000, False)
@@ -72,7 +72,7 @@ def test_a_driver_that_starts_is_seen_before_it_has_a_job() -> None:
 
 
 def test_a_driver_with_another_clock_is_seen_by_whoever_looks_twice() -> None:
-    records, still = MemoryRecords(MemoryStore()), dict[int, LastBeat]()
+    records, still = MemorySink(MemoryStore()), dict[int, LastBeat]()
 
     def look(at_ms: int) -> JobState:
         records.save(STARTING_NAME, starting_record("a", at_ms, since_ms=0, at_ms=at_ms))
@@ -95,7 +95,7 @@ def test_a_driver_shows_that_it_starts_until_its_job_is_at_work() -> None:
             raise Unavailable("it doesn't answer yet")
         return open_memory(store)
 
-    records = MemoryRecords(store)
+    records = MemorySink(store)
     with showing_start({"cache": open_sink}) as signs:
         until(lambda: records.load(STARTING_NAME))
         signs.end("cache")
@@ -103,7 +103,7 @@ def test_a_driver_shows_that_it_starts_until_its_job_is_at_work() -> None:
 
 
 def test_a_job_that_was_told_to_stop_is_absent_since_then() -> None:
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     lease = _lease(records, MINUTE_MS)
     lease.heartbeat()
     lease.end()
@@ -113,7 +113,7 @@ def test_a_job_that_was_told_to_stop_is_absent_since_then() -> None:
 
 def test_a_job_that_was_told_to_stop_is_absent_though_an_older_ones_goodbye_was_lost() -> None:
     """The older one's came while the newer one wrote what it had read before."""
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     older, newer = _claimed(records), _claimed(records)
     before = records.load(heartbeat_name(1))
     older.end()
@@ -126,7 +126,7 @@ def test_a_job_that_was_told_to_stop_is_absent_though_an_older_ones_goodbye_was_
 
 
 def test_a_job_that_was_killed_needs_somebody() -> None:
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     _lease(records, MINUTE_MS).heartbeat()
     status = job_status(records, 1, now_ms=2 * MINUTE_MS, clock=Time().clock())
     assert (status.state, status.since_ms, status.needs_somebody) == (JobState.SILENT, MINUTE_MS, True)
@@ -143,7 +143,7 @@ def test_a_job_that_was_killed_needs_somebody() -> None:
 )
 def test_it_is_told_which_command_goes_on_with_a_generation_of_its_phase(phase: Phase, command: str) -> None:
     """`apply` lets those be that a rebuild has in hand, also once that was killed."""
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     save_record(records, 1, Record("shop", {}, phase=phase))
 
     def told() -> str:
@@ -156,7 +156,7 @@ def test_it_is_told_which_command_goes_on_with_a_generation_of_its_phase(phase: 
 
 
 def test_the_error_that_ended_a_job_is_told_until_one_is_at_work_again() -> None:
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     lease = _lease(records, MINUTE_MS)
     lease.heartbeat()
     lease.end()
@@ -178,7 +178,7 @@ def test_the_error_that_ended_a_job_is_told_until_one_is_at_work_again() -> None
 
 
 def test_another_job_that_runs_beside_counts_more_than_one_that_has_stopped() -> None:
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     save_stop(records, 1, LockstepError("mine"), now_ms=MINUTE_MS)
     _lease(records, MINUTE_MS).heartbeat()
     assert job_status(records, 1, now_ms=MINUTE_MS).state is JobState.RUNNING
@@ -186,10 +186,10 @@ def test_another_job_that_runs_beside_counts_more_than_one_that_has_stopped() ->
 
 def test_a_job_whose_clock_is_another_one_runs_as_long_as_its_heartbeat_moves() -> None:
     for at_ms in (MINUTE_MS, 3 * MINUTE_MS):
-        records = MemoryRecords(MemoryStore())
+        records = MemorySink(MemoryStore())
         beats = itertools.count(1)
 
-        def beat(records: MemoryRecords = records, at_ms: int = at_ms, beats: Iterator[int] = beats) -> None:
+        def beat(records: MemorySink = records, at_ms: int = at_ms, beats: Iterator[int] = beats) -> None:
             records.save("g1.heartbeat", _beats(next(beats), at_ms))
 
         beat()
@@ -200,7 +200,7 @@ def test_a_job_whose_clock_is_another_one_runs_as_long_as_its_heartbeat_moves() 
 
 
 def test_the_error_of_a_second_job_is_not_kept_while_the_first_one_goes_on() -> None:
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     now = Time()
     lease = GenerationLease(
         replace(open_memory(MemoryStore()), records=records), 1, clock=Clock(lambda: now.now, now_ms=lambda: MINUTE_MS)
@@ -217,14 +217,14 @@ def test_the_error_of_a_second_job_is_not_kept_while_the_first_one_goes_on() -> 
     assert job_status(records, 1, now_ms=2 * MINUTE_MS, clock=now.clock()).state is JobState.STOPPED
 
 
-def _claimed(records: MemoryRecords) -> GenerationLease:
+def _claimed(records: MemorySink) -> GenerationLease:
     lease = _lease(records, MINUTE_MS)
     lease.claim(lambda: 0)
     return lease
 
 
 def test_a_job_that_a_newer_one_has_ended_needs_somebody_once_that_one_is_gone() -> None:
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     older, newer = _claimed(records), _claimed(records)
     older.end()
     save_takeover(records, 1, now_ms=2 * MINUTE_MS)
@@ -243,7 +243,7 @@ def test_a_job_that_a_newer_one_has_ended_needs_somebody_once_that_one_is_gone()
 
 
 def test_a_job_that_is_told_to_stop_after_a_newer_one_had_ended_it_needs_nobody() -> None:
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     _claimed(records).end()
     save_takeover(records, 1, now_ms=MINUTE_MS)
     clear_takeover(records, 1)
@@ -252,7 +252,7 @@ def test_a_job_that_is_told_to_stop_after_a_newer_one_had_ended_it_needs_nobody(
 
 def test_what_ended_the_newer_job_counts_more_than_that_it_had_ended_another() -> None:
     for ended_first in (True, False):
-        records = MemoryRecords(MemoryStore())
+        records = MemorySink(MemoryStore())
         _claimed(records).end()
         if ended_first:
             save_takeover(records, 1, now_ms=MINUTE_MS)
@@ -271,7 +271,7 @@ def _beats(beats: int, at_ms: int) -> str:
 
 
 def test_many_jobs_that_ended_without_a_word_are_waited_for_once() -> None:
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     for number in (1, 2, 3):
         records.save(f"g{number}.heartbeat", _beats(1, 0))
     now, still = Time(), dict[int, LastBeat]()

@@ -9,7 +9,7 @@ from jobs.generations.columns import Columns, save_columns
 from jobs.generations.status import save_stop
 from jobs.generations.switch import PREVIOUS, missing_records, switch
 from sinks.contract import Progress
-from sinks.memory import MemoryRecords, MemorySink, MemoryStore, open_memory
+from sinks.memory import MemorySink, MemoryStore, open_memory
 from tests.generations import ORDERS, Time, lease_of, prepared_store
 
 AT = ("shop.public.orders", 0)
@@ -80,12 +80,12 @@ def test_a_generation_whose_rows_still_lack_a_new_column_is_not_switched_to() ->
     store, now = prepared_store(1, 2), Time()
     _at(store, 1, 10)
     _at(store, 2, 10)
-    save_columns(MemoryRecords(store), 2, Columns(lacking={ORDERS.name: {"note": "x"}}, is_filled=False))
+    save_columns(MemorySink(store), 2, Columns(lacking={ORDERS.name: {"note": "x"}}, is_filled=False))
     with pytest.raises(LockstepError, match="lacks a new column's default in some rows"):
         switch(lambda number: open_memory(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock())
     assert store.live == 1
     # What the destination has refused stays as it is.
-    save_columns(MemoryRecords(store), 2, Columns(lacking={ORDERS.name: {"note": "x"}}))
+    save_columns(MemorySink(store), 2, Columns(lacking={ORDERS.name: {"note": "x"}}))
     assert switch(lambda number: open_memory(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock()) == 1
 
 
@@ -177,7 +177,7 @@ def test_a_switch_to_a_generation_whose_job_has_stopped_fails_at_once_with_the_r
     store, now = prepared_store(1, 2), Time()
     _at(store, 1, 10)
     _at(store, 2, 7)
-    save_stop(MemoryRecords(store), 2, LockstepError("column a has the name b now"), now_ms=0)
+    save_stop(MemorySink(store), 2, LockstepError("column a has the name b now"), now_ms=0)
     began = now.now
     with pytest.raises(LockstepError, match=r"lacks 3 events(.|\n)*column a has the name b now"):
         switch(lambda number: open_memory(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock())
@@ -189,11 +189,11 @@ def test_readers_are_not_switched_to_parts_of_transactions() -> None:
     store, now = prepared_store(1, 2), Time()
     _at(store, 1, 10)
     _at(store, 2, 10)
-    save_consistency(MemoryRecords(store), 2, Consistency())
+    save_consistency(MemorySink(store), 2, Consistency())
     with pytest.raises(LockstepError, match="isn't consistent yet"):
         switch(lambda number: open_memory(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock())
     assert store.live == 1
-    save_consistency(MemoryRecords(store), 2, Consistency(1, 16, 5, 16))
+    save_consistency(MemorySink(store), 2, Consistency(1, 16, 5, 16))
     lease = lease_of(store, BatchGate(), now)
     lease.heartbeat()
     now.every = lease.heartbeat

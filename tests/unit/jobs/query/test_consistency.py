@@ -13,9 +13,10 @@ from jobs.query.consistency import (
     keep_consistency,
     kept_consistency,
 )
-from sinks.memory import MemoryRecords, MemoryStore, open_memory
+from sinks.memory import MemorySink, MemoryStore
 from tests.builders import progress
-from tests.generations import prepared_store
+from tests.generations import ORDERS
+from tests.stepping import SteppingStore, open_stepping
 
 
 def test_each_step_has_its_lsn_and_that_of_the_first_one() -> None:
@@ -32,7 +33,8 @@ class Generation:
     """One whose jobs come one after the other."""
 
     def __init__(self) -> None:
-        self.opened = open_memory(prepared_store(1))
+        self.opened = open_stepping(SteppingStore())
+        self.opened.sink.prepare([ORDERS])
 
     @property
     def record(self) -> Consistency | None:
@@ -115,7 +117,7 @@ def test_a_generation_that_lacks_a_part_of_the_log_is_refused() -> None:
 
 
 def test_people_are_told_as_of_when_the_tables_are_and_which_are_not() -> None:
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     assert known_consistency(records, 1, None, asides=(), pipeline="shop") is None
     save_consistency(records, 1, Consistency())
     being_filled = known_consistency(records, 1, None, asides=(), pipeline="shop")
@@ -135,7 +137,7 @@ def test_people_are_told_as_of_when_the_tables_are_and_which_are_not() -> None:
 
 
 def test_a_table_that_has_left_or_joins_is_named_as_one_that_is_not_together_with_the_others() -> None:
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     save_consistency(records, 1, Consistency(1, 0x20, 5, 0x10))
     moved = progress(left_at_ms={"shop.public.gone": 5}, joining=("shop.public.new-2dcomer", "shop.public.orders"))
     known = known_consistency(records, 1, moved, asides=[TableName("public", "orders")], pipeline="shop")

@@ -35,7 +35,7 @@ from jobs.query.set_aside_tables import Noted, SetAside
 from jobs.query.sink_plan import SinkPlan
 from jobs.report import SinkWaiting
 from sinks.contract import OpenedSink, Progress, TablesRefused
-from sinks.memory import MemoryRecords, MemoryStore, open_memory
+from sinks.memory import MemorySink, MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
 from tests.builders import table
 from tests.databases import until
@@ -173,7 +173,7 @@ def test_a_query_ends_when_a_table_that_has_failed_is_due(monkeypatch: pytest.Mo
 def test_a_table_that_is_tried_again_is_resumed_by_its_first_batch_and_then_has_caught_up() -> None:
     store = prepared_store(1)
     job, looks = _tried(store, Aside(AsideState.RETRYING, 5, reason="no room", tries=2, begun=True))
-    records = MemoryRecords(store)
+    records = MemorySink(store)
     looks(advanced=["p.public.a"])
     assert load_asides(records, 1)[_B].state is AsideState.RETRYING
     looks(advanced=["p.public.a", "p.public.b"])
@@ -186,9 +186,9 @@ def test_what_looks_beside_a_query_that_has_ended_changes_nothing_any_more() -> 
     store = prepared_store(1)
     job, looks = _tried(store, Aside(AsideState.RETRYING, 5, reason="no room"))
     job._asides._asides = {_B: Aside(AsideState.FAILED, 5, reason="no room", tries=1)}
-    MemoryRecords(store).save(asides_name(1), dump_asides(job._asides.now))
+    MemorySink(store).save(asides_name(1), dump_asides(job._asides.now))
     looks(advanced=["p.public.b"], has_caught_up=True)
-    assert load_asides(MemoryRecords(store), 1)[_B].state is AsideState.FAILED
+    assert load_asides(MemorySink(store), 1)[_B].state is AsideState.FAILED
 
 
 @pytest.mark.parametrize("state", [AsideState.RETRYING, AsideState.RESUMING])
@@ -350,12 +350,12 @@ def test_a_job_that_waits_for_the_log_shows_that_it_runs(monkeypatch: pytest.Mon
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        until(lambda: is_running(MemoryRecords(store), 1))
+        until(lambda: is_running(MemorySink(store), 1))
     finally:
         has_seen.set()
         thread.join(300)
     assert failures
-    assert not is_running(MemoryRecords(store), 1), "it has said goodbye"
+    assert not is_running(MemorySink(store), 1), "it has said goodbye"
 
 
 def test_each_query_begins_with_a_connection_of_its_own_for_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:

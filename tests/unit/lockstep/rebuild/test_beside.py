@@ -20,7 +20,7 @@ from lockstep.rebuild.generation_build import RebuildContext
 from lockstep.rebuild.outcome import Rebuilt
 from lockstep.verify.report import VerifyReport
 from sinks.contract import Progress
-from sinks.memory import MemoryRecords, MemorySink, MemoryStore, open_memory
+from sinks.memory import MemorySink, MemoryStore, open_memory
 from tests.builders import column, table
 from tests.configurations import CACHE, configured
 
@@ -50,7 +50,7 @@ def test_a_generation_that_readers_may_have_seen_or_another_pipelines_is_not_dro
     MemorySink(store, number).prepare([ORDERS])
     with pytest.raises(LockstepError, match="readers may have seen it"):
         drop_half_built(config, "cache", open_memory(store, number), number)
-    assert (store.generations.keys(), load_record(MemoryRecords(store), number)) == ({1, number}, record)
+    assert (store.generations.keys(), load_record(MemorySink(store), number)) == ({1, number}, record)
 
 
 def test_a_live_generation_is_not_dropped_whatever_its_record_says(config: Config) -> None:
@@ -60,7 +60,7 @@ def test_a_live_generation_is_not_dropped_whatever_its_record_says(config: Confi
     MemorySink(store, 1).prepare([ORDERS])
     with pytest.raises(LockstepError, match="readers may have seen it"):
         drop_half_built(config, "cache", open_memory(store, 1), 1)
-    assert load_record(MemoryRecords(store), 1) == record
+    assert load_record(MemorySink(store), 1) == record
 
 
 class _Build:

@@ -110,7 +110,7 @@ def _build(config: Config, store: MemoryStore) -> tuple[Build, _Job]:
 
 def test_without_a_load_the_job_that_goes_on_reads_it_all_and_a_load_that_was_interrupted_is_ended() -> None:
     ended: list[str] = []
-    opened = cast("Any", SimpleNamespace(generations=SimpleNamespace(end_bulk=lambda: ended.append("bulk"))))
+    opened = cast("Any", SimpleNamespace(bulk=SimpleNamespace(end_bulk=lambda: ended.append("bulk"))))
     context = cast("RebuildContext", SimpleNamespace(loads=False))  # nothing to start a job with
     assert Build(context, 1, opened, cast("Any", None)).load() is None
     assert ended == ["bulk"]

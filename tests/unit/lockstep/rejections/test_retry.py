@@ -1,7 +1,9 @@
 """Dead letters are applied again beside a job, and what became of them is told."""
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +23,7 @@ from sinks.contract import Batch, OpenedSink, Outcome, Progress, Sink
 from sinks.memory import MemorySink, MemoryStore, open_memory
 from tests.builders import column, table
 from tests.dead_letters import rejected
+from tests.duckdb_sink import open_duckdb
 from tests.events import key_bytes, value_bytes
 
 TOPIC = "shop.public.orders"
@@ -89,12 +92,9 @@ def prepare(opened: OpenedSink, of: Table) -> None:
         opened.sink.prepare([of])
 
 
-def applied(
-    store: MemoryStore, sink: Sink | None = None, *, still_open: Callable[[Portion], Portion] = lambda portion: portion
-) -> tuple[RetryEvents, Outcome]:
+def applied(store: MemoryStore, sink: Sink | None = None) -> tuple[RetryEvents, Outcome]:
     opened = open_memory(store) if sink is None else replace(open_memory(store), sink=sink)
-    tables = {TOPIC: ORDERS.name}
-    beside = Beside(opened, "memory", 1, tables, lambda: RECORDS, still_open=still_open, sleep=lambda _: None)
+    beside = Beside(opened, "memory", 1, {TOPIC: ORDERS.name}, lambda: RECORDS, sleep=lambda _: None)
     _, events, outcome = beside.apply([put()])
     return events, outcome
 
@@ -120,21 +120,26 @@ def test_a_job_that_begins_meanwhile_doesnt_matter(store: MemoryStore) -> None:
     assert rows(store) == [{"id": 1, "note": "n"}]
 
 
-def test_a_row_that_is_erased_meanwhile_does_not_come_back(store: MemoryStore) -> None:
+def test_a_row_that_is_erased_meanwhile_does_not_come_back(tmp_path: Path) -> None:
     """Its rejection is closed before the events are applied, and after it was looked at."""
-    sink, is_erased = Shared(store), [False]
+    job, is_erased = open_duckdb(tmp_path), [False]
 
-    def erase() -> None:
+    def erase(portion: Portion) -> Portion:
+        if is_erased[0]:
+            return []
         is_erased[0] = True
-        job = MemorySink(store, 1)
         deleted = RowEvent(ORDERS.name, {"id": 1}, str(Tag(9, 1, 1)), None, Position(TOPIC, 0, 9))
-        job.apply(Batch([deleted], fence=job.fence()))
-        assert job.erase(ORDERS, {"id": 1}, below=str(Tag(9, 9, 9))) == ()
+        job.sink.apply(Batch([deleted], fence=job.sink.fence()))
+        assert job.erasing.erase(ORDERS, {"id": 1}, below=str(Tag(9, 9, 9))) == []
+        return portion
 
-    sink.before_apply = [erase]
-    events, outcome = applied(store, sink, still_open=lambda portion: [] if is_erased[0] else portion)
-    assert (events.events, outcome.applied) == ([], 0)
-    assert rows(store) == []
+    with closing(job.sink):
+        save_record(job.records, 1, Record("shop", {}))
+        prepare(job, ORDERS)
+        beside = Beside(job, "dwh", 1, {TOPIC: ORDERS.name}, lambda: RECORDS, still_open=erase, sleep=lambda _: None)
+        _, events, outcome = beside.apply([put()])
+        assert (events.events, outcome.applied) == ([], 0)
+        assert list(job.sink.scan(ORDERS)) == []
 
 
 def test_a_column_that_comes_meanwhile_is_in_the_row_too(store: MemoryStore) -> None:

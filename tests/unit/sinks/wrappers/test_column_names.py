@@ -6,7 +6,7 @@ import pytest
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import Column, Table, TableName
-from sinks.memory import MemoryRecords, MemorySink, MemoryStore, open_memory
+from sinks.memory import MemorySink, MemoryStore, open_memory
 from sinks.wrappers.column_names import keep_names, load_names, save_names
 from sinks.wrappers.projecting import ProjectingSink
 from sinks.wrappers.projection import Projection
@@ -64,7 +64,7 @@ def test_a_table_that_is_not_among_the_shapes_stays_as_it_is_known() -> None:
 
 
 def test_what_is_kept_is_read_again() -> None:
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     assert load_names(records, 1) is None
     kept = keep_names(Renaming({ORDERS: {"note": "text"}}), [numbered(id=1, note=2)], None)
     save_names(records, 1, kept)

@@ -9,7 +9,7 @@ import pytest
 from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.table import Table
 from sinks.contract import Batch, OpenedSink, Outcome, Sink, StoredRow
-from sinks.memory import MemoryGenerations, MemoryRecords, MemorySink, MemoryStore, open_memory
+from sinks.memory import MemorySink, MemoryStore, open_memory
 from sinks.wrappers.retrying import Retries, Waiting, retrying
 from tests.builders import batch, table, upsert
 
@@ -97,7 +97,7 @@ def test_other_errors_pass_at_once(error: LockstepError) -> None:
     assert (clock.slept, waits) == ([], [])
 
 
-class FlakyRecords(MemoryRecords):
+class FlakyRecords(MemorySink):
     """Is away once, at its first read."""
 
     is_away = True
@@ -110,7 +110,7 @@ class FlakyRecords(MemoryRecords):
 
 
 def test_generations_and_coordination_records_are_asked_again_too() -> None:
-    class Switching(MemoryGenerations):
+    class Switching(MemorySink):
         answers: ClassVar = [Unavailable("away", retry_after_s=1), None]
 
         def switch(self) -> None:
@@ -118,7 +118,7 @@ def test_generations_and_coordination_records_are_asked_again_too() -> None:
                 raise error
 
     clock, store = Clock(), MemoryStore()
-    flaky = OpenedSink(MemorySink(store, 1), Switching(store, 1, MemorySink(store, 1)), FlakyRecords(store))
+    flaky = OpenedSink(MemorySink(store, 1), Switching(store), FlakyRecords(store))
     waits: list[Waiting] = []
     opened = retrying(
         flaky, Retries(sleep=clock.sleep, monotonic=lambda: clock.now, random=lambda: 0.0, on_wait=waits.append)

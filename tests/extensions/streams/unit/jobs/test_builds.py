@@ -13,7 +13,7 @@ from extensions.streams.settings import StreamQuerySettings
 from jobs.generations.record import Phase, Record, load_record, save_record, set_phase
 from jobs.settings import SparkSettings
 from sinks.contract import CoordinationRecords
-from sinks.memory import MemoryGenerations, MemorySink, MemoryStore, open_memory
+from sinks.memory import MemorySink, MemoryStore, open_memory
 from sinks.warehouse.settings import WarehouseSettings
 from tests.generations import ORDERS
 
@@ -75,13 +75,13 @@ def test_of_a_build_that_was_given_up_as_it_went_live_the_rows_are_posted_before
 
 def test_a_build_that_goes_live_while_it_is_given_up_is_one_that_readers_have(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever of the job and the rebuild looks last sees what the other one has done."""
-    build, switch = _Build(), MemoryGenerations.switch
+    build, switch = _Build(), MemorySink.switch
 
-    def given_up_and_switched(generations: MemoryGenerations) -> None:
+    def given_up_and_switched(generations: MemorySink) -> None:
         set_phase(build.opened.records, 2, Phase.RETIRED)
         switch(generations)
 
-    monkeypatch.setattr(MemoryGenerations, "switch", given_up_and_switched)
+    monkeypatch.setattr(MemorySink, "switch", given_up_and_switched)
     build.builds.go_live()
     assert (build.store.live, build.phase(2)) == (2, Phase.READY)
 
@@ -89,7 +89,7 @@ def test_a_build_that_goes_live_while_it_is_given_up_is_one_that_readers_have(mo
 
     def switched_and_given_up(records: CoordinationRecords, number: int, phase: Phase) -> None:
         if phase is Phase.RETIRED:
-            switch(cast(MemoryGenerations, build.opened.generations))
+            switch(cast(MemorySink, build.opened.generations))
         set_phase(records, number, phase)
 
     monkeypatch.setattr("extensions.streams.jobs.rebuild.set_phase", switched_and_given_up)
@@ -102,7 +102,7 @@ def test_nothing_of_an_earlier_build_is_left_where_the_job_is_killed_in_between(
 ) -> None:
     """The build goes last: what is left of one that isn't listed any more is found by nobody."""
     build = _Build()
-    monkeypatch.setattr(MemoryGenerations, "drop", lambda _: build.done.append("build"))
+    monkeypatch.setattr(MemorySink, "drop", lambda _: build.done.append("build"))
     cluster = cast(Any, SimpleNamespace(exists=lambda _: True, remove=build.done.extend))
     build.builds.drop_earlier(cluster)
     assert build.done == ["shop.__stream_queries.sessions.g1", "checkpoint", "build"]

@@ -13,13 +13,13 @@ from jobs.generations.set_aside import Aside, AsideState, asides_name, dump_asid
 from lockstep.verify.sides.set_aside import ProgressOfTables, SetAside
 from lockstep.verify.waiting import Applied, SyncPoint, Waiting
 from sinks.contract import CoordinationRecords, Progress
-from sinks.memory import MemoryRecords, MemoryStore
+from sinks.memory import MemorySink, MemoryStore
 
 A, B = TableName("public", "a"), TableName("public", "b")
 
 
 def _records(asides: Mapping[TableName, Aside]) -> CoordinationRecords:
-    records = MemoryRecords(MemoryStore())
+    records = MemorySink(MemoryStore())
     _save(records, asides)
     return records
 
