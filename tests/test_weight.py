@@ -31,10 +31,10 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 89_876,
-    "lines of extensions": 12_854,
+    "lines of the core": 88_619,
+    "lines of extensions": 14_132,
     "lines of stack and bench": 9_992,
-    "lines of tests": 97_337,
+    "lines of tests": 97_549,
     "words of docs": 43_093,
     "settings": 168,
 }

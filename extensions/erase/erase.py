@@ -8,8 +8,6 @@ from itertools import chain
 from typing import Final
 
 from cdc.kafka.control_topics import read_schema_records, read_state
-from cdc.kafka.forced_compaction import ForcedCompaction
-from cdc.kafka.key_records import KeyRecord
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import (
     DEAD_LETTERS,
@@ -28,6 +26,8 @@ from cdc.model.table import TableName
 from cdc.model.tag import Tag
 from cdc.toast.store import holds_values
 from extensions.erase.earlier_keys import EarlierKeys
+from extensions.erase.forced_compaction import ForcedCompaction
+from extensions.erase.key_records import KeyRecord
 from extensions.erase.report import Report
 from extensions.erase.sinks import SinkErasing
 from extensions.erase.source import deleted_at_source, kept_wal

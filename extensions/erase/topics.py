@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from cdc.kafka.forced_compaction import Compacted, ForcedCompaction, TopicRecord
-from cdc.kafka.key_records import KeyRecord, key_records
 from cdc.kafka.topic_admin import TopicAdmin
+from extensions.erase.forced_compaction import Compacted, ForcedCompaction, TopicRecord
+from extensions.erase.key_records import KeyRecord, key_records
 from jobs.clock import now_ms
 from lockstep.erasing import Place, RecordWords
 from sinks.capabilities.erasing import Leftover

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from cdc.kafka.control_topics import read_compacted
-from cdc.kafka.key_records import KeyRecord, replaced_records
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import VIEWS, control_topic, is_view_topic, table_topic, view_topic
 from cdc.model.errors import LockstepError
 from cdc.model.table import Column, ReplicaIdentity, Table
 from cdc.model.tag import Tag
 from cdc.protocol.view_steps import ViewStep, step_key
+from extensions.erase.key_records import KeyRecord, replaced_records
 from extensions.erase.topics import TopicErasing
 from jobs.generations.record import Generation, Phase
 from lockstep.config import Config

@@ -18,15 +18,15 @@ from cdc.model.table import TableName
 from cdc.model.timeouts import SEARCHES_SILENT_S
 from cdc.model.times import time_text
 from extensions.searches.follower import Follower, Stopped
+from extensions.searches.percolator import Percolator, trial_index
+from extensions.searches.search_queries import query_problems
 from extensions.searches.searchable import searchable
 from extensions.searches.settings import SearchesSettings
 from extensions.searches.signs import Silence
+from extensions.searches.stored import Search, SearchStatus, StoredSearches
 from lockstep.config import Config
 from lockstep.generations import find, settings_of, settings_of_generation
 from sinks.opensearch.indexes import OpenSearchIndexes
-from sinks.opensearch.percolator import Percolator, trial_index
-from sinks.opensearch.search_queries import query_problems
-from sinks.opensearch.searches import Search, SearchStatus, StoredSearches
 from sinks.opensearch.settings import OpenSearchSettings
 
 logger = logging.getLogger("lockstep.searches")

@@ -37,7 +37,17 @@ from cdc.model.table import TableName
 from cdc.protocol.envelope import TAG_END, TAG_START
 from cdc.spilling import SpillingMap
 from extensions.searches.matches import Told, changes, tag_of_absence
+from extensions.searches.percolator import (
+    Document,
+    Percolator,
+    QueriesRefused,
+    in_portions,
+    newest_number,
+    queries_index,
+    remove_left_over,
+)
 from extensions.searches.signs import Signs
+from extensions.searches.stored import Claim, Search, StoredSearches
 from extensions.searches.topic import Match, MatchTopic
 from jobs.executor.log_reader import LogReader, ranges
 from jobs.generations.record import Generation, load_record
@@ -47,16 +57,6 @@ from sinks.contract import Progress, TopicPartition
 from sinks.opensearch.coordination import OpenSearchCoordination
 from sinks.opensearch.generations import OpenSearchGenerations
 from sinks.opensearch.indexes import OpenSearchIndexes
-from sinks.opensearch.percolator import (
-    Document,
-    Percolator,
-    QueriesRefused,
-    in_portions,
-    newest_number,
-    queries_index,
-    remove_left_over,
-)
-from sinks.opensearch.searches import Claim, Search, StoredSearches
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.wrappers.column_names import load_names
 from sinks.wrappers.renaming import Renaming

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from cdc.model.errors import Fenced
 from cdc.model.timeouts import SEARCHES_SILENT_MAX_S, SEARCHES_SILENT_S
-from sinks.opensearch.searches import Claim, SearchStatus
+from extensions.searches.stored import Claim, SearchStatus
 
 _STATUS_EVERY_S: Final = 10.0
 

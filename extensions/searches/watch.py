@@ -9,12 +9,12 @@ from typing import Final, Protocol, Self
 from cdc.model.errors import LockstepError
 from cdc.model.timeouts import SEARCHES_SILENT_S
 from extensions.searches.searchable import searchable
+from extensions.searches.stored import Search, SearchStatus, StoredSearches
 from lockstep.config import Config
 from monitor.conditions import Condition, Severity
 from monitor.metrics.definitions import Definition, dashboard_gauge
 from monitor.watching import Figure, Found
 from sinks.opensearch.indexes import OpenSearchIndexes
-from sinks.opensearch.searches import Search, SearchStatus, StoredSearches
 from sinks.opensearch.settings import OpenSearchSettings
 
 _SILENT: Final = "searches-silent"

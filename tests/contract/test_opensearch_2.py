@@ -2,8 +2,6 @@
 
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,42 +11,19 @@ from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.event import JsonValue, RowEvent
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings
-from stack import java, opensearch, process, versions
+from stack import versions
 from tests.builders import batch, column, delete, progress, table, tag, upsert
 from tests.contract.beside import OpenSearchParts, generations_of
-from tests.contract.searched import QUERIES, answers
-from tests.databases import until
-from tests.services import temporary_directory
+from tests.opensearch_2 import opensearch_2
 
 pytestmark = [pytest.mark.live, pytest.mark.soak]
-
-_TIGHT = {"http.max_content_length": "1mb", "indexing_pressure.memory.limit": "700kb"}
 
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[str]:
     """A node of its own; its address."""
-    chosen_java = java.for_kafka()
-    patch = pytest.MonkeyPatch()
-    # Any Java that is said to be older starts version 2.
-    patch.setattr(
-        java, "for_opensearch", lambda: replace(chosen_java, major=min(chosen_java.major, java.JAVA_OPENSEARCH_3 - 1))
-    )
-    server = opensearch.OpenSearch(light=True)
-    with temporary_directory() as directory:
-        chosen = server.ports({}, ())
-        launch = server.prepare(chosen, directory)
-        patch.undo()
-        settings = Path(launch.directory) / "conf" / "opensearch.yml"
-        settings.write_text(settings.read_text() + "".join(f"{name}: {value}\n" for name, value in _TIGHT.items()))
-        running, tail = process.spawn(launch)
-        assert running is not None, tail.last(20)
-        try:
-            until(lambda: server.is_ready(chosen, tail) or not process.is_alive(running))
-            assert process.is_alive(running), tail.last(20)
-            yield server.address(server.actual_ports(chosen, tail))
-        finally:
-            process.end(running, stop_signal=server.stop_signal, grace_seconds=20)
+    with opensearch_2() as address:
+        yield address
 
 
 @pytest.fixture
@@ -175,9 +150,3 @@ def test_too_much_at_once_goes_in_smaller_requests(opened: list[OpenSearchParts]
     with pytest.raises(Unavailable, match="no room"):
         sink.apply(batch(row(4, 2, "x " * 400_000)))
     assert len(ids(sink)) == 200
-
-
-def test_a_document_matches_the_standing_searches_that_find_it(node: str) -> None:
-    found, asked = answers(f"t{uuid.uuid4().hex[:12]}", {"urls": (node,), "replicas": 0})
-    assert found == asked
-    assert asked["cheap"] == QUERIES["cheap"][1]

@@ -54,8 +54,10 @@ import json
 import tomllib
 from pathlib import Path
 
+from extensions.erase.sinks import SinkErasing
 from lockstep.config import read
 from lockstep.doctor.encryption import encryption_findings
+from lockstep.erasing import DeletedRow
 from lockstep.init_examples import NewSink
 from monitor.condition_facts import certificates_of
 from sinks.registry import KINDS, definition, load_client, open_sink, with_definition
@@ -69,7 +71,8 @@ Path("lockstep.toml").write_text(
 config = read(Path("lockstep.toml"))
 settings = config.sinks["box"]
 load_client(settings)
-sink = open_sink("box", settings, 1).sink
+opened = open_sink("box", settings, 1)
+sink = opened.sink
 sink.prepare([table()])
 sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
 print(json.dumps({
@@ -80,13 +83,31 @@ print(json.dumps({
     "rows": [row.row for row in open_sink("box", settings, 1).sink.scan(table())],
     "doctor": [[each.subject, each.fix] for each in encryption_findings(config)],
     "certificates": [Path(name).name for name in certificates_of(config.as_pipeline(), config.sinks)],
+    "able": [name for name in ("bulk", "erasing", "identities", "refreshing", "whole") if getattr(opened, name)],
+    "erase": [
+        f"{place.name}: {place.unasked}"
+        for place in SinkErasing(
+            config, DeletedRow(table(), {"id": 1}, "", "orders"), timeout_s=0, check=lambda: None
+        ).places("box", only_look=False)
+    ],
     "example": tomllib.loads(KINDS["toy"].example.replace("# ", "", 3)),
 }, default=str))
 """
 
 
 def test_a_new_kind_is_one_package_and_one_line(tmp_path: Path) -> None:
-    for package in ("cdc", "snapshot", "views", "jobs", "monitor", "lockstep", "migrations", "stack", "tests"):
+    for package in (
+        "cdc",
+        "snapshot",
+        "views",
+        "jobs",
+        "monitor",
+        "lockstep",
+        "extensions",
+        "migrations",
+        "stack",
+        "tests",
+    ):
         (tmp_path / package).symlink_to(ROOT / package)
     shutil.copytree(ROOT / "sinks", tmp_path / "sinks", ignore=shutil.ignore_patterns("__pycache__"))
     toy = tmp_path / "sinks" / "toy"
@@ -117,5 +138,7 @@ def test_a_new_kind_is_one_package_and_one_line(tmp_path: Path) -> None:
         "rows": [{"id": 1}],
         "doctor": [["sink box", "let the address begin with toys"]],
         "certificates": ["ca.pem"],
+        "able": [],
+        "erase": ["sink box, generation 1 (live): can't erase here: a sink of type 'toy' keeps what it has of a row"],
         "example": {"sinks": {"toys": {"type": "toy", "url": "toys://box"}}},
     }

@@ -18,9 +18,9 @@ from confluent_kafka import Consumer, TopicPartition
 from opensearchpy import OpenSearch
 from pyspark.sql import SparkSession
 
-from cdc.kafka.forced_compaction import TEMPORARY
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.tag import LSN_MAX, Tag
+from extensions.erase.forced_compaction import TEMPORARY
 from jobs.dead_letters.record import dead_letter_key
 from jobs.dead_letters.topic import DeadLetterTopic
 from stack.stack import Endpoints

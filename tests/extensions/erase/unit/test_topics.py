@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from cdc.kafka.forced_compaction import Compacted, Mark, Pass, TopicRecord
-from cdc.kafka.key_records import KeyRecord
+from extensions.erase.forced_compaction import Compacted, Mark, Pass, TopicRecord
+from extensions.erase.key_records import KeyRecord
 from extensions.erase.report import Report
 from extensions.erase.topics import TopicRules, judged, leftovers_of, needs_compaction
 from lockstep.erasing import Place, RecordWords

@@ -20,12 +20,12 @@ from cdc.model.table import Table, TableName
 from cdc.protocol.envelope import tag_prefix, tag_text
 from extensions.searches.commands import add, listed, parse_search
 from extensions.searches.follower import Follower
+from extensions.searches.stored import Search
 from extensions.searches.topic import match_topic_plan
 from lockstep.config import Config, load
 from sinks.contract import Batch, Progress, TopicPartition
 from sinks.opensearch.bookkeeping import Bookkeeping
 from sinks.opensearch.client import OpenSearchClient
-from sinks.opensearch.searches import Search
 from sinks.progress_json import dump_progress
 from sinks.registry import open_sink
 from stack.stack import Endpoints

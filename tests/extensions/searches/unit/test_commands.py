@@ -7,7 +7,7 @@ import pytest
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
 from extensions.searches.commands import parse_search, problem_of
-from sinks.opensearch.searches import Search, SearchStatus
+from extensions.searches.stored import Search, SearchStatus
 
 
 def test_a_search_is_parsed() -> None:

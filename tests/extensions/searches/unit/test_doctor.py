@@ -3,7 +3,7 @@
 from cdc.model.table import TableName
 from extensions.searches.commands import ListedSearch
 from extensions.searches.doctor import searches_findings
-from sinks.opensearch.searches import Search
+from extensions.searches.stored import Search
 
 
 def listed_search(name: str, problem: str | None) -> ListedSearch:

@@ -5,7 +5,7 @@ import pytest
 from cdc.model.errors import Fenced
 from cdc.model.timeouts import SEARCHES_SILENT_S
 from extensions.searches.signs import Signs, Silence
-from sinks.opensearch.searches import Claim, SearchStatus
+from extensions.searches.stored import Claim, SearchStatus
 
 OWN, NEWER = Claim(1, "aa"), Claim(2, "bb")
 

@@ -6,10 +6,10 @@ import pytest
 
 from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
+from extensions.searches.stored import Search, SearchStatus
 from extensions.searches.watch import METRICS, SearchesWatch, SinkSearches, StandingSearches
 from monitor.conditions import Severity
 from monitor.watching import Found
-from sinks.opensearch.searches import Search, SearchStatus
 
 
 class Store:

@@ -305,12 +305,12 @@ def test_no_step_is_made_on_a_store_that_was_put_back(bank: SteppingStore) -> No
 
 
 def test_a_store_that_was_put_back_while_it_was_filled_is_never_told_to_be_consistent(bank: SteppingStore) -> None:
-    before = deepcopy(bank.generations)
+    before = deepcopy((bank.generations, bank.next_offsets))
     step_task.save_consistency(MemorySink(bank), 1, Consistency())
     steps = Steps(bank, window_bytes=SMALL)
     steps.read("a", (1, 10, 16))
     assert steps.rows["a"] == {1: 10}
-    bank.generations = before
+    bank.generations, bank.next_offsets = before
     with pytest.raises(DataLost):
         steps.read("b", (1, -10, 16))
     assert bank.next_offsets == {}, "offsets behind the gap would hide it"

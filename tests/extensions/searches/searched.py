@@ -5,9 +5,9 @@ from typing import Any, Final
 import orjson
 
 from cdc.model.table import TableName
+from extensions.searches.percolator import Percolator, queries_index
+from extensions.searches.stored import Claim
 from sinks.opensearch.indexes import OpenSearchIndexes
-from sinks.opensearch.percolator import Percolator, queries_index
-from sinks.opensearch.searches import Claim
 from sinks.opensearch.settings import OpenSearchSettings
 from tests.builders import batch, column, table, upsert
 from tests.contract.beside import OpenSearchParts

@@ -1,10 +1,10 @@
-"""sinks.opensearch.search_queries"""
+"""extensions.searches.search_queries"""
 
 from typing import Any
 
 import pytest
 
-from sinks.opensearch.search_queries import query_problems, time_problems
+from extensions.searches.search_queries import query_problems, time_problems
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,16 @@ from uuid import uuid4
 import orjson
 import pytest
 
+from extensions.searches.percolator import Percolator, queries_index
+from extensions.searches.search_queries import query_problems
+from extensions.searches.stored import Claim
 from sinks.opensearch.indexes import OpenSearchIndexes
-from sinks.opensearch.percolator import Percolator, queries_index
-from sinks.opensearch.search_queries import query_problems
-from sinks.opensearch.searches import Claim
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import OpenSearchSink
 from stack.stack import Endpoints
 from tests.builders import batch, upsert
-from tests.contract.searched import QUERIES, SETTINGS, THINGS, answers
+from tests.extensions.searches.searched import QUERIES, SETTINGS, THINGS, answers
+from tests.opensearch_2 import opensearch_2
 
 pytestmark = pytest.mark.live
 
@@ -38,8 +39,8 @@ def words(endpoints: Endpoints) -> Iterator[OpenSearchIndexes]:
     sink.close()
 
 
-def test_a_document_matches_the_queries_that_find_it(endpoints: Any, name: str) -> None:
-    found, asked = answers(name, {"urls": (endpoints.opensearch_url,), "replicas": 0})
+def test_a_document_matches_the_queries_that_find_it(endpoints: Any) -> None:
+    found, asked = answers(f"t{uuid4().hex[:12]}", {"urls": (endpoints.opensearch_url,), "replicas": 0})
     assert found == asked == {name: ids for name, (_, ids) in QUERIES.items()}
 
 
@@ -90,3 +91,11 @@ def test_what_is_refused_does_not_find_all(words: OpenSearchIndexes, query: dict
     assert query_problems(query) != []
     answer = words.client.call("POST", f"/{words.index(THINGS.name)}/_search", {"size": 0, "query": query})
     assert answer["hits"]["total"]["value"] == 50
+
+
+@pytest.mark.soak
+def test_a_document_matches_them_in_the_oldest_supported_version_too() -> None:
+    with opensearch_2() as node:
+        found, asked = answers(f"t{uuid4().hex[:12]}", {"urls": (node,), "replicas": 0})
+    assert found == asked
+    assert asked["cheap"] == QUERIES["cheap"][1]

@@ -2,7 +2,7 @@
 
 The queries are in an index of their own, with the fields and the analysis of the table's index. The server parses each
 query by these fields when it is stored, and each document when it is asked about. Nothing in that index is the only
-copy: it is made anew from ``sinks.opensearch.searches`` whenever the table's index is another one or has other fields.
+copy: it is made anew from ``extensions.searches.stored`` whenever the table's index is another one or has other fields.
 
 Each one who asks has an index of his own, named by his claim: one that hung and goes on spoils nobody else's. Whoever
 has a greater claim removes what is left over of lesser ones.
@@ -19,13 +19,13 @@ import orjson
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
+from extensions.searches.search_queries import query_problems, time_problems
+from extensions.searches.stored import Claim
 from sinks.opensearch.client import refusal_of_query
 from sinks.opensearch.indexes import LIVE, OpenSearchIndexes
 from sinks.opensearch.mapping import DELETED_FIELD, TAG_FIELD
 from sinks.opensearch.names import PERCOLATOR
 from sinks.opensearch.reading import DOCUMENTS_MAX, WHOLE, found, looked_up, whole
-from sinks.opensearch.search_queries import query_problems, time_problems
-from sinks.opensearch.searches import Claim
 from sinks.page_size import PageSize
 
 _QUERY_FIELD: Final = "%query"

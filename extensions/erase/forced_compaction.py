@@ -21,12 +21,12 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from cdc.kafka.client import new_client
 from cdc.kafka.control_topics import StoredRecord, read_compacted
-from cdc.kafka.key_records import still_there
 from cdc.kafka.settings import TopicSettings
 from cdc.kafka.topic_admin import TopicAdmin, erasures_topic_plan, reason
 from cdc.kafka.topic_names import ERASURES, control_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.timeouts import KAFKA_SHOWS_S
+from extensions.erase.key_records import still_there
 
 _SEGMENT_MS: Final = 1_000
 """How old a segment gets at most: a topic that is written all the time has one a second more."""

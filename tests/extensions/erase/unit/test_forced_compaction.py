@@ -1,4 +1,4 @@
-"""cdc.kafka.forced_compaction: what is remembered of a topic; compaction itself is in tests/live"""
+"""extensions.erase.forced_compaction: what is remembered of a topic; compaction itself is in tests/live"""
 
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -8,9 +8,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from cdc.kafka.control_topics import StoredRecord
-from cdc.kafka.forced_compaction import ForcedCompaction, Mark, Pass, TopicRecord
 from cdc.kafka.settings import TopicSettings
 from cdc.model.errors import LockstepError
+from extensions.erase.forced_compaction import ForcedCompaction, Mark, Pass, TopicRecord
 
 REMEMBERED = TopicRecord(
     {"segment.ms": "5", "min.cleanable.dirty.ratio": None}, (Pass(7, {0: 3, 2: 9}), Pass(8, {0: 4}, 6))

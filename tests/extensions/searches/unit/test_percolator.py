@@ -1,4 +1,4 @@
-"""sinks.opensearch.percolator: which indexes it removes, and how much it asks about at once.
+"""extensions.searches.percolator: which indexes it removes, and how much it asks about at once.
 
 Its answers are in tests/contract.
 """
@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from cdc.model.table import TableName
-from sinks.opensearch.client import OpenSearchClient
-from sinks.opensearch.indexes import OpenSearchIndexes
-from sinks.opensearch.percolator import (
+from extensions.searches.percolator import (
     Document,
     in_portions,
     newest_number,
@@ -18,7 +16,9 @@ from sinks.opensearch.percolator import (
     remove_left_over,
     trial_index,
 )
-from sinks.opensearch.searches import Claim
+from extensions.searches.stored import Claim
+from sinks.opensearch.client import OpenSearchClient
+from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings
 
 ORDERS, OTHERS = TableName("public", "orders"), TableName("public", "others")

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from cdc.kafka.forced_compaction import TEMPORARY, Compacted, ForcedCompaction
-from cdc.kafka.key_records import key_records
 from cdc.kafka.settings import TopicSettings
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan
+from extensions.erase.forced_compaction import TEMPORARY, Compacted, ForcedCompaction
+from extensions.erase.key_records import key_records
 from stack.stack import Endpoints
 from tests.events import kafka_settings
 from tests.pipeline import wait_until
@@ -141,7 +141,7 @@ def test_where_records_have_to_stay_for_a_while_a_later_one_finds_out_that_they_
 
 _KILLED = """
 import sys
-from cdc.kafka.forced_compaction import ForcedCompaction
+from extensions.erase.forced_compaction import ForcedCompaction
 from cdc.kafka.settings import KafkaSettings, TopicSettings
 client = KafkaSettings(bootstrap_servers=sys.argv[1]).client()
 topics = TopicSettings(replication_factor=1)
