@@ -49,16 +49,12 @@ EXCEPTIONS: Final[dict[str, dict[str, str]]] = {
     "classes of more than 15 attributes": {
         "lockstep/dashboard/sampler.py: Sampler": "what one look needs of the last, and who is told of it",
         "extensions/searches/follower.py: Follower": "one loop over claim, queries, log and deliveries",
-        "extensions/streams/jobs/job.py: _Run": "one run of a query: what Spark runs, and each of its batches",
-        "extensions/streams/jobs/posting.py: RowPoster": "one thread's loop, and who wakes and ends it",
     },
     "classes of more than 20 methods": {
         "cdc/kafka/topic_admin.py: TopicAdmin": "most are one request to the same brokers",
         "cdc/postgres/settings.py: SourceSettings": A_MODEL,
         "lockstep/config.py: Config": A_MODEL,
         "extensions/searches/follower.py: Follower": "one loop over claim, queries, log and deliveries",
-        "extensions/streams/jobs/job.py: _Run": "one run of a query: what Spark runs, and each of its batches",
-        "extensions/streams/jobs/posting.py: RowPoster": "one thread's loop, and who wakes and ends it",
         "sinks/opensearch/indexes.py: OpenSearchIndexes": "most are one request to the same cluster",
         "sinks/opensearch/settings.py: OpenSearchSettings": A_MODEL,
         "sinks/table_settings.py: TableSettings": A_MODEL,

@@ -24,6 +24,7 @@ from cdc.webhook import WebhookSettings
 from extensions.streams.executor.results import batch_tag
 from extensions.streams.jobs.posted import Posted
 from extensions.streams.jobs.posting import RowPoster
+from extensions.streams.jobs.posting_progress import PostingProgress
 from extensions.streams.jobs.posting_turn import PostingTurn, posting_turns
 from extensions.streams.jobs.records import erased_name, posted_name
 from extensions.streams.jobs.refused_rows import REFUSED_IN_A_ROW_MAX, TooManyRefused
@@ -208,10 +209,10 @@ def test_wherever_it_is_cut_each_row_is_received_or_open_by_its_last_answer(
 
         return done
 
-    monkeypatch.setattr("extensions.streams.jobs.posting.SAVE_EVERY_S", 0.01)
+    monkeypatch.setattr("extensions.streams.jobs.posting_progress.SAVE_EVERY_S", 0.01)
     with monkeypatch.context() as torn_up:
         torn_up.setattr(DeadLetterTopic, "send", torn(DeadLetterTopic.send))
-        torn_up.setattr(RowPoster, "save", torn(RowPoster.save))
+        torn_up.setattr(PostingProgress, "save", torn(PostingProgress.save))
         while cuts_left:
             begun = len(receiver.documents)
             rows.post()

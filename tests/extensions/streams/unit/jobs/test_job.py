@@ -1,5 +1,6 @@
 from cdc.model.errors import PositionMismatch, Unavailable
-from extensions.streams.jobs.job import lacking_topic, stream_error
+from extensions.streams.jobs.beginning import lacking_topic
+from extensions.streams.jobs.running import stream_error
 from extensions.streams.settings import StreamSettings
 
 

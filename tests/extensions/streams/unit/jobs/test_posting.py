@@ -9,13 +9,12 @@ from contextlib import suppress
 import pytest
 
 from cdc.kafka.settings import KafkaSettings
-from cdc.kafka.topic_reader import Record
 from cdc.settings import Tls
 from cdc.webhook import WebhookSettings
 from extensions.streams.jobs.plan import StreamQueryPlan
 from extensions.streams.jobs.posted import Posted
 from extensions.streams.jobs.posting import RowPoster
-from extensions.streams.jobs.records import erased_name, posted_name
+from extensions.streams.jobs.records import posted_name
 from extensions.streams.settings import StreamQuerySettings
 from jobs.generations.lease import GenerationLease
 from jobs.settings import SparkSettings
@@ -73,38 +72,3 @@ def test_why_kafka_keeps_rows_back_is_stored_beside_the_result(without_tls: int)
     assert at.reason.startswith("Kafka lets nobody in: ")
     assert at.since_ms is not None
     assert said[0].startswith(at.reason)
-
-
-def test_a_topic_is_read_once_for_erased_rows_and_no_further_than_they_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A receiver that is away for long is tried again and again, and a topic may be long."""
-    store, read = prepared_store(1), list[int]()
-
-    class Reader:
-        def __init__(self, _: object) -> None: ...
-
-        def records(self, _: str, start: dict[int, int]) -> Iterator[Record]:
-            for offset in range(start[0], 6):
-                read.append(offset)
-                yield Record(0, offset, b"%d" % (offset % 2), None if offset in (2, 3, 5) else b"{}")
-
-    monkeypatch.setattr("extensions.streams.jobs.posting.TopicReader", Reader)
-    poster = RowPoster(
-        plan_of(KafkaSettings(bootstrap_servers="127.0.0.1:1")),
-        GenerationLease(open_memory(store), 1),
-        generations=list,
-        said=lambda *_: None,
-    )
-
-    def erased(at: Posted) -> dict[bytes, int]:
-        poster.look_for_erased("t", 1, at)
-        return poster.tombstones
-
-    with contextlib.closing(poster):
-        assert erased(Posted("id", 1)) == {}
-        store.records[erased_name(1)] = "3"
-        assert erased(Posted("id", 1)) == erased(Posted("id", 2)) == {b"0": 2}
-        assert read == [1, 2, 3]
-        store.records[erased_name(1)] = "6"
-        assert erased(Posted("id", 2)) == {b"0": 2, b"1": 5}
-        assert read == [1, 2, 3, 2, 3, 4, 5]
-        assert erased(Posted("made anew", 0)) == {b"0": 2, b"1": 5}
