@@ -13,14 +13,7 @@ from cdc.settings import Settings
 CHECKPOINT_DIRECTORY = ".lockstep/checkpoints"
 
 
-_MEANING = ("spark.sql.ansi.enabled", "spark.sql.caseSensitive", "spark.sql.session.timeZone")
-"""What a stream query means would depend on these."""
-
-
-def _leaves_meaning_alone(conf: Mapping[str, str]) -> Mapping[str, str]:
-    taken = [name for name in _MEANING if name in conf]
-    if taken:
-        raise ValueError(f"{', '.join(taken)}: the results of stream queries would change with it, so it is fixed")
+def _leaves_master_alone(conf: Mapping[str, str]) -> Mapping[str, str]:
     if "spark.master" in conf:
         raise ValueError("spark.master has a setting of its own: master in [spark]")
     return conf
@@ -89,7 +82,7 @@ class SparkSettings(Settings):
     )
     checkpoint_directory: str = Field(
         default=CHECKPOINT_DIRECTORY,
-        description="where Spark keeps offsets and states of stream queries: a path, or a URL that all of it reaches",
+        description="where Spark keeps offsets and states of its own queries: a path, or a URL that all of it reaches",
     )
     view_directory: Path = Field(
         default=Path(".lockstep/views"),
@@ -103,7 +96,7 @@ class SparkSettings(Settings):
         description="the archive of `lockstep package` for the executors of a cluster; none where they have it"
         " installed",
     )
-    conf: Annotated[Mapping[str, str], AfterValidator(_leaves_meaning_alone), AfterValidator(_holds_no_secret)] = Field(
+    conf: Annotated[Mapping[str, str], AfterValidator(_leaves_master_alone), AfterValidator(_holds_no_secret)] = Field(
         default_factory=dict,
         description="further Spark settings; they win over ours, and lists of jars, archives and paths add up",
     )

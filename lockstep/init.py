@@ -93,7 +93,7 @@ replication_factor = 3                     # 1 for a single broker
 
 [spark]
 master = "local[2]"
-# checkpoint_directory = ".lockstep/checkpoints"    # of stream queries; on a cluster, a URL that all reach
+# checkpoint_directory = ".lockstep/checkpoints"    # of Spark's own queries; on a cluster, a URL that all reach
 # view_directory = ".lockstep/views"       # states of views; a lost one is built from the log again
 # trigger = "auto"                         # "micro-batch": no task of a sink runs all the time, and more latency
 # continuous_s = 60.0                      # else a batch goes on for so long

@@ -22,7 +22,7 @@ def erase(
     """Remove for good what is kept of a deleted row.
 
     It has to be deleted at the source first. Looks at its topic, at every generation of every sink and of views that
-    read the table, at stream queries, at dead letters, at what searches have told and at the store of large values.
+    read the table, at dead letters, at what extensions keep and at the store of large values.
     Says what is left, why, and until when. Exit code 0 when nothing is left, 5 when something is until a time that is
     known, and 1 when that isn't proven. Run it again after Ctrl-C or a crash: it continues.
     """

@@ -1,12 +1,16 @@
 """The streams and the queries of a whole configuration, and how they go with the rest of it. Pure."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from cdc.model.table import TableName
 from extensions.streams.sections import StreamQueries, StreamQuerySection, Streams
 from extensions.streams.settings import StreamSettings, name_problems
 from extensions.streams.topic_names import is_stream_query_topic
 from lockstep.config import Config
+
+_MEANING: Final = ("spark.sql.ansi.enabled", "spark.sql.caseSensitive", "spark.sql.session.timeZone")
+"""What a query means would depend on these."""
 
 
 def streams_of(config: Config) -> dict[str, StreamSettings]:
@@ -30,6 +34,9 @@ def problems(config: Config) -> Iterator[str]:
             yield f"stream_queries.{name} and {section}.{name} have one name: give the query another one"
         if query.pattern is not None:
             yield from (f"stream_queries.{name}.pattern.{problem}" for problem in query.pattern.problems(streams))
+    taken = [name for name in _MEANING if name in config.spark.conf]
+    if taken and queries:
+        yield f"spark.conf: {', '.join(taken)}: the results of stream queries would change with it, so it is fixed"
     topics: dict[str, str] = {}
     for name, stream in streams.items():
         other = topics.setdefault(stream.topic, name)

@@ -115,7 +115,7 @@ class RejectedEvent:
         return cls(Position(*position), key.encode(), given, tag, reason, is_in_log)
 
 
-_COUNTS: Final = ("rows", "set_aside", "applied", "stale")
+_COUNTS: Final = ("rows", "applied", "stale")
 _FLAGS: Final = ("lacks_record", "awaits_copy", "has_more")
 """Fields of a result: what several tasks had together, and whether one of them had it."""
 _AS_THEY_ARE: Final = (*_COUNTS, "commit_time_ms", *_FLAGS, "shard")
@@ -127,11 +127,10 @@ class Result:
     """What became of the records of a task, or of a whole batch.
 
     ``rows`` counts records; ``applied`` and ``stale`` count folded events. ``commit_time_ms`` is the newest of them, in
-    milliseconds since 1970. ``set_aside`` counts rows of a stream query that its task has put on the side topic.
+    milliseconds since 1970.
     """
 
     rows: int = 0
-    set_aside: int = 0
     applied: int = 0
     stale: int = 0
     next_offsets: dict[TopicPartition, int] = field(default_factory=dict)

@@ -70,23 +70,6 @@ class StepsInput:
 
 
 @dataclass(frozen=True)
-class StreamInput:
-    """What a task of a stream query needs to know besides its sink.
-
-    ``topic_ids`` are Kafka's ids of the topics whose records it was given. ``result_topic`` gets the result besides the
-    sink. Records have so many bytes at most.
-    """
-
-    query: str
-    generation: int
-    topic_ids: Mapping[str, str]
-    side_topic: str
-    side_record_bytes_max: int
-    result_topic: str | None = None
-    result_record_bytes_max: int = 0
-
-
-@dataclass(frozen=True)
 class Task:
     """What every task of a batch needs to know. Travels to the executors."""
 
@@ -126,8 +109,6 @@ class Task:
     """With it, the sink gets a query's result."""
     steps: StepsInput | None = None
     """With it, readers of the sink see whole transactions."""
-    stream: StreamInput | None = None
-    """With it, the sink gets the rows of a stream query."""
     server: str | None = None
     """Which server of the sink has the job's progress, as ``OpenedSink`` says: no row may go to another one."""
 

@@ -9,7 +9,7 @@ class ReadSoFar:
     """How far a job has read. ``records`` is the sum of the next offsets: that of its progress is compared with it.
 
     All that was committed before ``lsn`` of this ``epoch`` has been read, the newest of it at ``commit_time_ms``, in
-    milliseconds since 1970. ``lsn`` is 0 where nobody knows, as of a stream query.
+    milliseconds since 1970. ``lsn`` is 0 where nobody knows.
     """
 
     records: int

@@ -2,9 +2,11 @@
 
 import random
 import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
-from cdc.model.errors import LockstepError, Overtaken, PositionMismatch, Unavailable
+from cdc.model.errors import LockstepError, Unavailable
 
 BACKOFF_MAX_S: Final = 30.0
 _BACKOFF_FIRST_S: Final = 0.5
@@ -29,10 +31,6 @@ _LOST_WORKER: Final = (
     "IOException: Connection reset by peer",
     "ClosedChannelException",
 )
-# How Spark says that another stream query has written to the checkpoint: before this batch was, or just then.
-_TAKEN: Final = ("CONCURRENT_STREAM_LOG_UPDATE", "Multiple streaming queries are concurrently using")
-# How Spark's Kafka source, which only stream queries have, says that records were lost that it had not read yet.
-_DATA_LOSS: Final = ("KAFKA_DATA_LOSS", "failOnDataLoss", "OffsetOutOfRange", "Some data may have been lost")
 
 # What went wrong, as Spark's messages have it. What stands before the first one has no values of rows.
 _CONDITION: Final = re.compile(r"(?:^|[\s:])\[(?P<name>[A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)*)\] ")
@@ -67,8 +65,13 @@ class Backoff:
         return longest * (1 - random.random() / 2)  # noqa: S311  no secret depends on it
 
 
-def spark_error(sink: str, text: str) -> LockstepError:
-    """A failed query's message -> the error that says what it means for the operator. Pure."""
+def spark_error(
+    sink: str, text: str, others: Mapping[Sequence[str], LockstepError] = MappingProxyType({})
+) -> LockstepError:
+    """A failed query's message -> the error that says what it means for the operator. Pure.
+
+    ``others`` are what else it may mean, by the words of which one is in such a message.
+    """
     cause, is_of_value = _cause(text)
     if is_of_value:  # which may have any of the words that are looked for below
         return LockstepError(f"the query of sink {sink!r} failed: {cause}", hint=_OF_VALUE)
@@ -76,16 +79,9 @@ def spark_error(sink: str, text: str) -> LockstepError:
         return Unavailable(
             f"a Python worker of sink {sink!r} died: killed, or out of memory (docs/sizing.md says how much it holds)"
         )
-    if any(word in text for word in _TAKEN):
-        return Overtaken(
-            f"another job runs stream query {sink!r} with the same checkpoint", hint="stop one of the two jobs"
-        )
-    if any(word in text for word in _DATA_LOSS):
-        return PositionMismatch(
-            f"a topic no longer holds what stream query {sink!r} has to read next",
-            hint="records were deleted before they were read, or the topic was recreated; where a new start says the"
-            f" same, `lockstep streams rebuild {sink}` builds the result from what the topics still hold",
-        )
+    for words, error in others.items():
+        if any(word in text for word in words):
+            return error
     if any(word in text for word in _PASSING):
         return Unavailable(f"Kafka doesn't answer the query of sink {sink!r}")
     return LockstepError(

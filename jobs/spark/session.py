@@ -211,7 +211,7 @@ def write_no_checksums(session: SparkSession) -> None:
     """Have files on this machine written without a checksum beside each.
 
     For both Hadoop runs `chmod`, which would be four processes a batch instead of two. Hadoop's own file system without
-    checksums won't do: Spark couldn't copy the state of a stream query with it. Raises LockstepError where somebody has
+    checksums won't do: Spark couldn't copy the state of a query with it. Raises LockstepError where somebody has
     chosen another one.
     """
     context: Any = session.sparkContext

@@ -11,6 +11,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, Position, RowEvent
 from cdc.model.table import Table
 from cdc.model.tag import Tag
+from extensions.streams.executor.task_input import StreamInput
 from extensions.streams.executor.topics import (
     RECORD_OVERHEAD_BYTES,
     check_same_topics,
@@ -19,7 +20,7 @@ from extensions.streams.executor.topics import (
 )
 from jobs.executor.open_sinks import close_sink, freeze_opened, sink_for
 from jobs.executor.result import Failure, RejectedEvent, Result, to_arrow
-from jobs.executor.task_input import StreamInput, Task
+from jobs.executor.task_input import Task
 from sinks.contract import Batch
 
 _ROWS_AT_ONCE: Final = 1_000
@@ -110,11 +111,9 @@ def why_too_long(row: _Row, stream: StreamInput) -> str | None:
 
 
 def apply_results(
-    task: Task, table: Table, batch_id: int, batches: Iterable[pa.RecordBatch]
+    task: Task, stream: StreamInput, table: Table, batch_id: int, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Apply one task's rows and yield its result, for ``mapInArrow``. All rows of a key are in one task."""
-    stream = task.stream
-    assert stream is not None
     result = Result()
     remaining = iter(batches)
     try:
@@ -123,7 +122,7 @@ def apply_results(
             # All that the batch reads is read by now, so these are rows of the topics' own records, or none is written.
             assert task.client is not None
             check_same_topics(stream.query, task.client, stream.topic_ids)
-            apply_rows(task, table, batch_id, rows, topics_for(task.client, stream, task.run), result)
+            apply_rows(task, stream, table, batch_id, rows, topics_for(task.client, stream, task.run), result)
         freeze_opened()
     except Exception as error:
         close_sink(task)  # the next attempt starts with new connections
@@ -144,13 +143,19 @@ class Topics(Protocol):
     def flush(self) -> None: ...
 
 
-def apply_rows(task: Task, table: Table, batch_id: int, rows: Sequence[_Row], topics: Topics, result: Result) -> None:
+def apply_rows(
+    task: Task,
+    stream: StreamInput,
+    table: Table,
+    batch_id: int,
+    rows: Sequence[_Row],
+    topics: Topics,
+    result: Result,
+) -> None:
     """Apply rows to the sink, and then to the topics: what is on them is in the sink. ``result`` gets the counts.
 
     Raises what the sink and ``topics`` raise, and LockstepError where the sink has rows of a later batch.
     """
-    stream = task.stream
-    assert stream is not None
     result.rows = len(rows)
     tag = batch_tag(batch_id)
     told = [(row, why_unfit(row, table) or why_too_long(row, stream)) for row in rows]
@@ -181,7 +186,6 @@ def apply_rows(task: Task, table: Table, batch_id: int, rows: Sequence[_Row], to
         if stream.result_topic is not None:
             for row in by_place.values():
                 topics.write_row(orjson.dumps(row.key), row.text, tag)
-    result.set_aside = len(refused)
     in_order = sorted(refused, key=lambda one: (one[0].text, one[1]))
     # However many these are: nobody has to hold them all, and a wrong mapping shows in the figures.
     topics.set_aside(

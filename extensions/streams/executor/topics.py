@@ -20,9 +20,9 @@ from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
 from cdc.model.event import JsonValue
 from cdc.model.timeouts import KAFKA_TAKES_NOTHING_S
 from cdc.protocol.envelope import TAG_HEADER
+from extensions.streams.executor.task_input import StreamInput
 from jobs.executor.log_reader import Client
 from jobs.executor.result import RejectedEvent
-from jobs.executor.task_input import StreamInput
 
 RECORD_OVERHEAD_BYTES: Final = 128
 """What a record of the result has besides key and value, at most: its header, and Kafka's own fields."""

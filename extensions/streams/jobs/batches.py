@@ -15,6 +15,7 @@ from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table
 from extensions.streams.executor.results import apply_results
+from extensions.streams.executor.task_input import StreamInput
 from extensions.streams.executor.topics import check_topic_ids
 from extensions.streams.jobs.checkpoint import Checkpoint, PlannedBatch
 from extensions.streams.jobs.frames import LATE, MALFORMED
@@ -97,10 +98,10 @@ class Batches:
             batch=batch_id,
             watermark_ms=this.watermark_ms or None,
             at_ms=now_ms(),
-            results=result.rows - result.set_aside,
+            results=result.applied + result.stale,
             late=counts[LATE],
             malformed=counts[MALFORMED],
-            refused=result.set_aside,
+            refused=result.rows - result.applied - result.stale,
             state_rows=state_rows,
             offsets=this.ends,
             starts=starts,
@@ -157,9 +158,9 @@ class Batches:
         return kept
 
 
-def applied(task: Task, table: Table, frame: DataFrame, batch_id: int) -> Result:
+def applied(task: Task, stream: StreamInput, table: Table, frame: DataFrame, batch_id: int) -> Result:
     """Have tasks apply a batch's rows. Raises what they have met, and what passes by itself last."""
-    work = ArrowMap(partial(apply_results, task, table, batch_id), RESULT_SCHEMA)
+    work = ArrowMap(partial(apply_results, task, stream, table, batch_id), RESULT_SCHEMA)
     result = from_arrow(work(frame).toArrow())
     if result.failures:
         errors = [failure.error() for failure in result.failures]

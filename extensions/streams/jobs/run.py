@@ -15,6 +15,7 @@ from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table
 from cdc.model.timeouts import BATCH_ENDS_S
+from extensions.streams.executor.task_input import StreamInput
 from extensions.streams.jobs.batches import Batches, applied
 from extensions.streams.jobs.beginning import Beginning, record_bytes_max
 from extensions.streams.jobs.builds import Builds
@@ -25,7 +26,7 @@ from extensions.streams.jobs.reading import SideTopic, StreamReading
 from extensions.streams.jobs.records import result_name
 from extensions.streams.jobs.running import RunningQuery
 from jobs.ending_thread import LOOK_S
-from jobs.executor.task_input import StreamInput, Task
+from jobs.executor.task_input import Task
 from jobs.generations.identities import (
     dump_identities,
     identities_name,
@@ -97,8 +98,8 @@ class QueryRun:
             plan.name, number, begun.topic_ids, side_topic.name, side_bytes_max,
             None if result_topic is None else result_topic.name, max(result_bytes_max, default=0),
         )  # fmt: skip
-        watch, task, ends = self._prepared(table, stream, begun.start, has_rows=bool(batches.figures.results))
-        side, apply = SideTopic(plan, streams, number, bytes_max=side_bytes_max), partial(applied, task, table)
+        watch, task, ends = self._prepared(table, begun.start, has_rows=bool(batches.figures.results))
+        side, apply = SideTopic(plan, streams, number, bytes_max=side_bytes_max), partial(applied, task, stream, table)
 
         def batch(part: DataFrame, batch_id: int) -> None:
             report = batches.run(part, batch_id, query.recent_progress, side, apply)
@@ -109,9 +110,7 @@ class QueryRun:
         query = RunningQuery(plan.name, batch)
         return self._run_query(query, self._rows(frame, table), batches, watch, ends, location=checkpoint.location)
 
-    def _prepared(
-        self, table: Table, stream: StreamInput, start: Offsets, *, has_rows: bool
-    ) -> tuple[IdentityWatch, Task, Offsets]:
+    def _prepared(self, table: Table, start: Offsets, *, has_rows: bool) -> tuple[IdentityWatch, Task, Offsets]:
         """Make the result's table, and claim it. Returns who watches it, what tasks get, and where topics end now."""
         plan, number, records = self._plan, self._generation, self._opened.records
         if has_rows:
@@ -131,7 +130,7 @@ class QueryRun:
         task = Task(
             plan.name, plan.settings, number, fence, {}, {table.name: table}, 0, plan.spark.retry_s,
             uuid.uuid4().hex, client=plan.kafka.client(), open=plan.open, server=self._opened.server(),
-            stream=stream, identities=identities,
+            identities=identities,
         )  # fmt: skip
         return watch, task, ends
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import LockstepError, Overtaken, PositionMismatch, Unavailable
 from cdc.model.timeouts import BATCH_ENDS_S
 from extensions.streams.executor.pattern_state import too_many_events
 from extensions.streams.jobs.plan import StreamQueryPlan
@@ -18,6 +18,13 @@ from jobs.spark.jvm import stop_query, text_of
 
 _JOINED: Final = ("START_OFFSET_DOES_NOT_MATCH_ASSIGNED", "MISMATCHED_TOPIC_PARTITIONS")
 """How Spark says that a partition has joined while it began. It takes it in when it begins again."""
+
+
+_TAKEN: Final = ("CONCURRENT_STREAM_LOG_UPDATE", "Multiple streaming queries are concurrently using")
+"""How Spark says that another query has written to the checkpoint: before this batch was, or just then."""
+
+_DATA_LOSS: Final = ("KAFKA_DATA_LOSS", "failOnDataLoss", "OffsetOutOfRange", "Some data may have been lost")
+"""How Spark's Kafka source says that records were lost that it had not read yet."""
 
 
 class _Stopping(Exception):
@@ -111,4 +118,12 @@ def stream_error(query: str, text: str) -> LockstepError:
             " `where`, make `within` shorter, or add a column to `per`; then run `lockstep streams rebuild"
             f" {query}`, which begins with what the topics still hold",
         )
-    return spark_error(query, text)
+    taken = Overtaken(
+        f"another job runs stream query {query!r} with the same checkpoint", hint="stop one of the two jobs"
+    )
+    lost = PositionMismatch(
+        f"a topic no longer holds what stream query {query!r} has to read next",
+        hint="records were deleted before they were read, or the topic was recreated; where a new start says the"
+        f" same, `lockstep streams rebuild {query}` builds the result from what the topics still hold",
+    )
+    return spark_error(query, text, {_TAKEN: taken, _DATA_LOSS: lost})

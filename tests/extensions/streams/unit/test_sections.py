@@ -173,6 +173,13 @@ def test_a_query_may_be_read_twice() -> None:
     assert with_stream_queries(once) == (once, [])
 
 
+def test_what_a_query_means_is_no_setting_of_sparks(tmp_path: Path) -> None:
+    path = tmp_path / "lockstep.toml"
+    path.write_text(TEXT + '[spark.conf]\n"spark.sql.ansi.enabled" = "false"\n')
+    with pytest.raises(ConfigurationError, match="the results of stream queries would change"):
+        read(path)
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

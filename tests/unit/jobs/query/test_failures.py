@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdc.model.errors import LockstepError, Overtaken, PositionMismatch, Unavailable
+from cdc.model.errors import LockstepError, Unavailable
 from jobs.query.failures import spark_error
 
 
@@ -10,15 +10,12 @@ from jobs.query.failures import spark_error
     ("text", "expected"),
     [
         ("org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node assignment", Unavailable),
-        ("[KAFKA_DATA_LOSS.START_OFFSET_RESET] Some data may have been lost SQLSTATE: 22000", PositionMismatch),
         ("[CAST_INVALID_INPUT] The value 'search TimeoutException' of ... SQLSTATE: 22018", LockstepError),
         (
             "Job aborted due to stage failure\n at x\nCaused by: Python worker exited unexpectedly (crashed)",
             Unavailable,
         ),
         ("Job aborted due to stage failure\nCaused by: java.io.IOException: Broken pipe", Unavailable),
-        ("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log", Overtaken),
-        ("Multiple streaming queries are concurrently using file:/checkpoints/offsets.", Overtaken),
         ("[INTERNAL_ERROR] something else\n at org.apache.spark.Whatever", LockstepError),
         ("", LockstepError),
     ],

@@ -33,7 +33,7 @@ export default {
               ["Example", `${one.example.table} ${one.example.key}`],
               ["Tag", lsn(one.example.tag)],
             ]),
-            // A row of a stream query has no table at the source.
+            // What an extension writes has no table at the source.
             state.sinks.some((sink) => sink.name === one.sink) &&
               h(
                 "a",

@@ -9,10 +9,11 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import RowEvent
 from cdc.model.table import ReplicaIdentity, Table, TableName
 from extensions.streams.executor.results import REPEATED, apply_rows, batch_tag, distinct, read_row, why_unfit
+from extensions.streams.executor.task_input import StreamInput
 from extensions.streams.settings import column_of
 from jobs.executor.open_sinks import close_sink
 from jobs.executor.result import REJECTIONS_MAX, RejectedEvent, Result
-from jobs.executor.task_input import StreamInput, Task
+from jobs.executor.task_input import Task
 from sinks.memory import MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
 
@@ -104,15 +105,15 @@ class Applied:
         self.sink.prepare([ROWS])
         self.task = Task(
             "q", RedisSettings(), 1, 0, {}, {NAME: ROWS}, 0, 1.0, "run",
-            stream=StreamInput("q", 1, {}, "side", 4096, "result", 500),
             open=lambda _name, _settings, number: open_memory(self.store, number, refuse=self.refuse),
         )  # fmt: skip
 
     def apply(self, batch_id: int, *rows: str) -> tuple[Result, Topics]:
         topics, result = Topics(), Result()
-        apply_rows(self.task, ROWS, batch_id, [read_row(row, ROWS) for row in rows], topics, result)
+        stream = StreamInput("q", 1, {}, "side", 4096, "result", 500)
+        apply_rows(self.task, stream, ROWS, batch_id, [read_row(row, ROWS) for row in rows], topics, result)
         assert topics.flushed == len(topics.rows) + len(topics.aside)
-        assert (result.rows, result.set_aside) == (len(rows), len(topics.aside))
+        assert (result.rows, result.applied + result.stale) == (len(rows), len(rows) - len(topics.aside))
         return result, topics
 
     @property
@@ -172,7 +173,7 @@ def test_a_row_that_is_too_long_for_the_topic_is_refused_before_the_store_has_it
 def test_however_many_rows_are_refused_none_stops_the_query(applied: Applied) -> None:
     result, told = applied.apply(3, *[text(None)] * (REJECTIONS_MAX + 1), text(1))
     assert applied.names == {1: "a"}
-    assert result.set_aside == len(told.aside) == REJECTIONS_MAX + 1
+    assert result.rows - result.applied - result.stale == len(told.aside) == REJECTIONS_MAX + 1
 
 
 def test_a_result_that_is_ahead_of_its_checkpoint_stops_the_query(applied: Applied) -> None:

@@ -1,11 +1,31 @@
-from cdc.model.errors import PositionMismatch, Unavailable
+import pytest
+
+from cdc.model.errors import Overtaken, PositionMismatch, Unavailable
 from extensions.streams.jobs.beginning import lacking_topic
 from extensions.streams.jobs.running import stream_error
 from extensions.streams.settings import StreamSettings
 
 
-def test_records_that_are_gone_name_the_way_out_of_a_stream_query() -> None:
-    error = stream_error("sessions", "[KAFKA_DATA_LOSS.PARTITIONS_DELETED] ...")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log",
+        "Multiple streaming queries are concurrently using file:/checkpoints/offsets.",
+    ],
+)
+def test_another_job_with_the_same_checkpoint_has_overtaken_this_one(text: str) -> None:
+    assert isinstance(stream_error("sessions", text), Overtaken)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[KAFKA_DATA_LOSS.PARTITIONS_DELETED] ...",
+        "[KAFKA_DATA_LOSS.START_OFFSET_RESET] Some data may have been lost SQLSTATE: 22000",
+    ],
+)
+def test_records_that_are_gone_name_the_way_out_of_a_stream_query(text: str) -> None:
+    error = stream_error("sessions", text)
     assert isinstance(error, PositionMismatch)
     assert "stream query 'sessions'" in error.message
     assert "lockstep streams rebuild sessions" in (error.hint or "")
