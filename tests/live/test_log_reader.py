@@ -18,7 +18,6 @@ from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import PositionMismatch, Unavailable
 from cdc.protocol.envelope import TAG_HEADER
-from extensions.streams.jobs.kafka_source import kafka_options
 from jobs.executor import log_reader
 from jobs.executor.log_reader import LogReader, Range, open_ranges, ranges, read_log, spread
 from jobs.offsets import Offsets
@@ -89,7 +88,12 @@ def task_rows(*wanted: Range) -> pa.RecordBatch:
 
 def through_spark(spark: SparkSession, log: Log, topics: Sequence[str]) -> list[dict[str, Any]]:
     """What Spark's own source has."""
-    options = {**kafka_options(log.kafka), "subscribe": ",".join(topics), "startingOffsets": "earliest"}
+    options = {
+        "kafka.bootstrap.servers": log.kafka.bootstrap_servers,
+        "kafka.isolation.level": "read_committed",
+        "subscribe": ",".join(topics),
+        "startingOffsets": "earliest",
+    }
     return rows(spark.read.format("kafka").options(**options).load().select(*OF_SPARK).toArrow().to_batches())
 
 

@@ -1,5 +1,7 @@
 """Which conditions and figures stream queries come to, and what the page shows of them."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -101,3 +103,11 @@ def test_a_query_is_shown_and_one_that_stopped_is_told_with_reason_and_step() ->
         ("taps", "no answer", "`lockstep doctor` looks at every server"),
     ]
     assert found_of([]).panel is None
+
+
+def test_what_is_asked_again_and_again_loads_nothing_of_what_writes() -> None:
+    """``lockstep lag`` is in scripts: what it loads is most of the time that it takes."""
+    code = "import sys; import extensions.streams.watch; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    heavy = {"pyspark", "pyarrow", "sqlalchemy", "opensearchpy", "deltalake", "redis", "jobs.executor", "views.view"}
+    assert set(done.stdout.split()) & heavy == set()

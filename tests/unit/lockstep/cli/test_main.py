@@ -242,7 +242,7 @@ def _open_once_it_is_read(fifo: Path, process: subprocess.Popen[str]) -> int:
 @pytest.mark.parametrize(
     "modules",
     [
-        "monitor.collector, monitor.settled, monitor.table, extensions.streams.watch",
+        "monitor.collector, monitor.settled, monitor.table",
         "monitor.waits",
         "lockstep.attendant",
     ],

@@ -22,6 +22,14 @@ def test_only_committed_records_are_read() -> None:
     assert not any("sasl" in name or "ssl" in name for name in options)
 
 
+def test_settings_of_the_connection_reach_javas_client_in_its_words() -> None:
+    given = {"client.rack": "eu-1a", "reconnect.backoff.max.ms": 500, "socket.keepalive.enable": "true"}
+    options = kafka_options(KafkaSettings(bootstrap_servers="kafka:9092", librdkafka=given))
+    assert options["kafka.client.rack"] == "eu-1a"
+    assert options["kafka.reconnect.backoff.max.ms"] == "500"
+    assert "kafka.socket.keepalive.enable" not in options, "Java's client has no such setting"
+
+
 def test_a_dead_broker_is_left_before_its_minute_is_over() -> None:
     options = kafka_options(KafkaSettings(bootstrap_servers="broker:9092"))
     # The client refuses to wait less for all of an answer than for one request of it.
