@@ -31,10 +31,10 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 88_619,
-    "lines of extensions": 14_132,
+    "lines of the core": 88_588,
+    "lines of extensions": 14_512,
     "lines of stack and bench": 9_992,
-    "lines of tests": 97_549,
+    "lines of tests": 97_571,
     "words of docs": 43_093,
     "settings": 168,
 }
