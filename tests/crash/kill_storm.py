@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -103,12 +103,15 @@ class Watcher(threading.Thread):
 
 
 class Storm:
-    """``servers`` are killed as well."""
+    """``servers`` are killed as well. Only strikes with these names come, where there are any."""
 
-    def __init__(self, pipeline: Pipeline, seed: int, servers: Stack | None = None) -> None:
+    def __init__(
+        self, pipeline: Pipeline, seed: int, servers: Stack | None = None, names: Collection[str] = ()
+    ) -> None:
         self._pipeline = pipeline
         self._random = random.Random(seed)
         self._servers = servers
+        self._names = names
         self._capture: Process | None = None
         self._job: Process | None = None
         self._rebuild: Process | None = None
@@ -242,10 +245,11 @@ class Storm:
             (self._altered, 3),
             *([(self._store_killed, 2)] if self._servers is not None else []),
         ]
-        kind = self._random.choices(*zip(*kinds, strict=True))[0]
-        name = kind.__name__.lstrip("_").replace("_", " ")
-        self.done[name] += 1
-        self._say(name)
+        named = {_name(kind): (kind, weight) for kind, weight in kinds}
+        chosen = [each for name, each in named.items() if not self._names or name in self._names]
+        kind = self._random.choices(*zip(*chosen, strict=True))[0]
+        self.done[_name(kind)] += 1
+        self._say(_name(kind))
         kind()
         self._go_on()
 
@@ -340,16 +344,24 @@ class Storm:
     def _store_killed(self) -> None:
         assert self._servers is not None
         name = self._random.choice([*_STORES])
+        self.done[f"{name} killed"] += 1
         self._servers.kill(name)
         time.sleep(self._random.uniform(0, 5))
         self._servers.start(name)
 
 
-def storm(seconds: float, seed: int, stack: Stack, directory: Path) -> Counter[str]:
-    """One of so many seconds, on servers that nobody else uses; returns what has struck how often."""
+def _name(strike: Callable[[], None]) -> str:
+    return strike.__name__.lstrip("_").replace("_", " ")
+
+
+def storm(seconds: float, seed: int, stack: Stack, directory: Path, names: Collection[str] = ()) -> Counter[str]:
+    """One of so many seconds, on servers that nobody else uses; returns what has struck how often.
+
+    ``names`` are those of the strikes, all where there are none.
+    """
     print(f"seed {seed}", flush=True)
     pipeline = Pipeline(stack.up(), directory, f"storm{seed}", sinks=True, more={"spark": "retry_s = 1.0"})
-    made = Storm(pipeline, seed, stack)
+    made = Storm(pipeline, seed, stack, names)
     try:
         made.run(seconds)
     finally:
@@ -363,12 +375,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument("--seed", type=int, default=int(time.time()) % 1_000_000)
+    parser.add_argument("--only", action="append", default=[], help='a strike, such as "store killed"; again for more')
     parser.add_argument("--stack", type=Path, required=True, help="where the servers' data is; nobody else uses them")
     options = parser.parse_args()
     with temporary_directory() as directory:
         stack = Stack(options.stack, durable=False, light=True, kafka_overrides=KAFKA_OVERRIDES)
         try:
-            done = storm(60 * options.minutes, options.seed, stack, directory)
+            done = storm(60 * options.minutes, options.seed, stack, directory, options.only)
         except BaseException:
             kept = options.stack / f"storm-{options.seed}"
             directory.rename(kept)
