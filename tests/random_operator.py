@@ -102,6 +102,8 @@ class Operator:
         elif "delete the topic" in hint or "delete these topics" in hint or "delete this topic" in hint:
             assert topics, text
             self.delete(topics)
+        elif text.startswith("PostgreSQL refused: publication") and "`lockstep doctor`" in hint:
+            self.put_back()  # it was dropped just when a copy looked
         elif "no longer sends" in text or "add primary key" in hint or "not in publication" in text:
             if not self._run_sql(hint):
                 self.put_back()
