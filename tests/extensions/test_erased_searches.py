@@ -21,6 +21,7 @@ def test_a_row_that_is_erased_leaves_what_was_told_of_it(
     table = "create table profile (id bigint primary key, city text);"
     with closing(SearchedSink(endpoints, tmp_path, spark, table)) as sink:
         sink.execute("insert into profile values (70, 'Bern'), (80, 'Bern')")
+        sink.wait()
         with closing(sink.follower()) as follower:
             sink.add("bern", {"term": {"city.keyword": "Bern"}})
             settle(sink, follower)
