@@ -34,7 +34,7 @@ BUDGETS: Final = {
     "lines of the core": 88_588,
     "lines of extensions": 14_512,
     "lines of stack and bench": 9_992,
-    "lines of tests": 97_586,
+    "lines of tests": 97_587,
     "words of docs": 43_093,
     "settings": 168,
 }
@@ -196,8 +196,8 @@ WEIGHED: Final[dict[str, Callable[[], list[str]]]] = {
     "lines of extensions": lambda: _lines(*EXTENSIONS),
     "lines of stack and bench": lambda: _lines(*BESIDE),
     "lines of tests": lambda: _lines("tests"),
-    "words of docs": 43_093words,
-    "settings": 168settings,
+    "words of docs": _words,
+    "settings": _settings,
 }
 OVER: Final[dict[str, Callable[[], list[str]]]] = {
     "functions of more than 60 lines": lambda: [
