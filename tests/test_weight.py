@@ -34,7 +34,7 @@ BUDGETS: Final = {
     "lines of the core": 88_588,
     "lines of extensions": 14_512,
     "lines of stack and bench": 9_992,
-    "lines of tests": 97_587,
+    "lines of tests": 97_592,
     "words of docs": 43_093,
     "settings": 168,
 }

@@ -54,10 +54,8 @@ import json
 import tomllib
 from pathlib import Path
 
-from extensions.erase.sinks import SinkErasing
 from lockstep.config import read
 from lockstep.doctor.encryption import encryption_findings
-from lockstep.erasing import DeletedRow
 from lockstep.init_examples import NewSink
 from monitor.condition_facts import certificates_of
 from sinks.registry import KINDS, definition, load_client, open_sink, with_definition
@@ -84,12 +82,6 @@ print(json.dumps({
     "doctor": [[each.subject, each.fix] for each in encryption_findings(config)],
     "certificates": [Path(name).name for name in certificates_of(config.as_pipeline(), config.sinks)],
     "able": [name for name in ("bulk", "erasing", "identities", "refreshing", "whole") if getattr(opened, name)],
-    "erase": [
-        f"{place.name}: {place.unasked}"
-        for place in SinkErasing(
-            config, DeletedRow(table(), {"id": 1}, "", "orders"), timeout_s=0, check=lambda: None
-        ).places("box", only_look=False)
-    ],
     "example": tomllib.loads(KINDS["toy"].example.replace("# ", "", 3)),
 }, default=str))
 """
@@ -103,7 +95,6 @@ def test_a_new_kind_is_one_package_and_one_line(tmp_path: Path) -> None:
         "jobs",
         "monitor",
         "lockstep",
-        "extensions",
         "migrations",
         "stack",
         "tests",
@@ -139,6 +130,5 @@ def test_a_new_kind_is_one_package_and_one_line(tmp_path: Path) -> None:
         "doctor": [["sink box", "let the address begin with toys"]],
         "certificates": ["ca.pem"],
         "able": [],
-        "erase": ["sink box, generation 1 (live): can't erase here: a sink of type 'toy' keeps what it has of a row"],
         "example": {"sinks": {"toys": {"type": "toy", "url": "toys://box"}}},
     }

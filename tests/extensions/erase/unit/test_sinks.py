@@ -1,6 +1,7 @@
 """extensions.erase.sinks: what is said of sinks that aren't asked"""
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from extensions.erase.sinks import SinkErasing
 from jobs.generations.record import Generation
 from lockstep.config import Config
 from lockstep.erasing import DeletedRow, Place
-from sinks.contract import Progress
+from sinks.contract import OpenedSink, Progress
+from sinks.memory import MemoryStore, open_memory
 from tests.builders import column, progress, table, tag
 from tests.configurations import CACHE, configured
 from tests.duckdb_sink import open_duckdb
@@ -24,10 +26,15 @@ def _config(tmp_path: Path, tables: str = "") -> Config:
     return configured(tmp_path, CACHE, tables, tables=["public.orders", "public.items"])
 
 
-def _place(config: Config, monkeypatch: pytest.MonkeyPatch, stored: Progress) -> Place:
+def _place(
+    config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    stored: Progress,
+    opened_in: Callable[[Path], OpenedSink] = open_duckdb,
+) -> Place:
     """What is said of a generation that has nothing of a row which was deleted by transaction 5."""
     with tempfile.TemporaryDirectory() as directory:
-        opened = open_duckdb(Path(directory))
+        opened = opened_in(Path(directory))
         opened.sink.prepare([ORDERS])
         opened.generations.save_progress(stored)
         generation = Generation(1, is_live=True, record=None)
@@ -63,3 +70,11 @@ def test_a_table_that_left_keeps_no_row_of_another_one_from_being_erased(
 
 def test_a_sink_that_does_not_have_the_table_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _place(_config(tmp_path, 'tables = ["public.items"]'), monkeypatch, BEHIND).is_proven
+
+
+def test_a_sink_that_is_not_able_to_erase_is_told_of_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = _place(_config(tmp_path), monkeypatch, PAST, lambda _: open_memory(MemoryStore()))
+    assert (place.name, place.is_proven) == ("sink cache, generation 1 (live)", False)
+    assert "can't erase here: a sink of type 'redis'" in (place.unasked or "")
