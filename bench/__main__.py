@@ -89,12 +89,6 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--snapshot-rows", type=int, help="rows of the table that is copied first")
     parser.add_argument("--rate", type=int, help="transactions per second into Kafka")
     parser.add_argument("--seconds", type=float, help="length of the latency measurement")
-    parser.add_argument(
-        "--trigger",
-        choices=("auto", "micro-batch", "continuous"),
-        default="auto",
-        help="how sinks' batches are made: spark.trigger",
-    )
     parser.add_argument("--probes", type=int, help="probes of each sink")
     parser.add_argument("--keys", type=int, help="keys of the log that sinks are built from, with two events each")
     parser.add_argument("--events", type=int, help="events of each backlog that is replayed to sinks")
@@ -144,7 +138,7 @@ def run(options: argparse.Namespace, say: Say) -> dict[str, Any]:
         say(warning)
     say(f"rows are encoded by {facts['rows_are_encoded_by']}, and written to sinks by {facts['rows_are_written_by']}")
     # Its minutes are too few for the JVM's second compiler, whose work would be a third of what is measured.
-    rig = Rig(options.stack, say=say, trigger=options.trigger, light=options.only == ["everyday"])
+    rig = Rig(options.stack, say=say, light=options.only == ["everyday"])
     runs: list[list[Figure]] = []
     details: list[dict[str, Any]] = []
     try:

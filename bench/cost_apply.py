@@ -148,6 +148,5 @@ def _put(
 
 
 def _toml(rig: Rig, name: str, tables: Sequence[str], partitions: int, kinds: Collection[str]) -> str:
-    spark = f'[spark]\ntrigger = "{rig.trigger}"\n'
     head = tables_toml(name, rig.endpoints, tables, partitions=partitions)
-    return head + spark + sink_sections(name, rig.endpoints, kinds)
+    return head + sink_sections(name, rig.endpoints, kinds)

@@ -147,9 +147,7 @@ def _meter(rig: Rig, child: Child) -> CpuMeter:
 
 
 def _toml(rig: Rig, name: str, tables: list[str]) -> str:
-    return f"""{tables_toml(name, rig.endpoints, tables, partitions=1)}[spark]
-trigger = "{rig.trigger}"
-[sinks.{name}]
+    return f"""{tables_toml(name, rig.endpoints, tables, partitions=1)}[sinks.{name}]
 type = "warehouse"
 url = "{rig.endpoints.warehouse_url}"
 schema = "{name}"

@@ -88,12 +88,11 @@ class Child:
 class Rig:
     """Servers and whatever was started on them. ``close`` leaves nothing running that we started."""
 
-    def __init__(self, directory: Path | None, *, say: Say, trigger: str = "auto", light: bool = False) -> None:
+    def __init__(self, directory: Path | None, *, say: Say, light: bool = False) -> None:
         """With a directory, the servers of that stack are used and left running; else new ones in a temporary one.
 
-        ``trigger`` is Spark's, for the pipelines' jobs. ``light`` starts servers as ``lockstep up`` does.
+        ``light`` starts servers as ``lockstep up`` does.
         """
-        self.trigger = trigger
         self._own = directory is None
         self._work = Path(tempfile.mkdtemp(prefix="lockstep-bench-"))
         self._work.chmod(0o755)  # PostgreSQL runs as another user when we are root
@@ -219,7 +218,7 @@ class Pipeline:
         self._path = directory / f"{name}.toml"
         self._others = [f"{name}_{other}" for other in tables]
         self._path.write_text(
-            _toml(name, endpoints, others=self._others, sinks=sinks, lake=self.lake, trigger=rig.trigger) + sections,
+            _toml(name, endpoints, others=self._others, sinks=sinks, lake=self.lake) + sections,
             encoding="utf-8",
         )
         self.config: Config = load(self._path)
@@ -389,9 +388,7 @@ def sink_name(pipeline: str, kind: str) -> str:
     return f"{pipeline}_{kind}"
 
 
-def _toml(
-    name: str, endpoints: Endpoints, *, others: Iterable[str], sinks: Collection[str], lake: Path, trigger: str
-) -> str:
+def _toml(name: str, endpoints: Endpoints, *, others: Iterable[str], sinks: Collection[str], lake: Path) -> str:
     """Defaults throughout, but for what one broker and one node can't do. ``others`` are tables besides its own."""
     listed = ", ".join(f'"public.{table}"' for table in (name, *others))
     text = f"""
@@ -406,7 +403,6 @@ topics = {{ replication_factor = 1 }}
 [spark]
 checkpoint_directory = "checkpoints-{name}"
 view_directory = "views-{name}"
-trigger = "{trigger}"
 """
     return text + sink_sections(name, endpoints, sinks, lake=lake)
 

@@ -58,7 +58,7 @@ class Timeline:
         self.tables = {table: TableName(self.name, table) for table in ("users", "follows", "tweets")}
         self.states = rig.directory / f"{self.name}-states"
         self.path = rig.directory / f"{self.name}.toml"
-        self.path.write_text(self._toml(rig.trigger), encoding="utf-8")
+        self.path.write_text(self._toml(), encoding="utf-8")
         self.config = load(self.path)
         self.client = self.config.kafka.client()
         topics = self.config.topics()
@@ -146,12 +146,12 @@ class Timeline:
             for deleted in admin.delete_topics(topics, request_timeout=10).values() if topics else ():
                 deleted.result(10)
 
-    def _toml(self, trigger: str) -> str:
+    def _toml(self) -> str:
         tables = {table: f"{self.name}.{table}" for table in self.tables}
         cache = f"{self.name}_{CACHE}"
         return (
             tables_toml(self.name, self.endpoints, self.tables.values(), partitions=_PARTITIONS)
-            + f'[spark]\nview_directory = "{self.states}"\ntrigger = "{trigger}"\n'
+            + f'[spark]\nview_directory = "{self.states}"\n'
             + sink_sections(self.name, self.endpoints, [CACHE])
             + "apply = false\n"
             + f'[views.{VIEW}]\nsink = "{cache}"\nprefix = "{self.name}"\ntopic = true\n'

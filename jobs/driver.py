@@ -19,8 +19,6 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from cdc.kafka.settings import KafkaSettings
-from cdc.kafka.topic_admin import TopicAdmin
-from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import Fenced, LockstepError, Unavailable
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
@@ -46,7 +44,7 @@ from jobs.generations.starting import showing_start
 from jobs.generations.view_state import remove_kept
 from jobs.job_thread import JobThread
 from jobs.query.captured_tables import Captured
-from jobs.query.sink_plan import PARTITIONS_MAX, SinkPlan, why_no_long_batches
+from jobs.query.sink_plan import SinkPlan, goes_on
 from jobs.report import (
     DefinitionDiffers,
     Report,
@@ -191,7 +189,7 @@ def session(
         name=f"lockstep {source.pipeline}",
         bulk=bulk,
         libraries=libraries,
-        more_tasks=_more_tasks(source, sinks) if follows else 0,
+        more_tasks=more_tasks(source.spark, source.tables, sinks) if follows else 0,
     )
     warm_up(started)
     try:
@@ -206,36 +204,11 @@ def session(
         stop_session(started)
 
 
-def _more_tasks(source: Source, sinks: Collection[SinkSettings]) -> int:
-    """How many tasks these sinks will have in long batches."""
-    try:
-        named = [TableName.parse(text) for settings in sinks for text in settings.tables]
-        topics = [table_topic(source.pipeline, name) for name in {*source.tables, *named}]
-        counts = TopicAdmin(source.kafka.client()).partition_counts(topics) if source.spark.has_long_batches else {}
-    except Unavailable:  # the jobs wait for it, and say so
-        counts = {}
-    return long_batches(source, sinks, counts)
-
-
-def long_batches(source: Source, sinks: Collection[SinkSettings], counts: Mapping[str, int]) -> int:
-    """How many tasks these sinks have in long batches where topics have so many partitions. Pure.
-
-    Each shard of a view is one. A topic that isn't there yet will have as many as are configured.
-    """
-    spark = source.spark
-    if not spark.has_long_batches:
+def more_tasks(spark: SparkSettings, tables: Sequence[TableName], sinks: Collection[SinkSettings]) -> int:
+    """How many tasks of these sinks may go on all the time. Each shard of a view is one. Pure."""
+    if not spark.is_local:
         return 0
-
-    def partitions(settings: SinkSettings) -> int:
-        tables = [TableName.parse(text) for text in settings.tables] or source.tables
-        return sum(counts.get(table_topic(source.pipeline, name), source.kafka.topics.partitions) for name in tables)
-
-    return sum(
-        1 if settings.view is None else settings.view.tasks
-        for settings in sinks
-        if why_no_long_batches(settings, source.tables) is None
-        and (spark.trigger == "continuous" or partitions(settings) <= PARTITIONS_MAX)
-    )
+    return sum(1 if each.view is None else each.view.tasks for each in sinks if goes_on(each, tables))
 
 
 def look_every_s(tables: int, *, is_settled: bool = False) -> float:

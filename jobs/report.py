@@ -50,17 +50,6 @@ class SinkStarted(_OfGeneration):
 
 
 @dataclass(frozen=True, slots=True)
-class KeepsMicroBatches(_OfGeneration):
-    """Long batches were asked for, and this generation has none, for this reason."""
-
-    reason: str
-
-    @property
-    def message(self) -> Message:
-        return INFO, LogMessage("sink keeps micro-batches", self._facts("reason"))
-
-
-@dataclass(frozen=True, slots=True)
 class StatusReport(_OfGeneration):
     """A batch has been applied and its progress stored."""
 

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from cdc.secret import is_secret_name
 from cdc.settings import Settings
@@ -67,12 +67,6 @@ class SparkSettings(Settings):
     master: Annotated[str, AfterValidator(_is_master)] = Field(
         default="local[2]", description="Spark's master; local[n] runs n tasks in one process here"
     )
-    trigger: Literal["auto", "continuous", "micro-batch"] = Field(
-        default="auto",
-        description="continuous: a batch goes on with what comes after it, in sinks that can do that; auto: the same"
-        " with a local master, in sinks of few partitions",
-    )
-    continuous_s: Annotated[float, Field(gt=0)] = Field(default=60.0, description="how long such a batch goes on")
     trigger_ms: Annotated[int, Field(ge=0)] = Field(
         default=200,
         description="shortest time between two batches; 200 costs a quarter less CPU than 0 at the same latency",
@@ -101,18 +95,7 @@ class SparkSettings(Settings):
         description="further Spark settings; they win over ours, and lists of jars, archives and paths add up",
     )
 
-    @model_validator(mode="after")
-    def _goes_on_here_alone(self) -> Self:
-        if self.trigger == "continuous" and not self.is_local:
-            raise ValueError('trigger: "continuous" needs a local master: its tasks talk to the driver on this machine')
-        return self
-
     @property
     def is_local(self) -> bool:
         """Whether all of Spark is one process on this machine."""
         return _LOCAL.fullmatch(self.master) is not None
-
-    @property
-    def has_long_batches(self) -> bool:
-        """Whether batches go on with what comes after them, in sinks that can do that."""
-        return self.trigger != "micro-batch" and self.is_local

@@ -17,7 +17,7 @@ from cdc.model.errors import ConfigurationError
 from jobs.spark.shipped_code import PACKAGES, compiled_files, source_files
 
 # Spark brings PySpark to its executors itself; the others are what the driver, capture and the command import.
-_NOT_ON_EXECUTORS: Final = frozenset({"alembic", "lmdb", "pyspark", "rich", "typer"})
+NOT_ON_EXECUTORS: Final = frozenset({"alembic", "lmdb", "pyspark", "rich", "typer"})
 
 _REQUIREMENT: Final = re.compile(r"(?P<name>[A-Za-z0-9._-]+)\s*(?:\[(?P<extras>[^]]*)])?")
 _EXTRA: Final = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
@@ -106,7 +106,7 @@ def _installed_files(root: str) -> Iterator[tuple[str, Path]]:
                 yield file.as_posix(), Path(str(package.locate_file(file)))
 
 
-def required(root: Distribution, *, leave_out: Iterable[str] = _NOT_ON_EXECUTORS) -> list[Distribution]:
+def required(root: Distribution, *, leave_out: Iterable[str] = NOT_ON_EXECUTORS) -> list[Distribution]:
     """What ``root`` requires, and what that requires, as far as it is installed here; without ``root`` itself.
 
     Conditions other than extras aren't evaluated: where they didn't hold, nothing was installed.

@@ -25,8 +25,8 @@ from sinks.registry import SinkSettings
 from stack.jars import jar_set
 from tests.job_reports import Reports, seen
 
-CONTINUOUS_S = 3.0
-"""How long a long batch goes on, so that tests see several of them."""
+ENDING = {"spark.default.parallelism": "1"}
+"""Settings of Spark that leave no task for a batch that goes on: each ends where the log ends."""
 
 
 def spark_settings(directory: Path, **changes: Any) -> SparkSettings:
@@ -36,7 +36,6 @@ def spark_settings(directory: Path, **changes: Any) -> SparkSettings:
     return SparkSettings(
         **{
             "checkpoint_directory": str(directory / "checkpoints"),
-            "continuous_s": CONTINUOUS_S,
             "conf": conf,
             **changes,
         }

@@ -7,8 +7,11 @@ from itertools import count
 import pyarrow as pa
 
 from cdc.model.event import RowEvent
-from jobs.executor.deliver import deliver
-from jobs.executor.result import Result, from_arrow
+from jobs.executor.driver_line import Until
+from jobs.executor.log_reader import Polled
+from jobs.executor.open_sinks import close_sink
+from jobs.executor.result import Failure, Result
+from jobs.executor.rows import Rows
 from jobs.executor.task_input import Task
 from sinks.contract import Batch, OpenedSink, Outcome, Sink
 from sinks.memory import MemorySink, MemoryStore, open_memory
@@ -78,7 +81,21 @@ def batch_of(records: Sequence[Record]) -> pa.RecordBatch:
 
 
 def run(what: Task, *batches: Sequence[Record]) -> Result:
-    return from_arrow(pa.Table.from_batches(list(deliver(what, [batch_of(records) for records in batches]))))
+    """A batch that ends with these records."""
+    return run_batches(what, *map(batch_of, batches))
+
+
+def run_batches(what: Task, *batches: pa.RecordBatch) -> Result:
+    """The same, with the error if there is one."""
+    result = Result()
+    rows = Rows(what, [], Until(), None, result)
+    try:
+        rows.take(Polled(batches, {}))
+        rows.end()
+    except Exception as error:
+        close_sink(what)
+        result.failures += Failure.all_of(error)
+    return result
 
 
 def rows(store: MemoryStore) -> dict[object, object]:

@@ -31,12 +31,12 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 88_588,
+    "lines of the core": 88_750,
     "lines of extensions": 14_512,
-    "lines of stack and bench": 9_992,
-    "lines of tests": 97_592,
-    "words of docs": 43_093,
-    "settings": 168,
+    "lines of stack and bench": 9_979,
+    "lines of tests": 97_750,
+    "words of docs": 43_081,
+    "settings": 166,
 }
 
 A_MODEL: Final = "a section of the configuration: most methods are the check of one setting, which pydantic calls"

@@ -20,11 +20,12 @@ from cdc.kafka.topic_names import PROGRESS, VIEWS, control_topic, view_topic
 from cdc.model.event import JsonValue
 from cdc.model.table import Table
 from cdc.protocol.view_steps import ViewStep, step_key
+from jobs.executor.driver_line import Until
+from jobs.executor.follow import deliver
 from jobs.executor.open_sinks import close_sink
 from jobs.executor.result import Result, from_arrow
 from jobs.executor.task_input import Task, ViewInput, ViewTopicInput
 from jobs.executor.view_shards import of_shard, told_to_shard
-from jobs.executor.view_task import deliver_view
 from jobs.offsets import Offsets
 from jobs.query.view_plan import planned_view, top_rows
 from jobs.spark.source import portable_client
@@ -293,7 +294,7 @@ class ViewPipeline:
 
 def delivered(task: Task) -> Result:
     """One batch in this process, which succeeds. A writer of the view's topic stays open here."""
-    result = from_arrow(pa.Table.from_batches(list(deliver_view(task, []))))
+    result = from_arrow(pa.Table.from_batches(list(deliver(task, Until(), []))))
     close_sink(task)
     assert not result.failures, result.failures
     return result

@@ -40,8 +40,7 @@ _MODULES: Final = (
     "email.parser",
     "dateutil.relativedelta",
     "encodings.idna",
-    "jobs.executor.step_task",
-    "jobs.executor.view_task",
+    "jobs.executor.follow",
     "psycopg",
     "pyarrow.compute",
     "redis",
@@ -200,7 +199,9 @@ def _batch_run(batch: _Batch) -> int:
     import pyarrow as pa
 
     from cdc.kafka.transactions import Transactions
-    from jobs.executor import step_task, view_task
+    from jobs.executor import follow, transactions, view_build, view_delivery
+    from jobs.executor.driver_line import Until
+    from jobs.executor.open_sinks import opened_for, sink_for
     from jobs.executor.result import from_arrow
     from views.operators import building
     from views.state import file
@@ -223,8 +224,8 @@ def _batch_run(batch: _Batch) -> int:
         return between
 
     if batch.is_large:
-        view_task._AHEAD_FROM = 0  # type: ignore[misc]
-        view_task._PORTION = building.PORTION = 5  # type: ignore[misc]
+        view_build.AHEAD_FROM = 0  # type: ignore[misc]
+        view_delivery.PORTION = building.PORTION = 5  # type: ignore[misc]
     if batch.file_bytes:
         resource.setrlimit(resource.RLIMIT_FSIZE, (batch.file_bytes, batch.file_bytes))
     file.FileState.update = watched(file.FileState.update)  # type: ignore[method-assign]
@@ -232,17 +233,15 @@ def _batch_run(batch: _Batch) -> int:
     file.FileState.compact = watched(file.FileState.compact)  # type: ignore[method-assign]
     Transactions.commit_events = watched(Transactions.commit_events)  # type: ignore[method-assign]
     # For the next task, which has a process of its own here.
-    view_task.freeze_opened = step_task.freeze_opened = lambda: None
+    view_delivery.freeze_opened = follow.freeze_opened = lambda: None  # type: ignore[attr-defined]
     if batch.task.steps is None:
-        sink = view_task.sink_for(batch.task)
+        sink = sink_for(batch.task)
         sink.apply = watched(sink.apply, if_any=True)  # type: ignore[method-assign]
-        batches = view_task.deliver_view(batch.task, [])
     else:
-        sink = step_task.opened_for(batch.task).sink
+        sink = opened_for(batch.task).sink
         sink.apply = watched(sink.apply)  # type: ignore[method-assign]
-        step_task.save_consistency = watched(step_task.save_consistency)
-        batches = step_task.deliver_steps(batch.task, [])
-    result = from_arrow(pa.Table.from_batches(list(batches)))
+        transactions.save_consistency = watched(transactions.save_consistency)  # type: ignore[attr-defined]
+    result = from_arrow(pa.Table.from_batches(list(follow.deliver(batch.task, Until(), []))))
     for failure in result.failures:
         print(failure.error(), getattr(failure.error(), "hint", ""), file=sys.stderr)
     return FAILED if result.failures else ENDED

@@ -1,10 +1,6 @@
-"""Raw records -> sink, inside Spark's tasks: fold, decode, apply, report.
+"""Records, the newest of each key -> the sink, and what became of them."""
 
-Nothing is raised in a task: an exception would reach the driver as pages of a JVM's trace. What went wrong is part of
-the result, and the driver raises it.
-"""
-
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -24,20 +20,17 @@ from cdc.model.errors import (
 from cdc.model.event import Events, Position, TableEvents
 from cdc.model.table import TableName
 from jobs.executor.decode import decode
-from jobs.executor.log_reader import read_log
-from jobs.executor.open_sinks import close_sink, freeze_opened, sink_for
+from jobs.executor.open_sinks import close_sink, sink_for
 from jobs.executor.result import (
-    Failure,
     RejectedEvent,
     Result,
     check_rejections,
-    to_arrow,
     without_large_values,
 )
 from jobs.executor.row_versions import versions_of
 from jobs.executor.shape_history import ShapesOutdated
 from jobs.executor.task_input import Task
-from jobs.executor.window import Window, newest
+from jobs.executor.window import newest
 from sinks.contract import Batch, Outcome, Rejection, Sink, TablesRefused, TopicPartition
 
 # Stubs of Arrow's compute functions, which are made when the module is loaded, lack most of them.
@@ -51,53 +44,6 @@ _OF_NO_TABLE: Final = (
 
 PORTION_BYTES: Final = 24 * 1024 * 1024
 """How much of a window becomes Python objects at once: these take several times the memory."""
-
-
-def deliver(task: Task, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Apply one task's records and yield its result, for ``mapInArrow``.
-
-    ``batches`` are the records, or with ``task.client`` the ranges of the log to read them from.
-    """
-    result = Result()
-    remaining = iter(batches)
-    try:
-        apply_all(task, remaining if task.client is None else read_log(task.client, remaining), result)
-        freeze_opened()
-    except Exception as error:
-        close_sink(task)  # the next attempt starts with a new connection
-        result.failures += Failure.all_of(error)
-        for _ in remaining:  # a worker whose input isn't read to its end is thrown away
-            pass
-    yield to_arrow(result)
-
-
-def apply_all(task: Task, batches: Iterator[pa.RecordBatch], result: Result) -> None:
-    """Apply these records and add what became of them to ``result``. Raises LockstepError."""
-
-    def new_window() -> Window:
-        return Window(task.window_bytes, folds=not task.versions, append_only=task.append_only)
-
-    window = new_window()
-    for batch in batches:
-        result.rows += batch.num_rows
-        if window.add(batch):
-            _apply(task, window, result)
-            window = new_window()
-    if not window.is_empty:
-        _apply(task, window, result)
-
-
-def _apply(task: Task, window: Window, result: Result) -> None:
-    """Apply one window and add what became of it. Raises LockstepError."""
-    records = window.records()
-    reached = result.next_offsets | window.next_offsets
-    for start, end in portions(records):
-        # Keys are in the order of their newest records, so only the last portion makes the window complete.
-        is_last = end == records.num_rows
-        portion = records.slice(start, end - start)
-        apply_portion(task, sink_for(task), portion, reached if is_last else result.next_offsets, result)
-    result.next_offsets = reached
-    result.commit_time_ms = max(result.commit_time_ms, window.commit_time_ms)
 
 
 def portions(records: pa.Table) -> Iterator[tuple[int, int]]:

@@ -6,7 +6,7 @@ imports nothing of Spark's.
 """
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from heapq import heapreplace
@@ -32,7 +32,7 @@ Client = Mapping[str, str | int]
 
 _WAIT_S: Final = 0.2
 _FOLLOW_WAIT_S: Final = 0.05
-_IDLE_WAIT_S: Final = 0.2
+IDLE_WAIT_S: Final = 0.2
 """How often one who follows the log is told that nothing has come: how soon it notices that it has to end. Soon after
 something has come it has more to do, as to tell how far it is."""
 
@@ -125,18 +125,6 @@ def load_ranges(text: str) -> list[Range]:
     return [Range(*fields) for fields in orjson.loads(text)]
 
 
-def read_log(client: Client, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The records that a task's rows ask for, as ``jobs.spark.source.range_frame`` writes them.
-
-    Raises as ``LogReader.read``.
-    """
-    for rows in tasks:
-        for text in rows.column("ranges").to_pylist():
-            wanted_ranges = load_ranges(text)
-            with reader_for(client, wanted_ranges) as reader:
-                yield from reader.read(wanted_ranges)
-
-
 @dataclass(frozen=True, slots=True)
 class Polled:
     """What has come, and where partitions end that were read to their end as of now, all of ``records`` included."""
@@ -215,7 +203,7 @@ class LogReader:
             heard = time.monotonic()
             while True:
                 is_idle = time.monotonic() - heard > _IDLE_AFTER_S
-                first = self._consumer.poll(_IDLE_WAIT_S if is_idle else _FOLLOW_WAIT_S)
+                first = self._consumer.poll(IDLE_WAIT_S if is_idle else _FOLLOW_WAIT_S)
                 messages: list[Any] = []
                 if first is not None:
                     messages = [first, *self._consumer.consume(_MESSAGES_AT_ONCE, _GATHER_S)]

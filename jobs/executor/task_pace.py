@@ -1,12 +1,10 @@
-"""When a task that takes whole transactions takes the next cut, tells the driver, and ends by itself."""
+"""When a task that takes whole transactions takes the next cut, and when a batch that ends with the log is done."""
 
 import time
 from typing import Final
 
-from jobs.executor.long_batch import ALIVE_S, TELL_S, Told, take_told
 from jobs.executor.result import Result
 from jobs.executor.view_log import Cut, ViewLog
-from jobs.offsets import Offsets
 
 MARKERS_S: Final = 0.5
 """How long the position waits to go past the markers of transactions, behind which nothing has come."""
@@ -63,35 +61,3 @@ class LogEnd:
         self._result.lacks_record = now_s - self._since_s > RECORD_S
         self._result.awaits_copy = self._result.lacks_record and self._log.awaits_copy
         return self._result.lacks_record
-
-
-class DriverReports:
-    """What the driver is told, and how often."""
-
-    def __init__(self, log: ViewLog, result: Result) -> None:
-        self._log = log
-        self._result = result
-        self._told: Offsets = {}
-        self._told_came = 0
-        self._told_s = time.monotonic()
-
-    @property
-    def has_moved(self) -> bool:
-        """Whether more was applied since the driver was told last."""
-        return self._result.next_offsets != self._told
-
-    def is_due(self, now_s: float, *, has_news: bool) -> bool:
-        """Whether to tell the driver now: of news soon, else that the task is alive."""
-        return now_s - self._told_s >= (TELL_S if has_news else ALIVE_S)
-
-    def sign_of_life(self, now_s: float, *, has_got_on: bool) -> Told:
-        """A message that only says the task is alive. How far it is follows later."""
-        self._told_s = now_s
-        return Told(has_got_on=has_got_on)
-
-    def take(self, now_s: float) -> Told:
-        """The next message, made by ``take_told``."""
-        came = self._log.came
-        told = take_told(self._result, self._told, has_got_on=came > self._told_came)
-        self._told, self._told_came, self._told_s = dict(self._result.next_offsets), came, now_s
-        return told

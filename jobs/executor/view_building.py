@@ -4,7 +4,9 @@ import time
 from collections.abc import Callable
 
 from jobs.clock import now_ms
-from views.figures import Building, Doing
+from views.figures import Building, Doing, ViewFigures
+from views.state.contract import Size
+from views.view import View
 
 
 class BuildProgress:
@@ -39,3 +41,28 @@ class BuildProgress:
         took_s = self._monotonic() - self._since_s
         per_s = self._done / took_s if took_s > 0 else 0.0
         return Building(self._began_ms, self._doing, self._done, self._total, per_s)
+
+
+class FiguresNow:
+    """A view's figures, with how far a building of its state is while there is one."""
+
+    def __init__(self, view: View, size: Callable[[], Size]) -> None:
+        """``size`` is that of the view's state."""
+        self._view = view
+        self._size = size
+        self.building: BuildProgress | None = None
+
+    def __call__(self) -> ViewFigures:
+        building = None if self.building is None else self.building.now
+        at_ms = now_ms()
+        return ViewFigures.of(self._view.position(), self._size(), building=building, at_ms=at_ms)
+
+    def begin(self, doing: Doing, total: int) -> None:
+        """The next part of a building, if there is one."""
+        if self.building is not None:
+            self.building.begin(doing, total)
+
+    def add(self, done: int) -> None:
+        """So much more of that is done."""
+        if self.building is not None:
+            self.building.add(done)

@@ -73,11 +73,11 @@ from jobs.query.query import QueryPlan, SinkQuery
 from jobs.query.resume_check import check_epochs, check_resume, known_epoch
 from jobs.query.row_plan import row_plans, unevaluated
 from jobs.query.set_aside_tables import Noted, SetAside, TablesAside, is_any_due
-from jobs.query.sink_plan import NO_TASK_LEFT, SinkPlan, why_micro_batches
+from jobs.query.sink_plan import SinkPlan
 from jobs.query.threads import TICK_S, beat, ended_early
 from jobs.query.topic_watch import TopicWatch
 from jobs.query.view_plan import PlannedView, planned_view
-from jobs.report import KeepsMicroBatches, Reporter, SinkWaiting, TablesChanged, WatermarkRaised
+from jobs.report import Reporter, SinkWaiting, TablesChanged, WatermarkRaised
 from jobs.spark.jvm import jvm_calls
 from jobs.spark.source import portable_client
 from sinks.contract import NOTHING_ADDED, AddedValues, OpenedSink, Progress, TablesRefused
@@ -108,8 +108,6 @@ class SinkJob:
         self._lease_sink: OpenedSink | None = None  # the lease's own, which threads use beside the others
         self._lease: GenerationLease | None = None
         self._has_query = False  # which then keeps the lease
-        self._keeps_micro_batches: str | None = None  # why, as told
-        self._has_lacked_task = False
         self._known_shapes: Sequence[SchemaRecord] = ()
         self._has_got_on = False  # whether the last query has stored that it had applied something
         self._tables = plan.tables  # all that the sink has; a query's plan has those that it reads
@@ -345,8 +343,7 @@ class SinkJob:
                 news,
                 backfill=backfill,
                 lacks_step=lacks_step,
-                goes_on=self._goes_on(log),
-                on_no_task_left=self._tell_no_task_left,
+                goes_on=plan.goes_on(len(log.partitions)),
                 captured=self._captured_watch(),
                 uncopied=self._listed(cluster, log.uncopied),
                 begin=begin,
@@ -383,21 +380,6 @@ class SinkJob:
         has_begun = has_had_state(opened.records, plan.generation, tasks=view.tasks)
         before = load_first_read(opened.records, plan.generation) if has_begun else None
         return first_read(before, log.partitions, log.topic_ids, now_ms=now_ms)
-
-    def _goes_on(self, log: LogFacts) -> bool:
-        """Whether batches may be long ones. Tells why not, once for each reason."""
-        plan = self._plan
-        reason = why_micro_batches(plan, partitions=len(log.partitions))
-        if reason and reason != self._keeps_micro_batches:
-            self._report(KeepsMicroBatches(plan.name, plan.generation, reason))
-        self._keeps_micro_batches = reason
-        return reason is None
-
-    def _tell_no_task_left(self) -> None:
-        """Tell why a batch is no long one for which there is no task. Once: there may be one for the next."""
-        if not self._has_lacked_task:
-            self._report(KeepsMicroBatches(self._plan.name, self._plan.generation, NO_TASK_LEFT))
-        self._has_lacked_task = True
 
     def _opened_lease(self) -> GenerationLease:
         """The job's lease, by a new connection: the password may be another one by now."""

@@ -1,4 +1,5 @@
-"""The driver's side of long batches (``jobs.executor.long_batch``): hears how far a task is, and ends its batch."""
+"""The driver's end of the lines to its tasks (``jobs.executor.driver_line``): hears how far they are, and ends a batch
+that goes on."""
 
 import shutil
 import socket
@@ -12,7 +13,7 @@ from typing import Final
 
 from cdc.pace import Pace
 from cdc.readiness import wait_any_ready, wait_ready
-from jobs.executor.long_batch import END, GO_ON, GO_ON_S, STORED, TELL_S, LongBatch, Told
+from jobs.executor.driver_line import END, GO_ON, GO_ON_S, STORED, TELL_S, Told
 from jobs.generations.batch_gate import BatchGate
 
 _LOOK_S: Final = 0.1
@@ -21,11 +22,11 @@ _LOOK_S: Final = 0.1
 _RECEIVED_AT_ONCE: Final = 1 << 16
 
 _TIMES_A_STORE: Final = 20.0
-_SLOWEST_S: Final = 0.5
+SLOWEST_S: Final = 0.5
 """Progress is stored a twentieth of the time at most: what comes meanwhile waits in the line. What comes after a pause
 is stored at once."""
 
-_STANDSTILL_S: Final = 15.0
+STANDSTILL_S: Final = 15.0
 """For how long a task may read nothing of what is known to be published. Its client may get nothing from Kafka any
 more, and to have nothing is what it expects: only a planned range lets it notice."""
 
@@ -62,7 +63,7 @@ class Standstill:
         """Whether it has lasted too long. Called again and again."""
         if not is_behind:
             self._since_s = now_s
-        return now_s - self._since_s >= _STANDSTILL_S
+        return now_s - self._since_s >= STANDSTILL_S
 
     def has_moved(self, now_s: float) -> None:
         self._since_s = now_s
@@ -83,8 +84,6 @@ class LongBatches:
         on_told: Callable[[Told], bool],
         *,
         is_behind: Callable[[int | None], bool],
-        seconds: float,
-        rows_max: int,
         is_shared: bool = False,
     ) -> None:
         """``is_shared``: a batch has several tasks. Once one of them has ended, the others are to end as well."""
@@ -95,14 +94,13 @@ class LongBatches:
         self._on_told = on_told
         self._is_behind = is_behind
         self._directory = Path(tempfile.mkdtemp(prefix="lockstep-"))  # nobody else may look into it
-        path = str(self._directory / "s")
+        self.path = str(self._directory / "s")
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(path)
+        self._listener.bind(self.path)
         self._listener.listen()
         self._woken, self._wake = socket.socketpair()
         self._wake.setblocking(False)
         gate.when_wanted(self._ring)
-        self.batch = LongBatch(path, seconds, rows_max)
 
     def serve(self, ended: threading.Event) -> None:
         """Until ``ended``, which follows the gate's end; a batch that still goes on then ends."""
@@ -210,7 +208,7 @@ class _TaskLine:
         self.connection = connection
         self.batch_number = batch_number
         self.told_at = self.hears_at = now_s
-        self.pace = Pace(times_as_long=_TIMES_A_STORE, fastest_s=TELL_S, slowest_s=_SLOWEST_S)
+        self.pace = Pace(times_as_long=_TIMES_A_STORE, fastest_s=TELL_S, slowest_s=SLOWEST_S)
         self.standstill = Standstill(now_s)
         self.shard: int | None = None
         self.is_building = False

@@ -6,7 +6,7 @@
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,14 +24,12 @@ from cdc.protocol.control_records import ProgressRecord
 from jobs.clock import now_ms
 from jobs.dead_letters.limit import TooManyOpen
 from jobs.dead_letters.store import DeadLetters
-from jobs.executor.deliver import deliver
+from jobs.executor.driver_line import Told, Until
+from jobs.executor.follow import deliver
 from jobs.executor.log_reader import Range, open_ranges, ranges, spread
-from jobs.executor.long_batch import LongBatch, Told, deliver_long
 from jobs.executor.result import RESULT_SCHEMA, RejectedEvent, Result, check_rejections, from_arrow
-from jobs.executor.step_task import deliver_steps, deliver_steps_long
 from jobs.executor.task_input import Task
 from jobs.executor.view_shards import told_to_shard
-from jobs.executor.view_task import deliver_view, deliver_view_long
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
 from jobs.offsets import Offsets
@@ -96,7 +94,7 @@ class QueryPlan:
     ``backfill`` gives rows from before the columns that they lack, where there are any. It returns whether all is done;
     else the gate was closed. ``lacks_step``: a consistent sink lacks its first step, which is taken also where nothing
     is to be read. ``goes_on``: batches may be long ones.
-    ``on_no_task_left`` is called for each that would be one and gets no task for that. ``captured`` says whether the
+    ``captured`` says whether the
     sink is to have other tables by now: then the query ends. ``uncopied`` are the topics of those that it doesn't read
     yet, since their copy hasn't begun. ``begin`` is called before the first task: it keeps what is read from then on.
     Where it says that it had nothing to keep yet, it is called again before the next one.
@@ -111,7 +109,6 @@ class QueryPlan:
     backfill: Callable[[BatchGate], bool] | None = None
     lacks_step: bool = False
     goes_on: bool = False
-    on_no_task_left: Callable[[], None] = lambda: None
     captured: CapturedWatch | None = None
     uncopied: Sequence[str] = ()
     begin: Callable[[], bool] = lambda: True
@@ -180,7 +177,6 @@ class SinkQuery:
         self._shards: ViewShards | None = None
         self._long_batches = self._make_long_batches() if plan.goes_on or plan.task.view is not None else None
         self._figures = FiguresKeeper(lease, plan.task.sink, plan.task.generation, report)
-        self._on_no_task_left = plan.on_no_task_left
         self._batch_id, self._part_began = -1, 0.0
         self._is_told_stored = True
         self._lease = lease
@@ -279,28 +275,17 @@ class SinkQuery:
             rejected_before=dict(self._rejections),
             complete_at_ms=self._keeper.complete_at_ms if self._task.versions else 0,
         ).only(told)
-        apply: Callable[[Iterable[Any]], Iterator[Any]]
-        if is_long:
-            assert self._long_batches is not None
-            apply = partial(_long_delivery(task), task, self._long_batches.batch)
-        elif task.view is None:
-            apply = partial(deliver if task.steps is None else deliver_steps, task)
-        else:
-            assert self._long_batches is not None
-            apply = partial(deliver_view, task, batch=self._long_batches.batch)
-        self._writers[is_long] = told, ArrowMap(apply, RESULT_SCHEMA)
+        hears = self._long_batches is not None and (is_long or task.view is not None)
+        until = Until(
+            goes_on=is_long,
+            socket=self._long_batches.path if self._long_batches is not None and hears else None,
+            rows_max=self._plan.spark.small_batch_rows,
+        )
+        self._writers[is_long] = told, ArrowMap(partial(deliver, task, until), RESULT_SCHEMA)
         return self._writers[is_long][1]
 
     def _make_long_batches(self) -> LongBatches:
-        spark = self._plan.spark
-        return LongBatches(
-            self._gate,
-            self._told,
-            is_behind=self._is_behind,
-            seconds=spark.continuous_s,
-            rows_max=spark.small_batch_rows,
-            is_shared=self._shard_count > 1,
-        )
+        return LongBatches(self._gate, self._told, is_behind=self._is_behind, is_shared=self._shard_count > 1)
 
     def _is_behind(self, shard: int | None) -> bool:
         """Whether more is known to be published than a task has. A shard that is ahead waits for others."""
@@ -520,12 +505,7 @@ class SinkQuery:
 
     def _takes_slot(self) -> bool:
         """Whether this batch may be a long one; then the slot has to be given back."""
-        if not self._takes_slots:
-            return False
-        is_taken = SLOTS.take(self._spark.sparkContext.defaultParallelism, self._shard_count)
-        if not is_taken:
-            self._on_no_task_left()
-        return is_taken
+        return self._takes_slots and SLOTS.take(self._spark.sparkContext.defaultParallelism, self._shard_count)
 
     def _told(self, told: Told) -> bool:
         """What a long batch has applied, in the thread that listens to it. Rejections come with its result, but for
@@ -733,13 +713,6 @@ class SinkQuery:
         error = query.exception()
         if error is not None:
             raise spark_error(self._task.sink, text_of(error))
-
-
-def _long_delivery(task: Task) -> Callable[[Task, LongBatch, Iterable[Any]], Iterator[Any]]:
-    """What the task of a long batch runs."""
-    if task.view is not None:
-        return deliver_view_long
-    return deliver_long if task.steps is None else deliver_steps_long
 
 
 def lacks_record(what: str, *, awaits_copy: bool) -> LockstepError:

@@ -16,11 +16,6 @@ PARTITIONS_MAX: Final = 200
 """A task that goes on asks for all of its partitions five times a second, and every two seconds after a silence. With
 200 the former takes it 0.3 % of a core, with 1,200 1.2 %, and the broker several times as much."""
 
-NO_TASK_LEFT: Final = (
-    "other long batches have all tasks but one, so it has micro-batches until one is free; spark.master says how many"
-    " tasks there are beside one for each sink"
-)
-
 
 @dataclass(frozen=True)
 class SinkPlan:
@@ -70,33 +65,24 @@ class SinkPlan:
         """How many bytes of the log a task holds at once."""
         return WINDOW_BYTES * (6 if self.bulk else 1)
 
+    def goes_on(self, partitions: int) -> bool:
+        """Whether batches of so many partitions go on until the job ends them. The others end where the log ends.
+
+        The task of one that goes on talks to the driver on its own machine, which a cluster's may not be.
+        """
+        if self.once or self.bulk or not self.spark.is_local:
+            return False
+        return partitions <= PARTITIONS_MAX and goes_on(self.settings, self.tables)
+
     def opened(self) -> OpenedSink:
         """Open the sink for this generation: one object per thread that uses it. Raises what opening it raises."""
         return self.open(self.name, self.settings, self.generation)
 
 
-def why_no_long_batches(settings: SinkSettings, tables: Sequence[TableName]) -> str | None:
-    """Why a task of a sink of these tables can't go on with what comes to the log after its range. Pure.
+def goes_on(settings: SinkSettings, tables: Sequence[TableName]) -> bool:
+    """Whether a task of a sink of these tables may go on with what comes to the log after its range. Pure.
 
-    None where it can.
+    Not where a large batch is written much quicker than many small ones. Nor does a history: it asks for each batch
+    since when its versions are complete.
     """
-    if settings.likes_large_batches:
-        return "it writes a large batch much quicker than many small ones"
-    if history_tables(settings, tables):
-        return "a history asks for each batch since when its versions are complete"
-    return None
-
-
-def why_micro_batches(plan: SinkPlan, *, partitions: int) -> str | None:
-    """Why a sink keeps micro-batches that reads so many partitions; empty where nobody asked for others. Pure.
-
-    None where its batches go on.
-    """
-    spark = plan.spark
-    if plan.once or plan.bulk or spark.trigger == "micro-batch":
-        return ""
-    if not spark.is_local:
-        return "the task of a long batch talks to the driver on its own machine, and this is a cluster"
-    if spark.trigger == "auto" and partitions > PARTITIONS_MAX:
-        return f"it reads {partitions} partitions; a task that goes on asks for all of them, also when nothing comes"
-    return why_no_long_batches(plan.settings, plan.tables)
+    return not settings.likes_large_batches and not history_tables(settings, tables)

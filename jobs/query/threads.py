@@ -6,7 +6,7 @@ thread                    reads                                  writes         
 ``sink-<sink>-g<n>``      whether the query is active            starts and stops the query         the job is over
 ``SinkJob.run``
 Spark's own               the log's ends, the task's results     the destination, dead letters,     the query ends
-``SinkQuery._batch``                                             progress, ``QueryState``
+``Batches.run``                                                  progress, ``QueryState``
 ``watermark-<sink>``      ``__progress``, after each batch and   progress (``ProgressKeeper``       ``ended``, after a
 ``follow_watermark``      when something was published, and the  locks), ``failure``                last look
                           ids of the topics that it tells of
@@ -14,7 +14,7 @@ Spark's own               the log's ends, the task's results     the destination
 ``listen_to_log``         ``__progress`` or ``__schema``: of                                        query; not awaited
                           ``log``, one of the process
 ``lease-<sink>``          the same as the next one, while the    the heartbeat                      the job is over
-``SinkJob._keep_lease``   job has no query
+``JobLease.kept``         job has no query
 ``heartbeat-<sink>``      the pause request, other claims        the heartbeat, the batch gate,     ``ended``
 ``keep_lease``                                                   ``failure``
 ``batches-<sink>``        ``under_way``                          reports                            ``ended``

@@ -20,12 +20,12 @@ import pyarrow.compute
 import pyspark.worker
 from pyspark import daemon
 
-import jobs.executor.long_batch
+import jobs.executor.follow
 import sinks.registry
 from jobs.settings import LIBRARIES_VARIABLE
 
 # Only loaded here: nothing may open a connection or start a thread before the fork.
-PRELOADED = (orjson, pyarrow, pyarrow.compute, pyspark.worker, jobs.executor.long_batch, sinks.registry)
+PRELOADED = (orjson, pyarrow, pyarrow.compute, pyspark.worker, jobs.executor.follow, sinks.registry)
 
 GARBAGE_AT: Final = 50_000
 """Objects after which workers look for garbage in cycles. What is read at once has thousands of records, none of them

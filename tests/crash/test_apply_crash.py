@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from cdc.model.table import TableName
 from cdc.protocol.envelope import TAG_END, TAG_START
+from tests.job_process import ENDING
 from tests.pipeline import Pipeline, Running, quick, traffic, wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
@@ -29,10 +30,10 @@ def pipeline(stack: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
     name = f"apply{os.getpid()}_{next(_numbers)}"
     history = f'history = ["{name}.entry"]'
     # Tasks tell soon that a server doesn't answer.
-    trigger = getattr(request, "param", "micro-batch")
+    conf = {"spark.driver.memory": "512m"} | getattr(request, "param", {})
     more = {
         "warehouse": history,
-        "spark": f'retry_s = 1.0\ntrigger = "{trigger}"',
+        "spark": "retry_s = 1.0\n[spark.conf]\n" + "".join(f'"{key}" = "{conf[key]}"\n' for key in conf),
         "search": "timeout_s = 4.0",
     }
     made = Pipeline(quick(stack.endpoints()), tmp_path, name, sinks=True, more=more)
@@ -59,7 +60,6 @@ def assert_history_is_whole(pipeline: Pipeline) -> None:
     assert sorted(kept) == sorted(published)
 
 
-@pytest.mark.parametrize("pipeline", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"], indirect=True)
 def test_kill_9_of_the_job_in_the_middle_of_batches(pipeline: Pipeline, spark: SparkSession) -> None:
     capture = pipeline.start_capture()
     with traffic(pipeline, pause_s=0.05):
@@ -79,7 +79,7 @@ def test_kill_9_of_the_job_in_the_middle_of_batches(pipeline: Pipeline, spark: S
 
 @pytest.mark.alone
 @pytest.mark.soak
-@pytest.mark.parametrize("pipeline", ["micro-batch", "continuous"], indirect=True)
+@pytest.mark.parametrize("pipeline", [{}, ENDING], ids=["batches go on", "batches end"], indirect=True)
 def test_jobs_survive_restarts_of_every_server(pipeline: Pipeline, stack: Any, spark: SparkSession) -> None:
     capture = pipeline.start_capture()
     job = pipeline.apply(spark)

@@ -18,7 +18,7 @@ from jobs.dead_letters.store import DeadLetters
 from sinks.registry import SinkSettings
 from tests.databases import until
 from tests.events import Put
-from tests.job_process import run_sinks
+from tests.job_process import ENDING, run_sinks
 from tests.spark_here import Job
 from tests.spark_session import worker_with
 from tests.view_jobs import TWEETS, USERS, WRITERS, ViewPipeline, traffic
@@ -68,7 +68,7 @@ def test_kill_9_of_the_job_anywhere_and_states_that_are_lost(
     settings = pipeline.settings(kind, **({"max_value_bytes": 200} if kind == "redis" else {}))
     lsn = traffic(pipeline, 20)
     for number in range(5):
-        with pipeline.process(settings, trigger=chance.choice(["continuous", "micro-batch"])) as job:
+        with pipeline.process(settings, conf=chance.choice([{}, ENDING])) as job:
             job.wait_for("SinkStarted")
             for _ in range(chance.randrange(4)):
                 traffic(pipeline, 3, seed=chance.randrange(1_000))
@@ -84,7 +84,7 @@ def test_kill_9_of_the_job_anywhere_and_states_that_are_lost(
         if lost == SHARDS:
             shutil.rmtree(pipeline.directory / "state", ignore_errors=True)
     lsn = all_users(pipeline, 0)
-    with pipeline.process(settings, trigger="continuous") as job:
+    with pipeline.process(settings) as job:
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         assert pipeline.rows(settings) == pipeline.states[lsn]
         assert rejected(pipeline) == []
@@ -106,7 +106,7 @@ def test_a_shard_that_hangs_keeps_nothing_but_its_own_rows_and_the_watermark(
     pipeline = view_pipelines(view=FOUR, query=FOUR.sql)
     settings = pipeline.settings("redis")
     before = all_users(pipeline, 0)
-    with pipeline.job(spark, settings, trigger="continuous") as job:
+    with pipeline.job(spark, settings) as job:
         job.wait_until(lambda seen: seen.get("watermark_lsn") == before)
         hung = worker_with(states_of(pipeline) / SHARDS[1])
         hung.send_signal(signal.SIGSTOP)
@@ -135,11 +135,11 @@ def test_of_two_jobs_at_once_the_newer_goes_on_with_all_shards(
     pipeline = view_pipelines(view=FOUR, query=FOUR.sql)
     settings = pipeline.settings("redis")
     lsn = all_users(pipeline, 0)
-    arguments = pipeline.arguments(settings, trigger="micro-batch")
+    arguments = pipeline.arguments(settings)
     if elsewhere:
         views = pipeline.directory / "other-views"
         arguments["spark"] = arguments["spark"].model_copy(update={"view_directory": views})
-    with pipeline.job(spark, settings, trigger="continuous") as older:
+    with pipeline.job(spark, settings) as older:
         older.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         stop = threading.Event()
         writing = threading.Thread(target=_write_until, args=(pipeline, stop), daemon=True)
@@ -154,7 +154,7 @@ def test_of_two_jobs_at_once_the_newer_goes_on_with_all_shards(
             newer.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
             assert pipeline.rows(settings) == pipeline.states[lsn]
             assert newer.stop() == 0
-    with pipeline.job(spark, settings, trigger="continuous") as older:  # with the states that it had then
+    with pipeline.job(spark, settings) as older:  # with the states that it had then
         lsn = all_users(pipeline, 2)
         older.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         assert pipeline.rows(settings) == pipeline.states[lsn]

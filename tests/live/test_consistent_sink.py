@@ -168,15 +168,14 @@ def pipelines(endpoints: Endpoints, tmp_path: Path) -> Iterator[Callable[..., Pi
         pipeline.log.close()
 
 
-@pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
 @pytest.mark.soak
 def test_readers_of_both_tables_see_whole_transactions_of_a_running_job(
-    pipelines: Callable[..., Pipeline], spark: SparkSession, trigger: str
+    pipelines: Callable[..., Pipeline], spark: SparkSession
 ) -> None:
     pipeline = pipelines()
     bank, reader = Bank(pipeline.write, seed=1), Reader(pipeline)
     bank.work(8)
-    with reader.polling(), pipeline.job(spark, trigger=trigger) as job:
+    with reader.polling(), pipeline.job(spark) as job:
         job.wait_for("StatusReport")
         bank.work(60)
         job.wait_until(lambda seen: seen.get("watermark_lsn") == pipeline.lsns[-1])
@@ -195,7 +194,7 @@ def test_filters_and_computed_columns_are_as_of_the_same_commit(
     twice = {f"{SAVINGS.name}.twice": {"sql": "balance * 2", "type": "int8"}}
     pipeline = pipelines(where={str(CHECKING.name): "balance % 2 = 0"}, computed=twice)
     bank, reader = Bank(pipeline.write, seed=5), Reader(pipeline)
-    with reader.polling(), pipeline.job(spark, trigger="continuous") as job:
+    with reader.polling(), pipeline.job(spark) as job:
         job.wait_for("StatusReport")
         bank.work(24)
         job.wait_until(lambda report: report.get("watermark_lsn") == pipeline.lsns[-1])

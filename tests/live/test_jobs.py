@@ -35,7 +35,7 @@ from tests.builders import column, table
 from tests.contract.copies import redis_copy
 from tests.databases import until
 from tests.events import Change, Delete, Log, Put, kafka_settings
-from tests.job_process import JobProcess, run_sinks, spark_settings
+from tests.job_process import ENDING, JobProcess, run_sinks, spark_settings
 from tests.opened import closing_sink
 from tests.spark_here import Job
 from tests.spark_session import python_workers
@@ -150,12 +150,15 @@ def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
     pipeline.log.close()
 
 
-@pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
-def test_a_running_job_follows_the_log_and_stops_when_asked(
-    pipeline: Pipeline, spark: SparkSession, trigger: str
-) -> None:
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches end where the log ends, as those of sinks with many partitions."""
+    monkeypatch.setattr("jobs.query.sink_plan.PARTITIONS_MAX", 0)
+
+
+def test_a_running_job_follows_the_log_and_stops_when_asked(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write(put(1, "first"), put(2, "second"))
-    with pipeline.job(spark, trigger=trigger) as job:
+    with pipeline.job(spark) as job:
         job.wait_for("StatusReport")
         pipeline.write(put(3, "third"))
         # Compaction leaves the tombstone of a deleted row alone; its tag is in the header.
@@ -211,11 +214,12 @@ SIZES = pytest.mark.parametrize("settings", [{}, {"small_batch_rows": 0}], ids=[
 
 @SIZES
 @pytest.mark.soak
+@pytest.mark.usefixtures("ending")
 def test_an_idle_job_rests_and_goes_on_when_something_comes(
     pipeline: Pipeline, spark: SparkSession, settings: dict[str, int]
 ) -> None:
     lsn = pipeline.write(put(1))
-    with pipeline.job(spark, trigger="micro-batch", **settings) as job:
+    with pipeline.job(spark, **settings) as job:
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         for number in (2, 3):
             lsn = pipeline.write(put(number))
@@ -226,12 +230,13 @@ def test_an_idle_job_rests_and_goes_on_when_something_comes(
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("ending")
 def test_nothing_of_a_topic_that_was_recreated_during_a_rest_is_applied(
     pipeline: Pipeline, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jobs.query.threads.SCHEMA_LOOK_S", 3600.0)  # only the batch itself can notice it
     lsn = pipeline.write(put(1, "before"))
-    with pipeline.job(spark, trigger="micro-batch") as job:
+    with pipeline.job(spark) as job:
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         pipeline.log.recreate_topic(ORDERS)
         # So many that each partition is longer than it was.
@@ -240,15 +245,16 @@ def test_nothing_of_a_topic_that_was_recreated_during_a_rest_is_applied(
     assert pipeline.rows() == pipeline.expected
 
 
-@pytest.mark.parametrize("trigger", ["micro-batch", "continuous"])
+@pytest.mark.parametrize("partitions_max", [0, 200], ids=["batches end", "batches go on"])
 @pytest.mark.soak
 def test_no_watermark_is_raised_by_what_a_recreated_topic_has_got(
-    trigger: str, pipeline: Pipeline, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    partitions_max: int, pipeline: Pipeline, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its offsets begin again: all of them are below those that were applied."""
+    monkeypatch.setattr("jobs.query.sink_plan.PARTITIONS_MAX", partitions_max)
     monkeypatch.setattr("jobs.query.threads.SCHEMA_LOOK_S", 3600.0)  # nobody else looks for it
     lsn = pipeline.write(*(put(number, "before") for number in range(1, 60)))
-    with pipeline.job(spark, trigger=trigger) as job:
+    with pipeline.job(spark) as job:
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         pipeline.log.recreate_topic(ORDERS)
         pipeline.log.commit([put(60, "after")])
@@ -316,7 +322,7 @@ def test_reading_the_log_again_from_its_start_changes_nothing(pipeline: Pipeline
 @pytest.mark.soak
 def test_a_rejection_in_the_middle_of_a_long_batch_is_kept(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write(put(1))
-    with pipeline.job(spark, trigger="continuous", continuous_s=600) as job:
+    with pipeline.job(spark) as job:
         job.wait_for("StatusReport", batch_id=0)
         pipeline.write(put(2))
         lsn = pipeline.log.commit([put(3, "x" * 20_000)])
@@ -338,7 +344,7 @@ def test_a_rejection_in_the_middle_of_a_long_batch_is_kept(pipeline: Pipeline, s
 @pytest.mark.crash
 def test_a_worker_that_is_killed_in_a_long_batch_is_replaced(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write(put(1))
-    with pipeline.job(spark, trigger="continuous", continuous_s=600) as job:
+    with pipeline.job(spark) as job:
         job.wait_for("StatusReport", batch_id=0)
         lsn = pipeline.write(put(2, "before"), Delete(ORDERS, {"id": 1}))
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
@@ -357,7 +363,7 @@ def test_workers_of_a_driver_that_was_killed_in_a_long_batch_change_nothing_and_
     pipeline: Pipeline, spark: SparkSession
 ) -> None:
     pipeline.write(put(1))
-    with pipeline.process(trigger="continuous", continuous_s=600) as killed:
+    with pipeline.process() as killed:
         killed.wait_for("StatusReport", batch_id=0)
         lsn = pipeline.write(put(2, "before"), Delete(ORDERS, {"id": 1}))
         killed.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
@@ -368,7 +374,7 @@ def test_workers_of_a_driver_that_was_killed_in_a_long_batch_change_nothing_and_
         pipeline.write(put(3, "not seen yet"))
         killed.kill()
     try:
-        with pipeline.job(spark, trigger="continuous", continuous_s=600) as job:
+        with pipeline.job(spark) as job:
             lsn = pipeline.write(put(3, "after"), Delete(ORDERS, {"id": 2}))
             job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
             assert pipeline.rows() == pipeline.expected
@@ -388,7 +394,7 @@ def test_workers_of_a_driver_that_was_killed_in_a_long_batch_change_nothing_and_
 def test_a_long_batch_of_a_job_that_was_taken_over_is_fenced(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write(put(1))
     sinks = {pipeline.warehouse_name: pipeline.warehouse}
-    with pipeline.job(spark, sinks=sinks, trigger="continuous", continuous_s=600) as job:
+    with pipeline.job(spark, sinks=sinks) as job:
         job.wait_for("StatusReport", batch_id=0)
         with closing(open_sink(pipeline.warehouse_name, pipeline.warehouse, 1).sink) as other:
             other.claim()
@@ -398,15 +404,12 @@ def test_a_long_batch_of_a_job_that_was_taken_over_is_fenced(pipeline: Pipeline,
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
-def test_the_older_of_two_jobs_ends_and_the_newer_one_goes_on(
-    pipeline: Pipeline, spark: SparkSession, trigger: str
-) -> None:
+def test_the_older_of_two_jobs_ends_and_the_newer_one_goes_on(pipeline: Pipeline, spark: SparkSession) -> None:
     """The destination refuses neither of them."""
     pipeline.write(put(1))
-    with pipeline.process(trigger=trigger) as older:
+    with pipeline.process() as older:
         older.wait_for("StatusReport")
-        with pipeline.job(spark, trigger=trigger) as newer:
+        with pipeline.job(spark) as newer:
             newer.wait_for("SinkStarted")
             for number in itertools.count(2):
                 lsn = pipeline.write(put(number))
@@ -487,7 +490,7 @@ def test_a_log_that_has_lost_what_a_sink_has_still_to_read_is_refused(pipeline: 
 def test_a_log_that_loses_what_a_running_sink_has_still_to_read_stops_it(pipeline: Pipeline) -> None:
     """A task that goes on would have the records already."""
     lsn = pipeline.write(put(1))
-    with pipeline.process(trigger="micro-batch") as job:
+    with pipeline.process(conf=ENDING) as job:
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         os.kill(job.pid, signal.SIGSTOP)
         _lose_records(pipeline)
@@ -502,12 +505,11 @@ def _lose_records(pipeline: Pipeline) -> None:
     pipeline.log.commit([put(key) for key in range(50, 100)])
 
 
-@pytest.mark.parametrize("trigger", ["micro-batch", "continuous"])
 @pytest.mark.soak
-def test_a_new_column_is_prepared_before_its_first_row(pipeline: Pipeline, spark: SparkSession, trigger: str) -> None:
+def test_a_new_column_is_prepared_before_its_first_row(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write(put(1, "before"))
     wider = table(*ORDERS.columns, column("extra"))
-    with pipeline.job(spark, sinks={pipeline.warehouse_name: pipeline.warehouse}, trigger=trigger) as job:
+    with pipeline.job(spark, sinks={pipeline.warehouse_name: pipeline.warehouse}) as job:
         job.wait_for("StatusReport")
         row = {"id": 2, "note": "after", "amount": "2", "extra": "new"}
         lsn = pipeline.log.commit([Put(wider, row)], schemas=[SchemaRecord(wider, pipeline.log.lsn)])

@@ -25,7 +25,6 @@ from sinks.registry import open_sink
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
-from tests.job_process import CONTINUOUS_S
 from tests.pipeline import Process
 from tests.spark_here import Job
 
@@ -46,7 +45,6 @@ class Shop:
         database: Database,
         directory: Path,
         *,
-        trigger: str = "auto",
         has_view: bool = False,
         tables: Sequence[str] = ("public.*",),
     ) -> None:
@@ -72,9 +70,7 @@ type = "redis"
 url = "{endpoints.redis_url}"
 tables = ["public.t"]
 [spark]
-trigger = "{trigger}"
 conf = {{ "spark.driver.memory" = "512m" }}
-continuous_s = {CONTINUOUS_S}
 """
         self.view = f"view{number}"
         if has_view:
@@ -161,11 +157,10 @@ def start_shop(endpoints: Endpoints, database: Database, tmp_path: Path) -> Iter
         shop.close()
 
 
-@pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
 def test_a_table_that_is_created_is_taken_up_and_nobody_is_told_too_early(
-    trigger: str, start_shop: StartShop, spark: SparkSession
+    start_shop: StartShop, spark: SparkSession
 ) -> None:
-    shop = start_shop(trigger=trigger)
+    shop = start_shop()
     with shop.job(spark) as job:
         for sink in (shop.all, shop.some, shop.one):
             job.wait_for("SinkStarted", sink=sink)

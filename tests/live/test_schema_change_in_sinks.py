@@ -174,13 +174,12 @@ def follow(capture: StartCapture, endpoints: Endpoints, tmp_path: Path, spark: S
         followed.close()
 
 
-@pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
 def test_a_default_reaches_the_rows_of_running_sinks_without_one_being_written(
-    database: Database, follow: Follow, trigger: str
+    database: Database, follow: Follow
 ) -> None:
     database.execute(SETUP[0], SETUP[1], f"insert into t select n, 'a' || n, n from generate_series(1, {ROWS}) n")
     followed = follow()
-    with followed.job(trigger=trigger) as job:
+    with followed.job() as job:
         followed.wait_applied(job)
         database.execute("alter table t add d int not null default 5")
         for kind in KINDS:
@@ -221,7 +220,7 @@ def test_rows_go_on_to_be_applied_while_others_get_a_default(
     rows = 15_000 if kind == "cache" else 4000
     database.execute(SETUP[0], SETUP[1], f"insert into t select n, 'a' || n, n from generate_series(1, {rows}) n")
     followed = follow(kind)
-    with followed.job(trigger="continuous", continuous_s=600) as job:
+    with followed.job() as job:
         followed.wait_applied(job)
         since = len(job.reports)
         database.execute("alter table t add d int not null default 5")

@@ -59,15 +59,12 @@ def pipeline(view_pipelines: Callable[..., ViewPipeline]) -> ViewPipeline:
     return view_pipelines(view=ACCOUNTS, query=ACCOUNTS.sql, tables=(CHECKING, SAVINGS))
 
 
-@pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
 @pytest.mark.soak
-def test_a_reader_sees_whole_transactions_of_a_running_job(
-    pipeline: ViewPipeline, spark: SparkSession, trigger: str
-) -> None:
+def test_a_reader_sees_whole_transactions_of_a_running_job(pipeline: ViewPipeline, spark: SparkSession) -> None:
     settings = pipeline.settings("warehouse")
     bank, reader = Bank(pipeline.write_in_parts, seed=1), Reader(pipeline)
     bank.work(8)
-    with reader.polling(), pipeline.job(spark, settings, trigger=trigger) as job:
+    with reader.polling(), pipeline.job(spark, settings) as job:
         job.wait_for("StatusReport")
         bank.work(60)
         job.wait_until(lambda seen: seen.get("watermark_lsn") == pipeline.log.lsn)

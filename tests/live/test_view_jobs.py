@@ -46,10 +46,9 @@ def test_a_view_that_ended_in_its_first_batch_is_refused_once_deletes_may_be_gon
     assert pipeline.progress(settings).watermark_lsn == lsn
 
 
-@pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
 @pytest.mark.parametrize("kind", [pytest.param("redis", marks=pytest.mark.soak), "warehouse"])
 def test_a_view_is_built_by_one_job_and_kept_by_the_next(
-    view_pipelines: Callable[..., ViewPipeline], spark: SparkSession, kind: str, trigger: str
+    view_pipelines: Callable[..., ViewPipeline], spark: SparkSession, kind: str
 ) -> None:
     pipeline = view_pipelines()
     settings = pipeline.settings(kind)
@@ -58,7 +57,7 @@ def test_a_view_is_built_by_one_job_and_kept_by_the_next(
     assert job.poll() == 0, job.told()
     assert pipeline.progress(settings).watermark_lsn == lsn
     assert pipeline.rows(settings) == pipeline.states[lsn]
-    with pipeline.job(spark, settings, trigger=trigger) as job:
+    with pipeline.job(spark, settings) as job:
         for seed in range(2, 6):
             lsn = traffic(pipeline, 5, seed=seed)
             job.wait_until(lambda seen, lsn=lsn: seen.get("watermark_lsn") == lsn)

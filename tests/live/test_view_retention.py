@@ -80,13 +80,14 @@ def test_rows_age_out_on_a_quiet_database_whoever_is_killed_and_whatever_is_lost
 
 @pytest.mark.soak
 def test_a_job_that_rests_takes_rows_away_when_their_time_has_come(
-    view_pipelines: Callable[..., ViewPipeline], spark: SparkSession
+    view_pipelines: Callable[..., ViewPipeline], spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It rests until there is something to read, and a heartbeat gives it nothing."""
     pipeline = view_pipelines(view=RECENT, query="", tables=(USERS, SEEN))
     settings = pipeline.settings("redis")
     pipeline.write(Put(USERS, {"id": 1, "name": "n"}), seen(1, NOON_MS - 30 * MINUTE_MS), at_ms=NOON_MS)
-    with pipeline.job(spark, settings, trigger="micro-batch") as job:
+    monkeypatch.setattr("jobs.query.sink_plan.PARTITIONS_MAX", 0)  # batches end with the log
+    with pipeline.job(spark, settings) as job:
         job.wait_for("StatusReport")
         until(lambda: len(pipeline.rows(settings)) == 1)
         pipeline.write(at_ms=NOON_MS + 31 * MINUTE_MS)

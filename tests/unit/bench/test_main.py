@@ -48,7 +48,7 @@ def test_one_phase_can_be_measured_alone() -> None:
     assert arguments(["--only", "replay"]).only == ["replay"]
 
 
-@pytest.mark.parametrize("words", [["--only", "speed"], ["--only", ","], ["--runs", "0"], ["--trigger", "now"]])
+@pytest.mark.parametrize("words", [["--only", "speed"], ["--only", ","], ["--runs", "0"]])
 def test_what_makes_no_sense_is_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit):
         arguments(words)

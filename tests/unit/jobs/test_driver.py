@@ -16,12 +16,11 @@ from pydantic import SecretStr
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import Fenced, LockstepError
 from cdc.model.table import TableName
-from jobs.driver import TAKEN_OVER, Group, Source, long_batches, look_every_s, session
+from jobs.driver import TAKEN_OVER, Group, Source, look_every_s, more_tasks, session
 from jobs.generations.lease import Clock, GenerationLease, NewerJob
 from jobs.generations.record import Phase, Record, begin_generation, list_generations, save_record
 from jobs.generations.status import JobState, job_status, save_stop
 from jobs.query.job import SinkJob
-from jobs.query.sink_plan import PARTITIONS_MAX
 from jobs.report import Report, SinkWaiting
 from jobs.settings import SparkSettings
 from jobs.spark.session import SparkEnded
@@ -50,28 +49,15 @@ def test_a_signal_asks_the_jobs_to_stop(number: signal.Signals) -> None:
         signal.signal(number, before)
 
 
-def test_a_task_is_counted_for_each_sink_whose_topics_have_few_partitions() -> None:
-    """As they are, whatever the configuration says since they were created."""
-    kafka = KafkaSettings(bootstrap_servers="nowhere:1")
-    orders, items = "shop.public.orders", "shop.public.items"
+def test_a_task_is_counted_for_each_sink_whose_batches_may_go_on() -> None:
+    view = ViewSettings(name="v", sql="select 1", key=("id",), tasks=3)
     sinks = [
         RedisSettings(),
-        RedisSettings(tables=("public.items",)),
         WarehouseSettings(url=SecretStr("duckdb:////nowhere/w.duckdb")),
+        RedisSettings(view=view),
     ]
-
-    def count(counts: Mapping[str, int], **spark: object) -> int:
-        return long_batches(Source("shop", kafka, [ORDERS, ITEMS], SparkSettings.model_validate(spark)), sinks, counts)
-
-    assert count({}) == 2  # not there yet
-    assert count({orders: PARTITIONS_MAX - 1, items: 1}) == 2
-    assert count({orders: PARTITIONS_MAX, items: 1}) == 1
-    assert count({orders: 1, items: PARTITIONS_MAX + 1}) == 0
-    assert count({orders: 1, items: PARTITIONS_MAX + 1}, trigger="continuous") == 2
-    assert count({}, trigger="micro-batch") == 0
-    tasks = ViewSettings(name="v", sql="select 1", key=("id",), tasks=3)
-    sinks.append(RedisSettings(view=tasks))
-    assert count({}) == 2 + 3, "each shard of a view is one"
+    assert more_tasks(SparkSettings(), [ORDERS, ITEMS], sinks) == 1 + 3, "each shard of a view is one"
+    assert more_tasks(SparkSettings(master="yarn"), [ORDERS, ITEMS], sinks) == 0
 
 
 class _Late(MemorySink):

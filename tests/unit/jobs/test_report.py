@@ -8,7 +8,6 @@ from cdc.model.errors import LockstepError
 from cdc.model.log_message import LogMessage
 from jobs.report import (
     BatchGoesOn,
-    KeepsMicroBatches,
     SinkFailed,
     SinkStarted,
     SinkStopped,
@@ -31,7 +30,6 @@ def test_every_report_is_one_line_with_its_facts(caplog: pytest.LogCaptureFixtur
         SinkFailed("search", 1, LockstepError("the disk is full")),
         SinkStopped("search", 1),
         UnreadableDeadLetters("search", 1, "shop.__dead_letters", 2, 9, "it lacks tag"),
-        KeepsMicroBatches("search", 1, "this is a cluster"),
     ):
         log_report(report)
     messages = [record.getMessage() for record in caplog.records]
@@ -45,8 +43,7 @@ def test_every_report_is_one_line_with_its_facts(caplog: pytest.LogCaptureFixtur
         "dead letters can't be read and stay as they are sink=search generation=1 topic=shop.__dead_letters records=2 "
         "first_offset=9 reason=it lacks tag: `lockstep rejections list search` shows them"
     )
-    assert messages[8] == "sink keeps micro-batches sink=search generation=1 reason=this is a cluster"
-    assert len(messages) == 9
+    assert len(messages) == 8
     applied = caplog.records[1].msg
     assert isinstance(applied, LogMessage)
     assert applied.facts == {
@@ -69,7 +66,6 @@ def test_every_report_is_one_line_with_its_facts(caplog: pytest.LogCaptureFixtur
         "ERROR",
         "INFO",
         "WARNING",
-        "INFO",
     ]
 
 

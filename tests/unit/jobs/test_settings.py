@@ -35,15 +35,6 @@ def test_what_is_no_master_is_refused(master: str) -> None:
         SparkSettings(master=master)
 
 
-def test_tasks_of_a_cluster_cant_talk_to_the_driver() -> None:
-    assert SparkSettings().has_long_batches
-    assert SparkSettings(trigger="continuous").has_long_batches
-    assert not SparkSettings(trigger="micro-batch").has_long_batches
-    assert not SparkSettings(master="yarn").has_long_batches
-    with pytest.raises(ValidationError, match="needs a local master"):
-        SparkSettings(trigger="continuous", master="yarn")
-
-
 def test_the_master_has_one_setting() -> None:
     with pytest.raises(ValidationError, match="has a setting of its own"):
         SparkSettings(conf={"spark.master": "yarn"})

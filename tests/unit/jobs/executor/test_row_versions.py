@@ -5,13 +5,11 @@ from dataclasses import replace
 import pyarrow as pa
 
 from jobs.clock import now_ms
-from jobs.executor.deliver import deliver
-from jobs.executor.result import from_arrow
 from jobs.executor.row_versions import complete_from_ms
 from jobs.query.row_plan import row_plan
 from sinks.memory import MemoryStore
 from sinks.table_settings import Expressions
-from tests.task_records import ORDERS, Recording, batch_of, event, task, tombstone
+from tests.task_records import ORDERS, Recording, batch_of, event, run_batches, task, tombstone
 
 
 def test_a_sink_that_keeps_all_versions_gets_them_beside_the_newest(store: MemoryStore) -> None:
@@ -25,7 +23,7 @@ def test_a_sink_that_keeps_all_versions_gets_them_beside_the_newest(store: Memor
     ]
     arrow = batch_of(records).append_column("timestamp_ms", pa.array([7] * len(records), pa.int64()))
     keeping = replace(task(sink), versions={ORDERS.name}, complete_at_ms=now_ms(), compaction_lag_ms=60_000)
-    delivered = from_arrow(pa.Table.from_batches(list(deliver(keeping, [arrow]))))
+    delivered = run_batches(keeping, arrow)
     assert delivered.failures == []
     [got] = sink.batches
     assert [(event.key["id"], event.row) for event in got.events] == [(1, None), (2, None)]
@@ -41,7 +39,7 @@ def test_a_history_says_when_versions_may_be_missing_before_they_were_read(store
     arrow = batch_of([event("c", 1, "a", lsn=1)]).append_column("timestamp_ms", pa.array([7], pa.int64()))
     lagging = replace(task(sink), versions={ORDERS.name}, complete_at_ms=1, compaction_lag_ms=60_000)
     began_ms = now_ms()
-    list(deliver(lagging, [arrow]))
+    run_batches(lagging, arrow)
     [versions] = sink.batches[0].versions
     assert versions.complete_from_ms is not None
     assert began_ms - 60_000 <= versions.complete_from_ms <= now_ms() - 60_000
@@ -60,7 +58,7 @@ def test_a_version_that_no_expression_can_be_evaluated_of_ends_what_the_history_
         complete_at_ms=now_ms(),
         compaction_lag_ms=60_000,
     )
-    list(deliver(keeping, [arrow]))
+    run_batches(keeping, arrow)
     [versions] = sink.batches[0].versions
     assert (len(versions), versions.complete_from_ms, versions.missing_until_ms) == (1, None, 11)
 
@@ -75,7 +73,7 @@ def test_a_copy_says_that_changes_before_it_may_be_missing(store: MemoryStore) -
     ]
     arrow = batch_of(records).append_column("timestamp_ms", pa.array([7] * 4, pa.int64()))
     keeping = replace(task(sink), versions={ORDERS.name}, complete_at_ms=now_ms(), compaction_lag_ms=60_000)
-    list(deliver(keeping, [arrow]))
+    run_batches(keeping, arrow)
     [versions] = sink.batches[0].versions
     assert (versions.operations, versions.complete_from_ms) == (["c", "r", "r", "u"], None)
     assert versions.missing_until_ms == versions.commit_times_ms[1] != versions.commit_times_ms[3]

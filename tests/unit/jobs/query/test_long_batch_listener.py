@@ -3,33 +3,18 @@
 import socket
 import tempfile
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from cdc.model.event import Position
-from jobs.executor.log_reader import _IDLE_WAIT_S, Polled, Range
-from jobs.executor.long_batch import (
-    END,
-    FETCH_WAIT_MS,
-    GO_ON,
-    GO_ON_S,
-    SILENT_S,
-    DeliveryPace,
-    DriverLine,
-    LongBatch,
-    Told,
-    _follow,
-    is_applied,
-    is_quiet,
-    take_told,
-)
-from jobs.executor.result import Failure, RejectedEvent, Result
+from jobs.executor.driver_line import END, GO_ON, GO_ON_S, SILENT_S, DriverLine, Told
+from jobs.executor.log_reader import IDLE_WAIT_S
+from jobs.executor.result import Failure, RejectedEvent
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import HEARTBEAT_S, SILENCE_S
 from jobs.query.long_batch_listener import LongBatches, Standstill, TaskSlots
@@ -54,13 +39,11 @@ class Driver:
         self.told = Told()
         self.stores = True
         self.is_behind = False
-        self.long_batches = LongBatches(
-            self.gate, self.add, is_behind=lambda _: self.is_behind, seconds=1, rows_max=1, is_shared=is_shared
-        )
+        self.long_batches = LongBatches(self.gate, self.add, is_behind=lambda _: self.is_behind, is_shared=is_shared)
 
     @property
     def path(self) -> str:
-        return self.long_batches.batch.socket
+        return self.long_batches.path
 
     def add(self, told: Told) -> bool:
         with self.arrived:
@@ -81,7 +64,7 @@ def listening(*, is_shared: bool = False) -> Iterator[Driver]:
     thread.start()
     try:
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr("jobs.executor.long_batch.SILENT_S", LISTENING_SILENT_S)
+            patched.setattr("jobs.executor.driver_line.SILENT_S", LISTENING_SILENT_S)
             yield driver
     finally:
         driver.ended.set()
@@ -144,7 +127,7 @@ def test_what_is_told_soon_after_something_was_stored_waits_and_the_batch_ends_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("jobs.query.long_batch_listener.TELL_S", 1e9)
-    monkeypatch.setattr("jobs.query.long_batch_listener._SLOWEST_S", 1e9)
+    monkeypatch.setattr("jobs.query.long_batch_listener.SLOWEST_S", 1e9)
     with listening() as driver, DriverLine(driver.path) as line:
         line.tell(Told(1, next_offsets={P0: 5}))
         driver.wait_for_rows(1)
@@ -157,43 +140,11 @@ def test_what_is_told_soon_after_something_was_stored_waits_and_the_batch_ends_a
 def test_what_a_shard_tells_is_stored_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may wait for that."""
     monkeypatch.setattr("jobs.query.long_batch_listener.TELL_S", 1e9)
-    monkeypatch.setattr("jobs.query.long_batch_listener._SLOWEST_S", 1e9)
+    monkeypatch.setattr("jobs.query.long_batch_listener.SLOWEST_S", 1e9)
     with listening() as driver, DriverLine(driver.path) as line:
         for rows in (1, 2):
             line.tell(Told(1, next_offsets={P0: rows}, shard=0))
             driver.wait_for_rows(rows)
-
-
-def test_deliveries_take_a_tenth_of_the_time_and_one_after_a_pause_waits_for_nothing() -> None:
-    now = 100.0
-    pace = DeliveryPace(monotonic=lambda: now)
-    assert pace.left_s == 0
-    with pace.delivering(4):
-        now += 0.005
-    assert pace.left_s == pytest.approx(0.045)
-    now += 0.045
-    assert pace.left_s == pytest.approx(0)
-    now += 60
-    assert pace.left_s == 0
-
-
-def test_what_many_rows_take_is_no_reason_to_wait_for_more() -> None:
-    now = 100.0
-    pace = DeliveryPace(monotonic=lambda: now)
-    with pace.delivering(2_000):
-        now += 0.1
-    assert pace.left_s == 0
-
-
-def test_a_store_that_is_out_of_breath_is_not_waited_for_without_end() -> None:
-    now = 100.0
-    pace = DeliveryPace(monotonic=lambda: now)
-    with pace.delivering(1):
-        now += 0.1
-    assert pace.left_s == pytest.approx(0.15)
-    with pace.delivering(1):
-        now += 30
-    assert pace.left_s == 0
 
 
 def test_a_shard_waits_until_what_it_has_rejected_is_kept_also_where_its_batch_is_to_end() -> None:
@@ -244,58 +195,9 @@ def test_somebody_at_the_gate_is_noticed_though_nothing_comes(monkeypatch: pytes
         wait_until_over(line)
 
 
-class Clients:
-    """Read nothing but where partitions end, and then nothing at all."""
-
-    def __init__(self) -> None:
-        self.opened: list[tuple[int, list[Range]]] = []
-        self.forgotten: list[int] = []
-
-    @contextmanager
-    def reader_for(self, _: object, followed: Sequence[Range], *, fetch_wait_ms: int) -> Iterator["Clients"]:
-        self.opened.append((fetch_wait_ms, list(followed)))
-        yield self
-
-    def follow(self, followed: Sequence[Range]) -> Generator[Polled]:
-        yield Polled([], {part.at: max(part.end, 7) for part in followed})
-        while True:
-            yield Polled([], {})
-
-    def forget(self, _: object, *, fetch_wait_ms: int) -> None:
-        self.forgotten.append(fetch_wait_ms)
-
-
-@pytest.mark.parametrize("polls", [0, 9], ids=["soon", "after a silence"])
-def test_another_client_goes_on_after_a_silence_and_is_not_kept_at_the_end(
-    monkeypatch: pytest.MonkeyPatch, polls: int
-) -> None:
-    """It may be over because that one gets nothing any more."""
-    clients, left = Clients(), [*range(polls)]
-    monkeypatch.setattr("jobs.executor.long_batch.reader_for", clients.reader_for)
-    monkeypatch.setattr("jobs.executor.long_batch.forget_reader", clients.forget)
-    monkeypatch.setattr("jobs.executor.long_batch._QUIET_S", 0.0)
-    line: Any = SimpleNamespace(is_over=lambda: not left or left.pop() is None, tell=lambda _: None)
-    task: Any = SimpleNamespace(client={})
-    result = Result()
-    _follow(task, LongBatch("", 1e9, 1), [Range(*P0, 3, 5), Range(*P1, None, 0)], line, result)
-    planned = FETCH_WAIT_MS, [Range(*P0, 3, 5), Range(*P1, None, 0)]
-    quiet = 2_000, [Range(*P0, 7, 7), Range(*P1, 7, 7)]
-    assert clients.opened == ([planned] if polls == 0 else [planned, quiet])
-    assert clients.forgotten == ([] if polls == 0 else [2_000])
-    assert result.next_offsets == {P0: 7, P1: 7}
-
-
-def test_a_quiet_log_is_asked_less_often_once_its_ends_are_known() -> None:
-    parts = [Range(*P0, 3, 3), Range(*P1, None, 0)]
-    assert not is_quiet(4.0, parts, {P0: 3, P1: 0}, fetch_wait_ms=FETCH_WAIT_MS)
-    assert is_quiet(5.0, parts, {P0: 3, P1: 0}, fetch_wait_ms=FETCH_WAIT_MS)
-    assert not is_quiet(5.0, parts, {P0: 3}, fetch_wait_ms=FETCH_WAIT_MS), "where does the other one go on?"
-    assert not is_quiet(5.0, parts, {P0: 3, P1: 0}, fetch_wait_ms=2_000), "it is"
-
-
 def test_a_task_that_reaches_nothing_of_what_is_published_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its client may have gone deaf, and nothing that it expects is missing."""
-    monkeypatch.setattr("jobs.query.long_batch_listener._STANDSTILL_S", 0.05)
+    monkeypatch.setattr("jobs.query.long_batch_listener.STANDSTILL_S", 0.05)
     with listening() as driver:
         driver.is_behind = True
         with DriverLine(driver.path) as line:
@@ -320,14 +222,6 @@ def test_a_task_that_reads_much_before_it_applies_anything_is_not_ended(monkeypa
             line.tell(Told())
             now += 10.0
             wait_until_over(line)
-
-
-def test_what_is_not_applied_yet_is_counted_with_what_is() -> None:
-    result = Result(rows=3, next_offsets={P0: 1})
-    assert take_told(result, {P0: 1}, has_got_on=True) == Told(has_got_on=True)
-    result.rows, result.next_offsets = 5, {P0: 6}
-    assert take_told(result, {P0: 1}) == Told(rows=5, next_offsets={P0: 6})
-    assert result.rows == 0
 
 
 def test_a_standstill_is_to_be_behind_and_to_reach_nothing() -> None:
@@ -383,7 +277,7 @@ def test_a_state_that_is_being_built_is_not_begun_anew_for_another_task() -> Non
 
 def test_a_task_at_a_standstill_goes_on_while_another_one_builds(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one whose sink doesn't answer. No other task could be begun in its place."""
-    monkeypatch.setattr("jobs.query.long_batch_listener._STANDSTILL_S", 0.0)
+    monkeypatch.setattr("jobs.query.long_batch_listener.STANDSTILL_S", 0.0)
     building = ViewFigures(0, 0, 0, Counters(), Building(1, Doing.READING, 1, 2, 1.0))
     with listening(is_shared=True) as driver, DriverLine(driver.path) as builds, DriverLine(driver.path) as other:
         builds.tell(Told(rows=1, view=building, shard=0))
@@ -464,7 +358,7 @@ def test_a_batch_whose_driver_hangs_is_over() -> None:
 def test_the_task_of_a_driver_that_hangs_is_over_before_others_hold_its_job_for_dead() -> None:
     assert 3 * GO_ON_S <= SILENT_S, "a word that comes late doesn't end a batch"
     # The last beat may be as old as a beat is when the driver begins to hang; the task looks when nothing comes.
-    assert SILENT_S + _IDLE_WAIT_S < SILENCE_S - HEARTBEAT_S - TICK_S
+    assert SILENT_S + IDLE_WAIT_S < SILENCE_S - HEARTBEAT_S - TICK_S
 
 
 def test_a_driver_that_has_nothing_to_say_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,12 +382,6 @@ def test_shards_of_a_view_take_all_of_their_slots_or_none() -> None:
     assert [slots.take(4, 2), slots.take(4, 2), slots.take(4)] == [True, False, True]
     slots.give_back(2)
     assert slots.take(4, 2)
-
-
-def test_a_range_is_a_result_as_a_whole_alone() -> None:
-    assert is_applied({}, {})
-    assert is_applied({P0: 0, P1: 3}, {P1: 3})
-    assert not is_applied({P0: 1, P1: 3}, {P1: 4})
 
 
 def test_the_driver_hears_of_what_was_read_once_the_work_on_it_takes_long() -> None:

@@ -12,7 +12,7 @@ from cdc.model.event import Position
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord, TopicIdentity
 from jobs.dead_letters.limit import TooManyOpen
-from jobs.executor.long_batch import Told
+from jobs.executor.driver_line import Told
 from jobs.executor.result import Failure, RejectedEvent, Result
 from jobs.generations.lease import GenerationLease
 from jobs.query.captured_tables import Captured, CapturedWatch

@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from cdc.model.table import TableName
-from jobs.query.sink_plan import PARTITIONS_MAX, SinkPlan, why_micro_batches, why_no_long_batches
+from jobs.query.sink_plan import PARTITIONS_MAX, SinkPlan, goes_on
 from jobs.settings import SparkSettings
 from sinks.delta.settings import DeltaSettings
 from sinks.redis.settings import RedisSettings
@@ -29,27 +29,26 @@ ADDRESS = "postgresql+psycopg://nowhere/w"
     ],
 )
 def test_a_task_goes_on_where_few_rows_are_cheap(settings: SinkSettings, expected: bool) -> None:
-    assert (why_no_long_batches(settings, TABLES) is None) is expected
+    assert goes_on(settings, TABLES) is expected
 
 
-def _why(partitions: int = 6, *, once: bool = False, **spark: str) -> str | None:
+@pytest.mark.parametrize(
+    ("partitions", "master", "once", "bulk", "expected"),
+    [
+        (PARTITIONS_MAX, "local[2]", False, False, True),
+        (PARTITIONS_MAX + 1, "local[2]", False, False, False),
+        (6, "yarn", False, False, False),
+        (6, "local[2]", True, False, False),
+        (6, "local[2]", False, True, False),
+    ],
+)
+def test_batches_go_on_where_that_costs_less_and_the_task_can_talk_to_the_driver(
+    partitions: int, master: str, once: bool, bulk: bool, expected: bool
+) -> None:
     nothing = cast("Any", None)
-    settings = SparkSettings.model_validate(spark)
-    plan = SinkPlan("s", RedisSettings(url="redis://nowhere"), 1, "p", nothing, TABLES, settings, once=once)
-    return why_micro_batches(plan, partitions=partitions)
-
-
-def test_batches_go_on_by_default_where_that_costs_less() -> None:
-    assert _why() is None
-    assert _why(PARTITIONS_MAX) is None
-    assert "partitions" in (_why(PARTITIONS_MAX + 1) or "")
-    assert _why(PARTITIONS_MAX + 1, trigger="continuous") is None
-    assert "cluster" in (_why(master="yarn") or "")
-
-
-def test_who_asked_for_micro_batches_is_not_told_why_they_are_there() -> None:
-    assert _why(trigger="micro-batch") == ""
-    assert _why(once=True) == ""
+    spark = SparkSettings(master=master)
+    plan = SinkPlan("s", RedisSettings(url="redis://nowhere"), 1, "p", nothing, TABLES, spark, once=once, bulk=bulk)
+    assert plan.goes_on(partitions) is expected
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """The archive that executors get against the code that runs here."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from zipfile import ZipFile
@@ -9,6 +11,7 @@ import pytest
 
 from cdc.model.errors import ConfigurationError
 from jobs.spark.shipped_code import PACKAGES, ROOT, check_archive, source_files
+from lockstep.package import NOT_ON_EXECUTORS
 
 ON_THE_DRIVER = {("sinks/warehouse/bookkeeping.py", "migrations.warehouse")}
 """Imports of what executors don't have, in functions that the driver alone calls."""
@@ -83,3 +86,8 @@ def test_an_archive_that_is_missing_or_broken_is_reported_as_such(tmp_path: Path
     broken.write_bytes(b"no zip")
     with pytest.raises(ConfigurationError, match="can't be read"):
         check_archive(broken)
+
+
+def test_tasks_of_rows_import_nothing_that_executors_of_a_cluster_lack() -> None:
+    blocked = "; ".join(f"sys.modules[{name!r}] = None" for name in sorted(NOT_ON_EXECUTORS - {"pyspark"}))
+    subprocess.run([sys.executable, "-c", f"import sys; {blocked}; import jobs.executor.follow"], check=True)

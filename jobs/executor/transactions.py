@@ -1,4 +1,4 @@
-"""The task of a consistent sink: whole transactions of all its tables -> one step of the store.
+"""The applier of a consistent sink: whole transactions of all its tables -> one step of the store.
 
 After each step that a reader can see, the tables together are as of one commit. So the step ends at a progress record,
 and what was read beyond it waits for the next one. What doesn't fit into memory until then waits on disk.
@@ -7,20 +7,23 @@ A generation that is being filled gets its records as they come: it has parts of
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 
 import pyarrow as pa
 
 from jobs.consistency import Consistency, load_consistency, save_consistency
+from jobs.executor.applier import Applier
 from jobs.executor.deliver import apply_portion, portions
-from jobs.executor.log_feed import LogFeed, delivered
-from jobs.executor.long_batch import DriverLine, LongBatch
-from jobs.executor.open_sinks import close_sink, freeze_opened, opened_for
+from jobs.executor.driver_line import DriverLine
+from jobs.executor.log_feed import LogFeed
+from jobs.executor.log_reader import Polled, Range
+from jobs.executor.open_sinks import opened_for
+from jobs.executor.reports import Reports
 from jobs.executor.result import Result
 from jobs.executor.task_input import Task
-from jobs.executor.task_pace import DriverReports, LogEnd, NextCut
+from jobs.executor.task_pace import LogEnd, NextCut
 from jobs.executor.view_log import NEVER, Cut, ViewLog
 from jobs.executor.waiting_records import WaitingRecords
 from jobs.offsets import Offsets
@@ -28,38 +31,10 @@ from sinks.contract import Batch
 from sinks.stored_progress import check_written
 
 
-def deliver_steps(task: Task, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Bring the sink up to the log's end as of now, and yield what became of it, for ``mapInArrow``.
+class Transactions(Applier):
+    """Applies whole transactions, for one batch."""
 
-    ``batches`` say how far the sink is, as ranges that end there. Nothing is raised, as in ``deliver``.
-    """
-    yield from _delivered(task, batches, lambda reached, result: _Steps(task, reached, result, None).follow())
-
-
-def deliver_steps_long(task: Task, batch: LongBatch, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same, and go on with what comes, until the driver ends it."""
-
-    def work(reached: Offsets, result: Result) -> None:
-        with DriverLine(batch.socket) as line:
-            _Steps(task, reached, result, line).follow()
-
-    yield from _delivered(task, batches, work)
-
-
-def _delivered(
-    task: Task, batches: Iterable[pa.RecordBatch], work: Callable[[Offsets, Result], None]
-) -> Iterator[pa.RecordBatch]:
-    def freezing(reached: Offsets, result: Result) -> None:
-        work(reached, result)
-        freeze_opened()
-
-    yield from delivered(batches, freezing, close=lambda: close_sink(task))  # with it goes a step that isn't complete
-
-
-class _Steps:
-    """One batch."""
-
-    def __init__(self, task: Task, reached: Offsets, result: Result, line: DriverLine | None) -> None:
+    def __init__(self, task: Task, reached: Offsets, line: DriverLine | None, result: Result) -> None:
         """``line`` is that of a batch that goes on until the driver ends it. ``reached`` was applied before it.
 
         Raises DataLost where the store hasn't got that any more.
@@ -91,35 +66,43 @@ class _Steps:
         self._waiting = WaitingRecords()
         self._cuts = NextCut(self._log, is_long=line is not None)
         self._end = LogEnd(self._log, result)
-        self._reports = DriverReports(self._log, result)
+        self._reports = Reports(line, result, lambda: self._log.came)
 
-    def follow(self) -> None:
-        """Until the batch has to end. Raises as ``LogFeed`` and ``Sink.apply``, and DataLost."""
-        ends = self._feed.begin()
-        try:
-            with closing(self._feed.follow(self._position, ends)) as polls:
-                for rows in polls:
-                    self._result.rows += rows
-                    self._take(time.monotonic())
-                    if self._is_over(time.monotonic()):
-                        return
-        finally:
-            self._waiting.clear()
+    def begin(self) -> Sequence[Range]:
+        """Raises as ``LogFeed.begin``."""
+        return self._feed.begin(self._position)
 
-    def _take(self, now_s: float) -> None:
-        """Take in what has come, up to the newest cut."""
+    def take(self, polled: Polled) -> None:
+        """Take in what has come, up to the newest cut. Raises as ``LogFeed``, ``Sink.apply`` and DataLost."""
+        self._result.rows += self._feed.take(polled)
         log = self._log
         if log.bytes > self._task.window_bytes and (records := log.take_all()) is not None:
             if self._consistency.is_reached:
                 self._waiting.add(records)
             else:
                 self._fill(records)
-        if (cut := self._cuts.find(now_s, waits=self._waits)) is not None:
+        if (cut := self._cuts.find(time.monotonic(), waits=self._waits)) is not None:
             self._step(cut)
+
+    def needs_driver(self) -> bool:
+        return bool(self._result.rejected or self._result.resolved)
+
+    def report(self, now_s: float) -> None:
+        if self._reports.is_due(now_s, has_news=self._reports.has_moved):
+            told = self._reports.take(now_s)
+            told.read = self._feed.read if self._waits else {}
+            self._reports.send(told)
+
+    def is_at_end(self, now_s: float) -> bool:
+        return self._end.is_reached(now_s, is_taken_in=self._consistency.is_reached and not self._waits)
+
+    def close(self) -> None:
+        """Let go of what waits: it is read again."""
+        self._waiting.clear()
 
     def _fill(self, records: pa.Table) -> None:
         """Apply what has come to a generation that isn't consistent yet."""
-        reached = self._feed.of_topics(self._log.next_offsets)
+        reached = self._feed.read
         for start, end in portions(records):
             next_offsets = reached if end == records.num_rows else {}
             portion = records.slice(start, end - start)
@@ -158,10 +141,7 @@ class _Steps:
 
     def _at_work(self) -> AbstractContextManager[None]:
         """While what was read is applied."""
-        return nullcontext() if self._line is None else self._line.at_work_on(self._read())
-
-    def _read(self) -> Offsets:
-        return self._feed.of_topics(self._log.next_offsets)
+        return nullcontext() if self._line is None else self._line.at_work_on(self._feed.read)
 
     def _check_stored(self) -> None:
         """Raise DataLost where the store lacks what was applied to it: a step on top of a gap is as of no commit."""
@@ -182,23 +162,8 @@ class _Steps:
     def _waits(self) -> bool:
         return self._log.waits or bool(self._waiting.rows)
 
-    def _is_over(self, now_s: float) -> bool:
-        if self._result.rejected or self._result.resolved:
-            return True
-        if self._line is None:
-            return self._end.is_reached(now_s, is_taken_in=self._consistency.is_reached and not self._waits)
-        self._tell(self._line, now_s)
-        return self._line.is_over()
-
-    def _tell(self, line: DriverLine, now_s: float) -> None:
-        """Let the driver know how far this is, every so often."""
-        if self._reports.is_due(now_s, has_news=self._reports.has_moved):
-            told = self._reports.take(now_s)
-            told.read = self._read() if self._waits else {}
-            line.tell(told)
-
     def _tell_of_life(self) -> None:
         """Within a step, which may take long."""
         now_s = time.monotonic()
-        if self._line is not None and self._reports.is_due(now_s, has_news=False):
-            self._line.tell(self._reports.sign_of_life(now_s, has_got_on=True))
+        if self._reports.is_due(now_s, has_news=False):
+            self._reports.send(self._reports.sign_of_life(now_s, has_got_on=True))

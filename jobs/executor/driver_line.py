@@ -1,58 +1,23 @@
-"""Long batches: a task applies its range of the log, then goes on with what comes, as long as the driver lets it.
-
-A batch of a few rows costs Spark much more than the rows themselves, so here one batch has many of them. What it has
-applied, it tells the driver through a local socket, which the driver ends it by. The driver plans the next batch from
-there.
-
-Whatever needs more of the driver than to be told ends the batch, so that its result says so: rejections, events that
-make earlier ones void, errors, and a backlog, which several tasks read faster.
-"""
+"""The line between a task and its driver, through a local socket: what is applied, and when the batch is over."""
 
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 import orjson
-import pyarrow as pa
 
-from cdc.pace import Pace
 from cdc.readiness import wait_ready
-from jobs.executor.deliver import apply_all
-from jobs.executor.log_reader import Range, forget_reader, load_ranges, reader_for
-from jobs.executor.open_sinks import close_sink, freeze_opened
-from jobs.executor.result import Failure, RejectedEvent, Result, to_arrow
-from jobs.executor.task_input import Task
+from jobs.executor.result import Failure, RejectedEvent
 from jobs.offsets import Offsets
 from sinks.contract import TopicPartition
 from views.figures import ViewFigures
 
-FETCH_WAIT_MS: Final = 200
-"""For how long the broker keeps a request without records. A commit is answered at once: commit to read was 1 ms at the
-p50 with 20, 100 and 500 ms. With 20 ms an idle task takes four times the processor time. The next batch's first request
-waits behind one that is kept."""
-
-_QUIET_FETCH_WAIT_MS: Final = 2_000
-"""The same once nothing has come for a while: another client asks a tenth as often. Commit to read was 1 ms at the p50
-and 9 ms at most, out of 60, with 200 as with 2,000 ms. How soon a batch ends doesn't depend on it."""
-
-_QUIET_S: Final = 5.0
-"""The while."""
-
 TELL_S: Final = 0.2
 """How often the driver is told of progress: it stores that in the destination."""
-
-_TIMES_A_DELIVERY: Final = 10.0
-_FASTEST_S: Final = 0.01
-_SLOWEST_S: Final = 0.25
-"""Deliveries take a tenth of the time, unless there is so much that they take more of it. A request costs a store about
-the same whatever it holds: OpenSearch took 34 % of a core for 50 requests a second of 4 rows, and 8 % for 10 of 20."""
-
-_ROWS: Final = 100
-"""What is above so many rows of a delivery is work that waiting doesn't save."""
 
 ALIVE_S: Final = 5.0
 """How often the driver is told that there is nothing to tell, so that it can tell a destination that hangs."""
@@ -77,12 +42,14 @@ _HEARD_AT_ONCE: Final = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class LongBatch:
-    """How a long batch ends. ``socket`` is the driver's. ``rows_max``: more at once are a backlog."""
+class Until:
+    """How a task's batch ends: where the log ends, or with ``goes_on`` by the driver's word."""
 
-    socket: str
-    seconds: float
-    rows_max: int
+    goes_on: bool = False
+    socket: str | None = None
+    """The driver's; None where it isn't told of anything before the end."""
+    rows_max: int = 0
+    """More rows at once end a batch that goes on: several tasks read a backlog faster."""
 
 
 _COUNTS: Final = ("rows", "applied", "stale")
@@ -269,134 +236,3 @@ class DriverLine:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-
-
-def deliver_long(task: Task, batch: LongBatch, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Apply one task's range of the log and what comes after it, and yield its result, for ``mapInArrow``.
-
-    ``batches`` are one row with all ranges, as ``jobs.spark.source.range_frame`` writes it. The counts of the result
-    are those that the driver wasn't told of. Nothing is raised, as in ``deliver``.
-    """
-    result = Result()
-    remaining = iter(batches)
-    try:
-        wanted_ranges = [
-            wanted_range
-            for rows in remaining
-            for text in rows.column("ranges").to_pylist()
-            for wanted_range in load_ranges(text)
-        ]
-        with DriverLine(batch.socket) as line:
-            _follow(task, batch, wanted_ranges, line, result)
-    except Exception as error:
-        close_sink(task)  # the next attempt starts with a new connection
-        result.failures += Failure.all_of(error)
-        for _ in remaining:  # a worker whose input isn't read to its end is thrown away
-            pass
-    yield to_arrow(result)
-
-
-def _follow(task: Task, batch: LongBatch, wanted_ranges: Sequence[Range], line: DriverLine, result: Result) -> None:
-    """Apply until the batch has to end. Raises as ``LogReader.follow`` and ``Sink.apply``."""
-    assert task.client is not None
-    planned = {wanted_range.at: wanted_range.end for wanted_range in wanted_ranges}
-    pace = DeliveryPace()
-    began = told_at = time.monotonic()
-    told: Offsets = {}
-    result.next_offsets = {part.at: part.start for part in wanted_ranges if part.start is not None}
-    followed, is_over = wanted_ranges, False
-    for fetch_wait_ms in (FETCH_WAIT_MS, _QUIET_FETCH_WAIT_MS):
-        with (
-            reader_for(task.client, followed, fetch_wait_ms=fetch_wait_ms) as reader,
-            closing(reader.follow(followed)) as all_polled,
-        ):
-            heard_at = time.monotonic()
-            for polled in all_polled:
-                # The driver takes the whole range as applied, so nothing less is a result.
-                is_over = is_applied(planned, result.next_offsets) and line.is_over()
-                if is_over:
-                    break
-                rows_before = result.rows
-                if polled.records:
-                    with line.at_work_on(polled.ends), pace.delivering(sum(batch.num_rows for batch in polled.records)):
-                        apply_all(task, iter(polled.records), result)
-                    freeze_opened()
-                _reach(result, polled.ends)
-                if not is_applied(planned, result.next_offsets):
-                    continue
-                if result.rejected or result.resolved or result.rows - rows_before > batch.rows_max:
-                    return
-                now = time.monotonic()
-                # Where nothing is new, the next batch would do no more than this one.
-                has_more = any(result.next_offsets.get(at, 0) > end for at, end in planned.items())
-                if has_more and now - began >= batch.seconds:
-                    return
-                if (result.next_offsets != told and now - told_at >= TELL_S) or now - told_at >= ALIVE_S:
-                    line.tell(take_told(result, told))
-                    told, told_at = dict(result.next_offsets), now
-                if polled.ends:
-                    heard_at = now
-                elif is_quiet(now - heard_at, wanted_ranges, result.next_offsets, fetch_wait_ms=fetch_wait_ms):
-                    break
-                if polled.records:
-                    line.is_over_within(pace.left_s)
-        if is_over:
-            if fetch_wait_ms == _QUIET_FETCH_WAIT_MS:
-                # It may be over because this client gets nothing any more, and the next range is read by the other one.
-                forget_reader(task.client, fetch_wait_ms=fetch_wait_ms)
-            return
-        followed = [Range(*at, offset, offset) for at, offset in result.next_offsets.items()]
-
-
-class DeliveryPace:
-    """When a task delivers: at once after a pause, and what comes soon after a delivery gathers for the next one."""
-
-    def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._pace = Pace(times_as_long=_TIMES_A_DELIVERY, fastest_s=_FASTEST_S, slowest_s=_SLOWEST_S)
-        self._next_s = 0.0
-
-    @contextmanager
-    def delivering(self, rows: int) -> Iterator[None]:
-        """While so many rows are delivered."""
-        began_s = self._monotonic()
-        yield
-        self._pace.took((self._monotonic() - began_s) / max(1.0, rows / _ROWS))
-        self._next_s = began_s + self._pace.interval_s
-
-    @property
-    def left_s(self) -> float:
-        """For how long the next delivery has to wait; 0 for one that need not."""
-        return max(0.0, self._next_s - self._monotonic())
-
-
-def is_quiet(
-    silent_s: float, wanted_ranges: Sequence[Range], reached: Mapping[TopicPartition, int], *, fetch_wait_ms: int
-) -> bool:
-    """Whether the client may ask less often, by another one that goes on where this one is. Pure."""
-    if fetch_wait_ms >= _QUIET_FETCH_WAIT_MS or silent_s < _QUIET_S:
-        return False
-    return all(part.at in reached for part in wanted_ranges)
-
-
-def is_applied(planned: Mapping[TopicPartition, int], reached: Mapping[TopicPartition, int]) -> bool:
-    """Whether all of the planned ranges is below what was reached."""
-    return all(reached.get(at, 0) >= end for at, end in planned.items())
-
-
-def _reach(result: Result, ends: Mapping[TopicPartition, int]) -> None:
-    for at, end in ends.items():
-        result.next_offsets[at] = max(end, result.next_offsets.get(at, 0))
-
-
-def take_told(result: Result, told: Offsets, *, has_got_on: bool = False) -> Told:
-    """Move the counts out of the result into a message for the driver. The offsets stay in both.
-
-    Counts wait until something that is counted is applied.
-    """
-    moved = {at: offset for at, offset in result.next_offsets.items() if told.get(at) != offset}
-    if not moved:
-        return Told(has_got_on=has_got_on)
-    taken = Told(result.rows, result.applied, result.stale, result.commit_time_ms, moved, has_got_on=has_got_on)
-    result.rows = result.applied = result.stale = 0
-    return taken

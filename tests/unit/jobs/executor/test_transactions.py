@@ -15,13 +15,13 @@ from cdc.model.errors import DataLost
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord
-from jobs.consistency import Consistency, load_consistency
-from jobs.executor import step_task
-from jobs.executor.long_batch import ALIVE_S, Told
+from jobs.consistency import Consistency, load_consistency, save_consistency
+from jobs.executor.driver_line import ALIVE_S, Told
+from jobs.executor.log_reader import Polled
 from jobs.executor.result import Result
-from jobs.executor.step_task import _Steps
 from jobs.executor.task_input import StepsInput, Task
 from jobs.executor.task_pace import RECORD_S
+from jobs.executor.transactions import Transactions
 from jobs.offsets import Offsets
 from sinks.contract import Batch, OpenedSink, Outcome
 from sinks.memory import MemorySink
@@ -36,6 +36,14 @@ LOG = table(column("id", "int8"), column("n", "int8"), name=TableName("public", 
 HERE = {"a": A, "b": B, "log": LOG}
 LARGE, SMALL = 1 << 20, 1
 EMPTY = Consistency(EPOCH, 8, 0, since_lsn=8)
+
+
+SCHEMA = pa.schema(
+    {
+        "key": pa.binary(), "value": pa.binary(), "topic": pa.string(), "partition": pa.int32(),
+        "offset": pa.int64(), "tombstone_tag": pa.binary(),
+    }
+)  # fmt: skip
 
 
 def row(key: int, n: int) -> dict[str, JsonValue]:
@@ -90,7 +98,7 @@ class Steps:
             steps=StepsInput("progress", "shop"),
         )
         self.store, self.result = store, Result()
-        self.run = _Steps(task, reached or {("a", 0): 0, ("b", 0): 0}, self.result, line)
+        self.run = Transactions(task, reached or {("a", 0): 0, ("b", 0): 0}, line, self.result)
         self._next = {"a": 0, "b": 0} if reached is None else {topic: offset for (topic, _), offset in reached.items()}
 
     def read(self, topic: str, *rows: tuple[int, int, int]) -> None:
@@ -107,22 +115,15 @@ class Steps:
             }
             for number, (key, n, lsn) in enumerate(rows)
         ]
-        schema = pa.schema(
-            {
-                "key": pa.binary(), "value": pa.binary(), "topic": pa.string(), "partition": pa.int32(),
-                "offset": pa.int64(), "tombstone_tag": pa.binary(),
-            }
-        )  # fmt: skip
         self._next[topic] += len(rows)
-        self.run._log.add(pa.RecordBatch.from_pylist(records, schema=schema))
-        self.run._log.reach({(topic, 0): self._next[topic]})
-        self.run._take(0.0)
+        batch = pa.RecordBatch.from_pylist(records, schema=SCHEMA)
+        self.run.take(Polled([batch], {(topic, 0): self._next[topic]}))
 
-    def committed(self, lsn: int, **bounds: int) -> None:
+    def committed(self, lsn: int, *, uncopied: tuple[str, ...] = (), **bounds: int) -> None:
         """A progress record comes."""
-        record = ProgressRecord(lsn, lsn, {topic: (end,) for topic, end in bounds.items()}, EPOCH)
-        self.run._log.add_record(record)
-        self.run._take(0.0)
+        record = ProgressRecord(lsn, lsn, {topic: (end,) for topic, end in bounds.items()}, EPOCH, uncopied=uncopied)
+        rows = [{"value": record.to_bytes(), "topic": "progress", "partition": 0}]
+        self.run.take(Polled([pa.RecordBatch.from_pylist(rows, schema=SCHEMA)], {}))
 
     @property
     def rows(self) -> dict[str, dict[Any, Any]]:
@@ -139,11 +140,12 @@ class Steps:
 
 
 @pytest.fixture
-def bank() -> SteppingStore:
+def bank(monkeypatch: pytest.MonkeyPatch) -> SteppingStore:
     """Prepared, and consistent as of a moment before all that comes."""
+    monkeypatch.setattr("jobs.executor.log_feed.STALLED_S", 1e9)  # there are no brokers that it could ask
     store = SteppingStore()
     MemorySink(store, 1).prepare([A, B, stored_table(LOG)])
-    step_task.save_consistency(MemorySink(store), 1, EMPTY)
+    save_consistency(MemorySink(store), 1, EMPTY)
     return store
 
 
@@ -173,7 +175,7 @@ def test_a_step_that_fails_in_the_middle_leaves_the_one_before(bank: SteppingSto
     steps.read("b", (1, -10, 16))
     with pytest.raises(RuntimeError, match="on purpose"):
         steps.committed(24, a=1, b=1)
-    steps.run._waiting.clear()
+    steps.run.close()
     assert steps.rows == {"a": {}, "b": {}}
     assert steps.kept == EMPTY
     assert bank.next_offsets == {}
@@ -182,7 +184,7 @@ def test_a_step_that_fails_in_the_middle_leaves_the_one_before(bank: SteppingSto
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_only_a_generation_that_is_being_filled_gets_what_has_come_at_once(bank: SteppingStore, is_whole: bool) -> None:
     if not is_whole:
-        step_task.save_consistency(MemorySink(bank), 1, Consistency())
+        save_consistency(MemorySink(bank), 1, Consistency())
     steps = Steps(bank, window_bytes=SMALL)
     steps.read("a", (1, 10, 16))
     assert steps.rows["a"] == ({} if is_whole else {1: 10})
@@ -198,7 +200,7 @@ def test_only_a_generation_that_is_being_filled_gets_what_has_come_at_once(bank:
 def test_a_generation_with_parts_of_transactions_is_not_taken_for_one_of_the_record_before_them(
     bank: SteppingStore,
 ) -> None:
-    step_task.save_consistency(MemorySink(bank), 1, Consistency())
+    save_consistency(MemorySink(bank), 1, Consistency())
     before = Steps(bank, window_bytes=SMALL)
     before.read("a", (1, 10, 16))
     after = Steps(bank, reached={("a", 0): 1, ("b", 0): 0})
@@ -248,7 +250,7 @@ def test_the_driver_hears_that_a_step_is_read_while_nothing_of_it_is_applied(ban
     def says() -> Told:
         nonlocal now_s
         now_s += ALIVE_S
-        assert not steps.run._is_over(now_s)
+        steps.run.report(now_s)
         return told.pop()
 
     assert not says().is_at_work
@@ -257,7 +259,6 @@ def test_the_driver_hears_that_a_step_is_read_while_nothing_of_it_is_applied(ban
     assert not says().is_at_work, "nothing comes"
     steps.committed(24, a=1, b=1)
     assert not says().is_at_work, "what the record asks for doesn't come"
-    steps.result.rows = 2
     steps.read("b", (1, -10, 16))
     assert says() == Told(2, 2, 0, 24, {("a", 0): 1, ("b", 0): 1}, has_got_on=True)
 
@@ -268,16 +269,14 @@ def test_a_step_that_waits_for_the_copy_of_a_table_is_at_work(bank: SteppingStor
     steps = Steps(
         bank, line=SimpleNamespace(tell=told.append, is_over=lambda: False, at_work_on=lambda _: nullcontext())
     )
-    record = ProgressRecord(24, 24, {"a": (0,)}, EPOCH, uncopied=("b",))
-    steps.run._log.add_record(record)
-    steps.run._take(0.0)
-    assert not steps.run._is_over(time.monotonic() + ALIVE_S)
+    steps.committed(24, uncopied=("b",), a=0)
+    steps.run.report(time.monotonic() + ALIVE_S)
     assert told == [Told(has_got_on=True)]
 
 
 def test_the_driver_hears_that_a_step_is_written(bank: SteppingStore, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Told] = []
-    monkeypatch.setattr("jobs.executor.task_pace.ALIVE_S", 0.0)
+    monkeypatch.setattr("jobs.executor.reports.ALIVE_S", 0.0)
     steps = Steps(bank, window_bytes=SMALL, line=SimpleNamespace(tell=told.append, at_work_on=lambda _: nullcontext()))
     steps.read("a", (1, 10, 16))
     steps.read("b", (1, -10, 16))
@@ -306,7 +305,7 @@ def test_no_step_is_made_on_a_store_that_was_put_back(bank: SteppingStore) -> No
 
 def test_a_store_that_was_put_back_while_it_was_filled_is_never_told_to_be_consistent(bank: SteppingStore) -> None:
     before = deepcopy((bank.generations, bank.next_offsets))
-    step_task.save_consistency(MemorySink(bank), 1, Consistency())
+    save_consistency(MemorySink(bank), 1, Consistency())
     steps = Steps(bank, window_bytes=SMALL)
     steps.read("a", (1, 10, 16))
     assert steps.rows["a"] == {1: 10}
@@ -323,9 +322,8 @@ def test_who_applies_once_is_told_whether_a_copy_or_a_record_is_lacking(
 ) -> None:
     steps = Steps(bank)
     steps.read("a", (1, 10, 16))
-    steps.run._log.add_record(ProgressRecord(16, 16, {"a": (1,)}, EPOCH, uncopied=uncopied))
-    steps.run._take(0.0)
-    assert not steps.run._is_over(0.0)
+    steps.committed(16, uncopied=uncopied, a=1)
+    assert not steps.run.is_at_end(0.0)
     assert not steps.result.lacks_record
-    assert steps.run._is_over(RECORD_S + 1)
+    assert steps.run.is_at_end(RECORD_S + 1)
     assert (steps.result.lacks_record, steps.result.awaits_copy) == (True, uncopied == ("b",))

@@ -1,0 +1,53 @@
+"""What the driver hears of a task while a batch goes on: how far it is, every so often, or that it is alive."""
+
+import time
+from collections.abc import Callable
+
+from jobs.executor.driver_line import ALIVE_S, TELL_S, DriverLine, Told
+from jobs.executor.result import Result
+from jobs.offsets import Offsets
+
+
+class Reports:
+    """Takes what is to be reported out of a task's result, so that it is counted once."""
+
+    def __init__(self, line: DriverLine | None, result: Result, came: Callable[[], int] = lambda: 0) -> None:
+        """Without a ``line`` none is ever due. ``came`` grows whenever the task gets on, though nothing is applied."""
+        self._line = line
+        self._result = result
+        self._came = came
+        # What the driver was told of, and what had come by then.
+        self._told: Offsets = {}
+        self._told_came = 0
+        self._told_s = time.monotonic()
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether more was applied since the last report."""
+        return self._result.next_offsets != self._told
+
+    def is_due(self, now_s: float, *, has_news: bool) -> bool:
+        """Whether to report now: news soon, else that the task is alive."""
+        return self._line is not None and now_s - self._told_s >= (TELL_S if has_news else ALIVE_S)
+
+    def sign_of_life(self, now_s: float, *, has_got_on: bool) -> Told:
+        """A report that only says the task is alive. How far it is follows later."""
+        self._told_s = now_s
+        return Told(has_got_on=has_got_on)
+
+    def take(self, now_s: float) -> Told:
+        """The next report. The offsets stay in the result as well. Counts wait until what they count is applied."""
+        result, came = self._result, self._came()
+        has_got_on, self._told_came, self._told_s = came > self._told_came, came, now_s
+        moved = {at: offset for at, offset in result.next_offsets.items() if self._told.get(at) != offset}
+        if not moved:
+            return Told(has_got_on=has_got_on)
+        taken = Told(result.rows, result.applied, result.stale, result.commit_time_ms, moved, has_got_on=has_got_on)
+        result.rows = result.applied = result.stale = 0
+        self._told = dict(result.next_offsets)
+        return taken
+
+    def send(self, told: Told) -> None:
+        """Give the driver a report that was taken when it was due."""
+        assert self._line is not None
+        self._line.tell(told)

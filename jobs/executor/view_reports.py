@@ -1,0 +1,120 @@
+"""What the driver hears of a view's task, and what it has stored of that."""
+
+from collections import deque
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
+
+from jobs.executor.driver_line import DriverLine, Told
+from jobs.executor.log_feed import LogFeed
+from jobs.executor.reports import Reports
+from jobs.executor.result import Result
+from jobs.executor.view_building import FiguresNow
+from jobs.offsets import Offsets
+
+KEPT_S: Final = 10.0
+"""How long a shard waits until its rejections are kept. After that they come with the batch's result."""
+
+
+class SinkProgress:
+    """What the sink's progress is known to have, as next offsets, and which rejections the driver has kept.
+
+    A batch has one, also where it builds a state, or tries again.
+    """
+
+    def __init__(self, stored: Offsets, rejected: Mapping[tuple[str, bytes], str]) -> None:
+        """``rejected`` are the rejections of before, each with its tag."""
+        self.offsets: Offsets = dict(stored)
+        self.rejected = dict(rejected)
+        self._not_stored: deque[Offsets] = deque()
+
+    def tell(self, offsets: Offsets) -> None:
+        """The driver is told of these."""
+        self._not_stored.append(dict(offsets))
+
+    @property
+    def not_stored(self) -> int:
+        """How many of the times that the driver was told something it hasn't said to be stored."""
+        return len(self._not_stored)
+
+    def hear(self, times: int) -> None:
+        """So many more of the times that it was told are stored."""
+        for _ in range(times):
+            self.offsets |= self._not_stored.popleft()
+
+
+class ViewReports:
+    """The reports of one attempt to keep a view. Without a ``line`` nobody hears them."""
+
+    def __init__(
+        self,
+        line: DriverLine | None,
+        result: Result,
+        progress: SinkProgress,
+        feed: LogFeed,
+        figures: FiguresNow,
+        *,
+        goes_on: bool,
+    ) -> None:
+        """``feed`` says how far the task has read. A batch that ends with the log reports a building alone."""
+        self._line = line
+        self._result = result
+        self.progress = progress
+        self.figures = figures
+        self._goes_on = goes_on
+        self.feed = feed
+        self._reports = Reports(line, result, lambda: feed.log.came)
+
+    @property
+    def are_heard(self) -> bool:
+        """Whether there is a driver at the other end."""
+        return self._line is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the driver has ended the batch."""
+        return self._goes_on and self._line is not None and self._line.is_over()
+
+    def hear(self) -> None:
+        """Learn what the driver has stored."""
+        if self._line is not None:
+            self.progress.hear(self._line.take_stored())
+
+    def at_work(self) -> AbstractContextManager[None]:
+        """While the task is at work on what it has read."""
+        return nullcontext() if self._line is None else self._line.at_work_on(self.feed.read)
+
+    def send(self, now_s: float) -> None:
+        """Let the driver know how far this is, if that is due."""
+        has_news = self.figures.building is not None or (self._goes_on and self._reports.has_moved)
+        if not self._reports.is_due(now_s, has_news=has_news):
+            return
+        told = self._reports.take(now_s) if self._goes_on else self._reports.sign_of_life(now_s, has_got_on=False)
+        told.view, told.shard = self.figures(), self._result.shard
+        told.read = self.feed.read if self.feed.log.waits else {}
+        self._reports.send(told)
+        self.progress.tell(self._result.next_offsets)
+
+    def are_kept(self) -> bool:
+        """Have the driver keep the rejections of a shard now, and forget those that are void. Whether it has.
+
+        The result of a batch is looked at when all of its tasks have ended, and one that builds a state ends late.
+        """
+        return self._result.shard is not None and self.keeps_now()
+
+    def keeps_now(self) -> bool:
+        """The same whether or not it is a shard."""
+        result, line = self._result, self._line
+        if line is None:
+            return False
+        line.tell(Told(rejected=result.rejected, resolved=result.resolved, shard=result.shard))
+        self.progress.tell({})
+        line.wait_stored(self.progress.not_stored, KEPT_S)
+        self.progress.hear(line.take_stored())
+        if self.progress.not_stored:
+            return False
+        for row in result.resolved:
+            self.progress.rejected.pop(row, None)
+        self.progress.rejected |= {(event.position.topic, event.key): event.tag for event in result.rejected}
+        result.rejected, result.resolved = [], []
+        return True
