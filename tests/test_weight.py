@@ -31,10 +31,10 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 88_750,
+    "lines of the core": 89_147,
     "lines of extensions": 14_512,
     "lines of stack and bench": 9_979,
-    "lines of tests": 97_750,
+    "lines of tests": 97_838,
     "words of docs": 43_081,
     "settings": 166,
 }

@@ -19,7 +19,7 @@ from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import PositionMismatch, Unavailable
 from cdc.protocol.envelope import TAG_HEADER
 from jobs.executor import log_reader
-from jobs.executor.log_reader import LogReader, Range, open_ranges, ranges, read_log, spread
+from jobs.executor.log_reader import LogReader, Range, load_ranges, open_ranges, ranges, reader_for, spread
 from jobs.offsets import Offsets
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.source import portable_client, range_frame
@@ -81,11 +81,6 @@ def rows(batches: Sequence[pa.RecordBatch]) -> list[dict[str, Any]]:
     return sorted(log_rows, key=lambda row: (row["topic"], row["partition"], row["offset"]))
 
 
-def task_rows(*wanted: Range) -> pa.RecordBatch:
-    """What one of Spark's tasks gets to read these ranges."""
-    return pa.RecordBatch.from_pydict({"ranges": [log_reader.dump_ranges(wanted)]})
-
-
 def through_spark(spark: SparkSession, log: Log, topics: Sequence[str]) -> list[dict[str, Any]]:
     """What Spark's own source has."""
     options = {
@@ -104,7 +99,9 @@ def through_tasks(
     client = portable_client(log.kafka)
 
     def see(tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return read_log(client, tasks)
+        for text in (text for told in tasks for text in told.column("ranges").to_pylist()):
+            with reader_for(client, load_ranges(text)) as reader:
+                yield from reader.read(load_ranges(text))
 
     frame = range_frame(spark, spread(wanted, tasks_max=tasks_max))
     return rows(ArrowMap(see, SCHEMA)(frame).toArrow().to_batches()), frame.rdd.getNumPartitions()
@@ -205,7 +202,8 @@ def test_a_beginning_that_was_deleted_since_it_was_read_is_not_asked_for_again(l
     log.publish((True, [(topic, 0, b"%d" % n, b"v") for n in range(10)]))
 
     def read(*wanted: Range) -> list[int]:
-        return [row["offset"] for row in rows(list(read_log(log.kafka.client(), [task_rows(*wanted)])))]
+        with reader_for(log.kafka.client(), wanted) as reader:
+            return [row["offset"] for row in rows(list(reader.read(wanted)))]
 
     for begin in (0, 3, 6):
         if begin:
@@ -222,7 +220,8 @@ def test_what_was_lost_to_one_task_is_not_reported_to_the_next(log: Log) -> None
         future.result(300)
 
     def read(*wanted: Range) -> list[dict[str, Any]]:
-        return rows(list(read_log(log.kafka.client(), [task_rows(*wanted)])))
+        with reader_for(log.kafka.client(), wanted) as reader:
+            return rows(list(reader.read(wanted)))
 
     for _ in range(5):
         with pytest.raises(PositionMismatch, match="no longer holds"):

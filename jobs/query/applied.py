@@ -1,0 +1,145 @@
+"""What the tasks of one query have applied: stored in the destination, and reported."""
+
+import time
+from collections.abc import Callable
+
+from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavailable
+from jobs.executor.driver_line import Told
+from jobs.executor.result import Result
+from jobs.executor.task_input import Task
+from jobs.query.rejections import Rejections
+from jobs.query.threads import QueryState, store_told
+from jobs.query.topic_watch import TopicWatch
+from jobs.query.view_figures import FiguresKeeper
+from jobs.query.whole_progress import WholeProgress
+from jobs.report import LacksRecord, Reporter, SinkWaiting, StatusReport
+from sinks.contract import Progress
+
+
+class Applied:
+    """Hears what tasks report before their end, in the thread that listens to them, and reports it with the batch."""
+
+    def __init__(
+        self,
+        task: Task,
+        progress: WholeProgress,
+        rejections: Rejections,
+        figures: FiguresKeeper,
+        topics: TopicWatch,
+        check_topics: Callable[[], None],
+        state: QueryState,
+        report: Reporter,
+    ) -> None:
+        """``check_topics`` raises PositionMismatch where a topic of the sink isn't the same."""
+        self._task = task
+        self._progress = progress
+        self._keeper = progress.keeper
+        self._rejections = rejections
+        self._figures = figures
+        self._topics = topics
+        self._check_topics = check_topics
+        self._state = state
+        self._report = report
+        self.batch_id = -1
+        """Of the batch that is under way, or was last."""
+        self.part_began_s = 0.0
+        """When it has begun, or has reported last."""
+        self._is_stored = True
+        # Those that were kept since the last report.
+        self._rejected = 0
+
+    def hear(self, told: Told) -> bool:
+        """Take what a task reports. Rejections come with its result, but for those of a view's shards.
+
+        Returns whether that is stored, and all that was told before.
+        """
+        # One that is behind and doesn't get on may be deaf, or its destination hangs: that is to be reported.
+        if told.is_at_work or not self._keeper.is_behind:
+            self._state.heard_at = time.monotonic()
+        figures = None if told.view is None else self._progress.figures(told.shard, told.view)
+        if figures is not None:
+            self._figures.told(figures)
+        if told.read and self._progress.shards is None:  # what one shard has read, others may not have
+            self._keeper.read_to(told.read)
+        if told.failure is not None:
+            self._hear_failure(told.failure.error())
+        if (told.rejected or told.resolved) and not self._keep(told):
+            self._is_stored = False
+            return False
+        if not told.next_offsets:
+            return self._is_stored
+        self._topics.heard_of({topic for topic, _ in told.next_offsets})
+        self._state.look_first()
+        progress = store_told(self._state, lambda: self._progress.store(told.next_offsets, shard=told.shard))
+        if progress is not None:
+            self.tell(told, progress)
+            self._state.has_stored(progress.watermark_lsn)
+        self._is_stored = progress is not None
+        return self._is_stored
+
+    def tell(self, part: Result | Told, progress: Progress) -> None:
+        """Report a part of the batch, or what is left of it at its end."""
+        rejected, self._rejected = self._rejected, 0
+        if isinstance(part, Result):
+            rejected += len(part.rejected)
+        began_s, self.part_began_s = self.part_began_s, time.monotonic()
+        self._report(
+            StatusReport(
+                sink=self._task.sink,
+                generation=self._task.generation,
+                batch_id=self.batch_id,
+                rows=part.rows,
+                applied=part.applied,
+                stale=part.stale,
+                rejected=rejected,
+                duration_ms=round((self.part_began_s - began_s) * 1000),
+                watermark_lsn=progress.watermark_lsn,
+            )
+        )
+
+    def keep_rejections(self, part: Result | Told) -> None:
+        """Raises as ``Rejections.keep``."""
+        self._rejections.keep(part)
+
+    def end_view(self, result: Result) -> None:
+        """A batch of a view has ended."""
+        if result.view is not None:
+            self._figures.told(result.view, is_last=True)
+
+    def tell_of_lacking(self, progress: Progress, *, awaits_copy: bool) -> None:
+        """Report that the newest transactions aren't applied."""
+        at = self._task.sink, self._task.generation, progress.watermark_lsn
+        self._report(LacksRecord(*at, awaits_copy=awaits_copy))
+
+    def _keep(self, told: Told) -> bool:
+        """Keep what was rejected in the middle of a batch. Whether that is done: its task goes on then.
+
+        Else it comes again with the batch's result. What doesn't end by itself ends the query.
+        """
+        try:
+            self._rejections.keep(told)
+        except Unavailable as error:
+            if isinstance(error, DataLost):
+                self._state.fail(error)
+            return False
+        except Exception as error:
+            self._state.fail(error)
+            return False
+        self._keeper.count_rejected(len(told.rejected))
+        self._rejected += len(told.rejected)
+        return True
+
+    def _hear_failure(self, error: LockstepError) -> None:
+        """One shard of a view fails. The batch may go on for long: another one is being built.
+
+        What doesn't end by itself ends the query, as it does where the batch ends with it.
+        """
+        if isinstance(error, Unavailable) and not isinstance(error, DataLost):
+            self._report(SinkWaiting(self._task.sink, error.message, error.retry_after_s))
+            return
+        try:
+            if isinstance(error, PositionMismatch):
+                self._check_topics()
+        except LockstepError as named:
+            error = named
+        self._state.fail(error)

@@ -1,0 +1,257 @@
+"""The batches of one query: where each begins and ends, what is kept of its result, and what comes after it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from pyspark.sql import DataFrame, SparkSession
+
+from cdc.model.errors import DataLost, LockstepError, Unavailable
+from jobs.executor.log_reader import Range, open_ranges, ranges, spread
+from jobs.executor.result import RejectedEvent, Result, check_rejections
+from jobs.executor.task_input import Task
+from jobs.executor.view_shards import told_to_shard
+from jobs.offsets import Offsets
+from jobs.query.applied import Applied
+from jobs.query.batch_plan import BatchPlan
+from jobs.query.delivery import Delivery
+from jobs.query.failures import Backoff
+from jobs.query.long_batch_listener import TaskSlots
+from jobs.query.progress import ProgressKeeper
+from jobs.query.sink_plan import SinkPlan
+from jobs.query.threads import QueryState
+from jobs.query.whole_progress import WholeProgress
+from jobs.spark.source import range_frame
+from sinks.contract import NOTHING_WRITTEN, TopicPartition
+from views.retention import whole_minutes
+
+TASKS_MAX: Final = 32
+TASKS_MAX_PER_CORE: Final = 4
+"""A batch has no more tasks than the greater of both, however many partitions it reads: each costs milliseconds."""
+
+_PLANS_MAX: Final = 4
+"""A query asks the brokers so often where its next batch ends. Then the next query begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a batch says of the next one."""
+
+    had_any: bool = False
+    """Whether there was anything to do that more may follow soon."""
+    may_rest: bool = True
+    """Whether to wait for something to read before the next batch."""
+    looks_now: bool = False
+    """Whether to look for that at once."""
+
+
+class Batches(Protocol):
+    """Those of one query."""
+
+    def run(self, spark: SparkSession) -> Ran:
+        """One batch. All of it is durable by its end. Raises LockstepError, and Stopping."""
+
+    def has_more(self) -> bool:
+        """Whether a query that rests has something to do. Raises LockstepError."""
+
+
+class Slots:
+    """The tasks that batches of one query need all the time when they go on, of those that this process has."""
+
+    def __init__(self, slots: TaskSlots, *, count: int, tasks_at_once: int, goes_on: bool) -> None:
+        self._slots = slots
+        self._count = count
+        self._tasks_at_once = tasks_at_once
+        self._goes_on = goes_on
+
+    def take(self) -> bool:
+        """Whether the next batch goes on; then they have to be given back."""
+        return self._goes_on and self._slots.take(self._tasks_at_once, self._count)
+
+    def give_back(self) -> None:
+        self._slots.give_back(self._count)
+
+
+class RowBatches:
+    """Of a sink that gets rows as they come: one task reads what few rows there are, several read a backlog."""
+
+    def __init__(
+        self,
+        plan: SinkPlan,
+        planned: BatchPlan,
+        keeper: ProgressKeeper,
+        delivery: Delivery,
+        applied: Applied,
+        slots: Slots,
+        state: QueryState,
+    ) -> None:
+        self._once = plan.once
+        self._small_rows = plan.spark.small_batch_rows
+        self._plan = planned
+        self._keeper = keeper
+        self._delivery = delivery
+        self._applied = applied
+        self._slots = slots
+        self._state = state
+
+    def has_more(self) -> bool:
+        return self._plan.has_more()
+
+    def run(self, spark: SparkSession) -> Ran:
+        starts, ends = self._planned()
+        # Whether one task is quicker than one per partition. Offsets count gaps too; that only errs to the safe side.
+        wanted_ranges = ranges(starts, ends)
+        rows_at_most = self._state.planned_rows = sum(ends[part.at] - starts[part.at] for part in wanted_ranges)
+        is_small = rows_at_most <= self._small_rows
+        # Before any of it is applied: what a recreated topic has isn't what comes next. And before a slot is taken,
+        # which nobody would give back.
+        self._delivery.check({part.topic for part in wanted_ranges})
+        goes_on = is_small and self._slots.take()
+        # After a large one there may be more that no progress record tells of, as rows of a first copy.
+        ran = Ran(True, may_rest=not (goes_on or self._once), looks_now=not is_small)
+        if not (goes_on or wanted_ranges):
+            return replace(ran, had_any=False)
+        self._applied.batch_id += 1
+        if goes_on:
+            result = self._go_on(spark, starts, ends)
+            # A long batch tells where it is, past the markers of transactions; no row has stored that.
+            written: Mapping[TopicPartition, int] = NOTHING_WRITTEN
+        else:
+            # Its tasks tell nothing before their end: what they are to read counts as read.
+            self._keeper.read_to(ends)
+            tasks_max = 1 if is_small else max(TASKS_MAX, TASKS_MAX_PER_CORE * spark.sparkContext.defaultParallelism)
+            records = range_frame(spark, spread(wanted_ranges, tasks_max=tasks_max))
+            result = self._delivery.run(lambda: records, {part.topic for part in wanted_ranges}, goes_on=False)
+            written = result.next_offsets
+        self._applied.keep_rejections(result)
+        reached = {at: max(end, result.next_offsets.get(at, 0)) for at, end in ends.items()}
+        progress = self._keeper.batch_applied(reached, rejected=len(result.rejected), written=written)
+        self._applied.tell(result, progress)
+        return ran
+
+    def _go_on(self, spark: SparkSession, starts: Offsets, ends: Offsets) -> Result:
+        try:
+            # From there on again with each attempt: it may have come far before it failed.
+            return self._delivery.run(
+                lambda: range_frame(spark, [open_ranges({**starts, **self._keeper.positions}, ends)]),
+                {topic for topic, _ in ends},
+                goes_on=True,
+            )
+        finally:
+            self._slots.give_back()
+
+    def _planned(self) -> tuple[Offsets, Offsets]:
+        """Where the next batch begins and ends. Raises as ``BatchPlan.next``, and Unavailable only after some tries.
+
+        The next query looks whether single topics are gone, or may not be read any more, and goes on with the others.
+        """
+        backoff = Backoff()
+        for _ in range(_PLANS_MAX - 1):
+            try:
+                return self._plan.next()
+            except DataLost:
+                raise
+            except Unavailable as error:
+                self._delivery.wait_out(error, backoff)
+        return self._plan.next()
+
+
+class WholeBatches:
+    """Of a sink whose task says by itself what it reads: a view's state, or the sink, knows how far it is."""
+
+    def __init__(
+        self,
+        plan: SinkPlan,
+        task: Task,
+        planned: BatchPlan,
+        progress: WholeProgress,
+        delivery: Delivery,
+        applied: Applied,
+        slots: Slots,
+        is_over: Callable[[], bool],
+    ) -> None:
+        """``is_over`` says whether the query is to end."""
+        self._plan = plan
+        self._task = task
+        self._planned = planned
+        self._progress = progress
+        self._keeper = progress.keeper
+        self._delivery = delivery
+        self._applied = applied
+        self._slots = slots
+        self._is_over = is_over
+        # Up to which minute of the source's time the last batch may have looked for rows that are too old.
+        self._minute_ms = 0
+
+    def has_more(self) -> bool:
+        return self._planned.has_more() or self._time_has_passed()
+
+    def run(self, spark: SparkSession) -> Ran:
+        self._applied.batch_id += 1
+        # Before its tasks look: they know of as much, or more.
+        self._minute_ms = max(self._minute_ms, whole_minutes(self._keeper.commit_time_ms))
+        self._delivery.check(self._task.tables.keys())
+        goes_on = self._slots.take()
+        try:
+            result = self._delivered(spark, goes_on=goes_on)
+        finally:
+            if goes_on:
+                self._slots.give_back()
+        self._progress.reach(result)
+        self._applied.end_view(result)
+        once, bulk = self._plan.once, self._plan.bulk
+        if result.next_offsets:
+            progress = self._progress.store(result.next_offsets, rejected=len(result.rejected))
+            self._applied.tell(result, progress)
+            if result.lacks_record and once:
+                self._applied.tell_of_lacking(progress, awaits_copy=result.awaits_copy)
+        elif result.lacks_record and once and not bulk:  # after a bulk load another job goes on
+            what = "view" if self._task.steps is None else "sink"
+            raise lacks_record(f"{what} {self._plan.name!r}", awaits_copy=result.awaits_copy)
+        # It may have ended for rejections alone.
+        return Ran(may_rest=not goes_on, looks_now=bool(result.rejected or result.resolved))
+
+    def _delivered(self, spark: SparkSession, *, goes_on: bool) -> Result:
+        """What became of the batch. A task ends for the size of its rejections, and goes on once they are kept."""
+        result = Result()
+        refused: dict[tuple[str, bytes], RejectedEvent] = {}
+        while True:
+            part = self._delivery.run(lambda: self._told(spark), self._task.tables.keys(), goes_on=goes_on)
+            # Each part alone may have few of them.
+            refused = {at: event for at, event in refused.items() if at not in part.resolved}
+            refused |= {(event.position.topic, event.key): event for event in part.rejected}
+            check_rejections(self._task.sink, list(refused.values()))
+            self._applied.keep_rejections(part)
+            # There may be many parts, and these values are kept now.
+            part.rejected = [replace(event, value=None) for event in part.rejected]
+            refused |= {(event.position.topic, event.key): event for event in part.rejected}
+            result.add(part)
+            if not part.has_more or self._is_over():
+                return result
+
+    def _told(self, spark: SparkSession) -> DataFrame:
+        """What the sink was told of by now: a batch that goes on may have come far before an attempt failed."""
+        if (shards := self._progress.shards) is not None:
+            return range_frame(spark, [told_to_shard(number, shards.stored(number)) for number in range(shards.count)])
+        return range_frame(spark, [[Range(*at, 0, offset) for at, offset in self._keeper.reached.items()]])
+
+    def _time_has_passed(self) -> bool:
+        """Whether rows of a view's tables may have become too old since its last batch, though nothing has come."""
+        view = self._task.view
+        if view is None or not view.plan.retained:
+            return False
+        return whole_minutes(self._keeper.commit_time_ms) > self._minute_ms
+
+
+def lacks_record(what: str, *, awaits_copy: bool) -> LockstepError:
+    """The error of a sink that gets whole transactions, and hasn't got any. Pure."""
+    if awaits_copy:
+        return LockstepError(
+            f"{what} can't be built: one of its tables is being copied, and it begins when that copy is complete",
+            hint="run this again once `lockstep lag` tells of no copy any more; capture and the copy have to go on"
+            " until then",
+        )
+    return LockstepError(
+        f"{what} can't be built: no progress record is newer than all rows that were read",
+        hint="start capture, which writes one: `lockstep run` or `lockstep capture`; then run this again",
+    )

@@ -1,0 +1,76 @@
+"""What the tasks of a query's batches run: made anew only where they have to be told something else."""
+
+from collections.abc import Collection
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from jobs.executor.driver_line import Until
+from jobs.executor.follow import deliver
+from jobs.executor.result import RESULT_SCHEMA
+from jobs.executor.task_input import Task
+from jobs.query.progress import ProgressKeeper
+from jobs.query.rejections import OpenRejections, Rejections
+from jobs.spark.arrow_map import ArrowMap
+
+_TOPICS_MAX: Final = 64
+"""Tasks are told of no more topics than these, unless their batch has more: each costs a kilobyte to carry and read."""
+
+
+class TaskMaps:
+    """Those of one query, for batches that go on and for others."""
+
+    def __init__(
+        self,
+        task: Task,
+        keeper: ProgressKeeper,
+        rejections: Rejections,
+        *,
+        socket: str | None,
+        rows_max: int,
+    ) -> None:
+        """``socket`` is the driver's, and ``rows_max`` as ``Until`` has it."""
+        self._task = task
+        self._keeper = keeper
+        self._rejections = rejections
+        self._socket = socket
+        self._rows_max = rows_max
+        # By whether the batch goes on: the topics and the rejections that it was made with.
+        self._made: dict[bool, tuple[frozenset[str], OpenRejections, ArrowMap]] = {}
+
+    def map_for(self, topics: Collection[str], *, goes_on: bool) -> ArrowMap:
+        """What tasks run for a batch with records of these topics."""
+        task, rejected = self._task, self._rejections.open
+        before = frozenset[str]()
+        known = self._made.get(goes_on)
+        if known is not None:
+            before = known[0]
+            # One with versions says since when they may have been compacted.
+            if known[1] is rejected and not task.versions and before.issuperset(topics):
+                return known[2]
+        if task.reads_whole_transactions:
+            topics = task.tables.keys()
+        told = told_topics(topics, before, task.tables)
+        own = replace(
+            task,
+            rejected_before=dict(rejected),
+            complete_at_ms=self._keeper.complete_at_ms if task.versions else 0,
+        ).only(told)
+        # A view's task also tells how far a building is in a batch that ends with the log.
+        socket = self._socket if goes_on or task.view is not None else None
+        until = Until(goes_on=goes_on, socket=socket, rows_max=self._rows_max)
+        made = ArrowMap(partial(deliver, own, until), RESULT_SCHEMA)
+        self._made[goes_on] = told, rejected, made
+        return made
+
+
+def told_topics(topics: Collection[str], before: frozenset[str], known: Collection[str]) -> frozenset[str]:
+    """The topics that tasks are told of for a batch with these ``topics``, out of all ``known`` ones. Pure.
+
+    All, where there are few. Else also those of the batches ``before``, as long as these are few: the next batch then
+    probably needs no other.
+    """
+    for wider in (frozenset(known), before.union(topics)):
+        if len(wider) <= _TOPICS_MAX:
+            return wider
+    return frozenset(topics)
