@@ -1,9 +1,13 @@
 """Generations of a destination in memory, and a clock that tests move."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
+from cdc.model.table import TableName
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import Clock, GenerationLease
+from jobs.generations.set_aside import Aside, AsideState, Wish, asides_name, dump_asides, give_order
+from jobs.query.sink_tables import SinkTables
+from sinks.contract import OpenedSink
 from sinks.memory import MemorySink, MemoryStore, open_memory
 from tests.builders import column, table
 
@@ -54,3 +58,15 @@ class AskedRecords(MemorySink):
     def load_all(self, names: Collection[str]) -> dict[str, str]:
         self.requests.append(list(names))
         return {name: self.store.records[name] for name in names if name in self.store.records}
+
+
+def set_aside(tables: SinkTables, opened: OpenedSink, asides: Mapping[TableName, Aside]) -> GenerationLease:
+    """Have a job know these as the ones that it has set aside. Returns its lease, of generation 1."""
+    lease = GenerationLease(opened, 1)
+    lease.claim(opened.sink.claim)
+    paused = [table for table, aside in asides.items() if aside.state is AsideState.PAUSED]
+    if paused:
+        give_order(opened.records, 1, paused, Wish.PAUSE, now_ms=1)
+    opened.records.save(asides_name(1), dump_asides(asides))
+    tables.obey(opened, lease)
+    return lease

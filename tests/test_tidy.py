@@ -283,20 +283,9 @@ def reached_into(code: ast.Module) -> Iterator[str]:
                 yield f"line {node.lineno}: {name}"
 
 
-REACHING: Mapping[str, str] = {
-    "test_job.py": "a sink's job is being taken apart",
-    "test_query.py": "the same of its query",
-    "test_long_batch_listener.py": "the same",
-    "test_step_task.py": "one loop of tasks takes its place",
-    "test_view_task.py": "the same",
-    "view_task_process.py": "the same",
-}
-"""Tests that still reach into something private, by the name of their file, and why."""
-
-
 def test_a_test_reaches_into_nothing_private() -> None:
     """It calls what users call: else it holds fast how something is done, and not what is promised."""
-    found = {path: list(reached_into(parsed(path))) for path in TESTS if path.name not in REACHING}
+    found = {path: list(reached_into(parsed(path))) for path in TESTS}
     assert {name_of(path): lines for path, lines in found.items() if lines} == {}
 
 

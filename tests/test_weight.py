@@ -8,7 +8,6 @@ import importlib
 import json
 import subprocess
 import sysconfig
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -31,10 +30,10 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 89_147,
+    "lines of the core": 89_444,
     "lines of extensions": 14_512,
     "lines of stack and bench": 9_979,
-    "lines of tests": 97_838,
+    "lines of tests": 97_911,
     "words of docs": 43_081,
     "settings": 166,
 }
@@ -63,22 +62,6 @@ EXCEPTIONS: Final[dict[str, dict[str, str]]] = {
     },
 }
 """What is over a limit, and why that is its best shape. Nothing is listed that is within it."""
-
-COUNTED: Final = ("jobs",)
-"""Where what is over a limit is being reshaped: only counted so far, by limit and place."""
-
-COUNTS: Final[dict[str, dict[str, int]]] = {
-    "functions of more than 60 lines": {
-        "jobs": 3,
-    },
-    "functions of more than 8 parameters": {"jobs": 1},
-    "functions more complex than 15": {
-        "jobs": 1,
-    },
-    "classes of more than 15 attributes": {"jobs": 3},
-    "classes of more than 20 methods": {"jobs": 3},
-}
-"""The most that there may be: they only fall. At none a place leaves ``COUNTED``."""
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -186,11 +169,6 @@ def _complex() -> list[str]:
     ]
 
 
-def _place(name: str) -> str | None:
-    """The place where it is only counted."""
-    return next((place for place in COUNTED if name.startswith((f"{place}/", f"{place}:"))), None)
-
-
 WEIGHED: Final[dict[str, Callable[[], list[str]]]] = {
     "lines of the core": lambda: _lines(*CORE),
     "lines of extensions": lambda: _lines(*EXTENSIONS),
@@ -223,27 +201,16 @@ def test_it_weighs_no_more_than_it_may(what: str) -> None:
     assert len(found) <= BUDGETS[what], "\n".join([f"{what}: take something away, or raise the budget", *listed])
 
 
-@cache
-def _over(limit: str) -> list[str]:
-    return OVER[limit]()
-
-
 @pytest.mark.parametrize("limit", OVER)
 def test_what_is_over_a_limit_is_listed_with_a_reason_and_nothing_else_is(limit: str) -> None:
-    found = {name for name in _over(limit) if _place(name) is None}
+    found = set(OVER[limit]())
     assert sorted(found - EXCEPTIONS[limit].keys()) == [], "find a plainer shape, or list it with a reason"
     assert sorted(EXCEPTIONS[limit].keys() - found) == [], "it is within the limit: take it off the list"
 
 
-@pytest.mark.parametrize("limit", OVER)
-def test_where_it_is_counted_what_is_over_a_limit_only_gets_less(limit: str) -> None:
-    found = Counter(filter(None, map(_place, _over(limit))))
-    assert found <= Counter(COUNTS[limit]), "find a plainer shape"
-
-
 def test_everything_weighed_has_its_limit() -> None:
     assert WEIGHED.keys() == BUDGETS.keys()
-    assert OVER.keys() == EXCEPTIONS.keys() == COUNTS.keys()
+    assert OVER.keys() == EXCEPTIONS.keys()
 
 
 if __name__ == "__main__":

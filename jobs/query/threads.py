@@ -61,7 +61,7 @@ SILENT_S: Final = 1.0
 """How long a bell is waited for, and for how long it isn't after brokers that didn't answer."""
 
 _JUST_NOW_S: Final = 0.05
-_LOOK_FIRST_S: Final = 0.1
+LOOK_FIRST_S: Final = 0.1
 """What a task has applied is stored after a look for the progress record of it, which took no longer than this, so that
 the watermark is stored with it."""
 
@@ -151,7 +151,7 @@ class QueryState:
         if time.monotonic() - self.learned_at > _JUST_NOW_S:
             self.looked.clear()
             self.batch_done.set()
-            self.looked.wait(_LOOK_FIRST_S)
+            self.looked.wait(LOOK_FIRST_S)
 
     def has_stored(self, watermark_lsn: int) -> None:
         """What a task has applied. Have progress records looked for again where the one of it wasn't there yet."""

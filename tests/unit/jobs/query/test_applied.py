@@ -90,7 +90,7 @@ class Hearing:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.query.threads._LOOK_FIRST_S", 0.0)  # nobody looks for progress records here
+    monkeypatch.setattr("jobs.query.threads.LOOK_FIRST_S", 0.0)  # nobody looks for progress records here
 
 
 def generations_of(store: MemoryStore) -> Generations:

@@ -1,0 +1,89 @@
+"""A sink's job while none of its tables is read: it waits until one is, and lacks nothing meanwhile, mostly."""
+
+import threading
+from typing import Final
+
+from cdc.kafka.control_topics import ProgressReader
+from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans
+from cdc.model.errors import DataLost, Unavailable
+from cdc.protocol.control_records import ProgressRecord
+from jobs.clock import now_ms
+from jobs.generations.lease import GenerationLease
+from jobs.generations.set_aside import Orders
+from jobs.query.consistency import claim_and_keep
+from jobs.query.log_facts import LogFacts
+from jobs.query.progress import ProgressKeeper
+from jobs.query.progress_at_start import as_of_start, progress_at_start
+from jobs.query.set_aside_tables import is_any_due
+from jobs.query.sink_tables import SinkTables
+from jobs.report import Reporter, WatermarkRaised
+from sinks.contract import OpenedSink, Progress
+
+ORDERS_LOOK_S: Final = 1.0
+"""How often a job that reads nothing looks whether somebody wants something else."""
+
+
+def wait_for_tables(
+    tables: SinkTables,
+    opened: OpenedSink,
+    lease: GenerationLease,
+    orders: Orders,
+    stop: threading.Event,
+    report: Reporter,
+) -> bool:
+    """Nothing is to be read: wait until something is. Whether another query is due.
+
+    A sink none of whose tables is captured lacks nothing meanwhile, so its watermark goes on.
+
+    Raises DataLost when the destination was put back.
+    """
+    plan, watch, keeper = tables.plan, tables.watch(), keeper_of_none(tables, opened, lease)
+    tables.aside.tell()
+    if watch is not None:
+        cluster = TopicAdmin(plan.kafka.client())
+        cluster.create(cluster.missing(control_topic_plans(plan.pipeline, plan.kafka.topics)))
+    progress = ProgressReader(plan.kafka.client(), plan.pipeline, [])
+    unlearned: list[ProgressRecord] = []
+    try:
+        while not plan.once and not stop.wait(ORDERS_LOOK_S):
+            try:
+                lease.check()
+                if tables.aside.orders(lease) != orders or is_any_due(tables.aside.now):
+                    return True
+                if watch is None:
+                    continue
+                if not unlearned:  # else they would be lost, as the reader gives each of them once
+                    unlearned = progress.new_records()
+                if watch.has_changed(unlearned):
+                    return True
+                records, unlearned = unlearned, []
+                if keeper is not None:
+                    raised = keeper.learn(filter(watch.holds, records), selection=watch.selection)
+                    _tell(raised, plan.name, plan.generation, report)
+            except DataLost:  # what was claimed and stored isn't there any more: to be begun anew
+                raise
+            except Unavailable:
+                pass
+    finally:
+        progress.close()
+    return False
+
+
+def _tell(progress: Progress | None, sink: str, generation: int, report: Reporter) -> None:
+    if progress is not None:
+        report(WatermarkRaised(sink, generation, progress.watermark_lsn, progress.commit_time_ms))
+
+
+def keeper_of_none(tables: SinkTables, opened: OpenedSink, lease: GenerationLease) -> ProgressKeeper | None:
+    """The progress of a sink none of whose tables is captured.
+
+    None where its watermark waits: for a table that is set aside, or behind a part of the log that was left out.
+    """
+    plan, stored = tables.plan, opened.generations.load_progress()
+    waits = tables.all or any(aside.holds_watermark for aside in tables.aside.now.values())
+    if stored is None or stored.skipped or waits:
+        return None
+    claim_and_keep(opened, plan.generation, lambda: lease.claim(opened.sink.claim))
+    stored, nothing = as_of_start(stored, {}, now_ms()), LogFacts({}, [], {}, {})
+    begun = progress_at_start(plan.pipeline, nothing, stored, now_ms=now_ms())
+    return ProgressKeeper(opened.generations, begun, nothing, sink=plan.name, check_claim=lease.check)

@@ -1,0 +1,200 @@
+"""What is done in the destination before a query: its tables and columns are made, and known to be the same ones."""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from cdc.model.append_only import stored_table
+from cdc.model.errors import Fenced, LockstepError, NeedsRebuild, Unavailable
+from cdc.model.table import TableName
+from jobs.generations.batch_gate import BatchGate
+from jobs.generations.columns import Columns, load_columns, save_columns
+from jobs.generations.identities import (
+    Identities,
+    dump_identities,
+    identities_name,
+    identities_of,
+    known_of,
+    load_identities,
+    lost_of,
+    lost_rows,
+)
+from jobs.generations.lease import GenerationLease
+from jobs.generations.set_aside import Orders
+from jobs.query.column_backfill import BackfillReporter, backfill_tables, next_columns
+from jobs.query.consistency import claim_and_keep
+from jobs.query.log_facts import LogFacts
+from jobs.query.sink_tables import SinkTables
+from jobs.report import Reporter
+from sinks.contract import AddedValues, OpenedSink, Progress, TablesRefused
+from sinks.registry import projection_of
+
+
+class Preparation:
+    """That of one query. Where single tables are to blame, they are set aside."""
+
+    def __init__(
+        self, tables: SinkTables, opened: OpenedSink, lease: GenerationLease, orders: Orders, *, report: Reporter
+    ) -> None:
+        """``orders`` are those that the query obeys."""
+        self._plan = tables.plan
+        self._tables = tables
+        self._opened = opened
+        self._lease = lease
+        self._orders = orders
+        self._report = report
+        # What rows of tables that aren't read lack.
+        self._lacking_aside: AddedValues = {}
+
+    def set_refused_aside(self, refused: TablesRefused) -> None:
+        """Go on without the tables that the destination has refused. Raises SetAside; without others, their error.
+
+        A destination that takes nothing doesn't take this either: then it is no matter of single tables.
+        """
+        if not self._tables.go_on_without(refused.errors) or self._opened.generations.load_progress() is None:
+            raise LockstepError(refused.message, hint=refused.hint)
+        # Where a table isn't there any more, that is why. One that was never made is no loss.
+        known = self.known_identities()
+        lost = lost_of(self._opened, {name: known[name] for name in refused.errors if name in known})
+        self._tables.aside.fail(self._lease, {**refused.errors, **lost_rows(self._plan.name, lost)}, self._orders)
+
+    def claim(self) -> None:
+        """Become the writer of the generation. Raises as ``GenerationLease.claim``."""
+        claim_and_keep(self._opened, self._plan.generation, lambda: self._lease.claim(self._opened.sink.claim))
+
+    def still_there(self, tables: Collection[TableName], log: LogFacts, stored: Progress | None) -> Identities:
+        """By what those of the ``tables`` that have rows are known from now on, as far as the destination has them.
+
+        Raises SetAside where somebody has removed single ones. Made anew they would lack what had been applied, and
+        count as complete. Raises LockstepError where all are gone, or one of a generation that isn't to go on without.
+        """
+        if stored is None:
+            return {}
+        begun = self._begun_tables(tables, log, stored)
+        # First: what is removed after this look is found by the next one.
+        now = identities_of(self._opened, begun)
+        known = self.known_identities()
+        errors = lost_rows(self._plan.name, lost_of(self._opened, known_of(known, begun)))
+        if errors:
+            if self._tables.go_on_without(errors):
+                self._tables.aside.fail(self._lease, errors, self._orders)
+            first = next(iter(errors.values()))
+            raise NeedsRebuild("; ".join(error.message for error in errors.values()), hint=first.hint)
+        return now
+
+    def _begun_tables(self, tables: Collection[TableName], log: LogFacts, stored: Progress) -> list[TableName]:
+        """The tables of which something was applied."""
+        topics = {topic for at in (stored.next_offsets, stored.skipped) for (topic, _), offset in at.items() if offset}
+        if self._plan.settings.view is not None:
+            return list(tables) if topics & log.topics.keys() else []
+        return [name for name in tables if self._tables.topic(name) in topics]
+
+    def known_identities(self) -> Identities:
+        """None in a bulk load: its end may make tables anew, and until then nobody reads them."""
+        return {} if self._plan.bulk else load_identities(self._opened.records, self._plan.generation)
+
+    def keep_identities(self, tables: Collection[TableName], kept: Identities) -> Identities:
+        """Note by what the prepared ``tables`` are known. Those that were there before are ``kept`` as they were."""
+        record = identities_name(self._plan.generation)
+        before = load_identities(self._opened.records, self._plan.generation)
+        if self._plan.bulk:
+            if before:
+                self._lease.save_record(record, None)
+            return {}
+        new = [name for name in tables if name not in kept]
+        identities = {**kept, **identities_of(self._opened, new)}
+        if before | identities != before:  # others may be set aside
+            self._lease.save_record(record, dump_identities(before | identities))
+        return identities
+
+    def prepare(self, log: LogFacts, *, may_set_aside: bool) -> tuple[Columns, AddedValues]:
+        """Prepare the sink for the tables. Returns its columns, and the values that its rows still lack.
+
+        Raises SetAside where some tables can't be prepared, and others can. A sink's first start has no rows of them,
+        and nobody may have looked at the settings: it does so for those alone that the destination can't hold.
+        """
+        try:
+            return self._prepare_all(log)
+        except (Unavailable, Fenced):
+            raise
+        except TablesRefused as refused:
+            if self._tables.go_on_without(refused.errors):
+                unfit = {name: self._unfit(error) for name, error in refused.errors.items()}
+                self._tables.aside.fail(self._lease, unfit, self._orders)
+            raise
+        except LockstepError:
+            errors = self._unprepared(log) if may_set_aside and self._plan.go_live else {}
+            if not self._tables.aside.are_single(errors, log.tables):
+                raise
+            self._tables.aside.fail(self._lease, errors, self._orders)
+            raise
+
+    def _unfit(self, error: LockstepError) -> LockstepError:
+        """Why the sink can't hold a table. The settings that may be mended for it are those of a new generation."""
+        if error.hint is None or isinstance(error, NeedsRebuild):
+            return error
+        rebuild = f"`lockstep rebuild {self._plan.name} --switch`"
+        return LockstepError(
+            error.message, hint=f"{error.hint}, and run {rebuild}; or mend the table itself at the source"
+        )
+
+    def _unprepared(self, log: LogFacts) -> dict[TableName, LockstepError]:
+        """Which of the tables can't be prepared by themselves, and why."""
+        known = load_columns(self._opened.records, self._plan.generation)
+        projection = projection_of(self._plan.settings)
+        errors: dict[TableName, LockstepError] = {}
+        for name, table in log.tables.items():
+            try:
+                added = next_columns(known, [table], log.records, projection=projection, has_rows=True).lacking
+                self._opened.sink.prepare([stored_table(table)], go_live=False, added=added)
+            except (Unavailable, Fenced):
+                raise
+            except LockstepError as error:
+                errors[name] = error
+        return errors
+
+    def _prepare_all(self, log: LogFacts) -> tuple[Columns, AddedValues]:
+        plan = self._plan
+        known = load_columns(self._opened.records, plan.generation)
+        has_rows = plan.generation in self._opened.generations.numbers()
+        projection = projection_of(plan.settings)
+        columns = next_columns(known, log.tables.values(), log.records, projection=projection, has_rows=has_rows)
+        self._lacking_aside = (
+            {}
+            if known is None
+            else {table: values for table, values in known.lacking.items() if table not in log.tables}
+        )
+        kept = _with_lacking(columns, self._lacking_aside)
+        if kept != known:
+            save_columns(self._opened.records, plan.generation, kept)
+        if columns.lacking and has_rows:
+            # Where the destination can refuse another writer: no row of the earlier shape comes in after this.
+            self.claim()
+        lacking = self._opened.sink.prepare(
+            list(map(stored_table, log.tables.values())), go_live=plan.go_live, added=columns.lacking
+        )
+        return columns, lacking
+
+    def backfill(self, log: LogFacts, columns: Columns, lacking: AddedValues, fence: int, gate: BatchGate) -> bool:
+        """Give the rows that lack a column what the source shows in it. False when the gate was closed before."""
+        plan = self._plan
+        opened = plan.opened()  # for a thread of its own
+        try:
+            left = backfill_tables(
+                opened.sink,
+                log.tables,
+                columns,
+                lacking,
+                fence=fence,
+                gate=gate,
+                report=BackfillReporter(plan.name, plan.generation, self._report),
+            )
+            if left is not None:
+                save_columns(opened.records, plan.generation, _with_lacking(left, self._lacking_aside))
+        finally:
+            opened.sink.close()
+        return left is not None
+
+
+def _with_lacking(columns: Columns, aside: AddedValues) -> Columns:
+    """The same with what rows of other tables lack, which nobody fills now."""
+    return replace(columns, lacking={**columns.lacking, **aside})

@@ -1,0 +1,109 @@
+"""Which tables a sink's job has by now, and which of them its next query reads."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_names import table_topic
+from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.table import TableName
+from jobs.generations.lease import GenerationLease
+from jobs.generations.set_aside import Order, Orders, read_tables
+from jobs.query.captured_tables import Captured, CapturedWatch
+from jobs.query.progress import ProgressKeeper
+from jobs.query.progress_at_start import left_topics
+from jobs.query.set_aside_tables import Noted, TablesAside, is_any_due
+from jobs.query.sink_plan import SinkPlan
+from jobs.report import Reporter, TablesChanged
+from sinks.contract import OpenedSink
+
+
+class SinkTables:
+    """Those of one job. ``plan`` is the job's, with the tables that the next query reads."""
+
+    def __init__(self, plan: SinkPlan, *, report: Reporter) -> None:
+        self.plan = plan
+        self._report = report
+        self.all = plan.tables
+        """Also those that are left out."""
+        self.captured: Captured | None = None
+        """As of the last look; None where nobody takes any in while the job runs."""
+        self.aside = TablesAside(plan.name, pipeline=plan.pipeline, generation=plan.generation, report=report)
+
+    @property
+    def are_all_left_out(self) -> bool:
+        """Whether the next query has nothing to read, and waits for somebody to want something else."""
+        return not self.plan.tables and bool(self.all or self.captured is not None)
+
+    def look(self) -> None:
+        """See which tables the sink has by now. Raises as ``SinkPlan.captured``, and Unavailable for a view's."""
+        plan = self.plan
+        if plan.captured is None:
+            return
+        if not plan.takes_up:
+            self.captured = Captured(self.all, self.all)
+            return
+        self.captured, before = plan.captured(), self.captured
+        named = plan.settings.tables
+        self.all = self.captured.of(named)
+        if plan.settings.view is not None:
+            self.plan = replace(plan, tables=self.all)
+            for lacking in self.captured.lacks(named):
+                raise Unavailable(
+                    f"the view reads {lacking}, which isn't captured", hint="`lockstep doctor` says what it waits for"
+                )
+        if before is not None:
+            joined = sorted(set(self.all).difference(before.of(named)))
+            left = sorted(set(before.of(named)).difference(self.all))
+            if joined or left:
+                told = tuple(map(str, joined)), tuple(map(str, left))
+                self._report(TablesChanged(plan.name, plan.generation, *told))
+
+    def watch(self) -> CapturedWatch | None:
+        """Tells whether the sink is to have others than as of the last look."""
+        if self.plan.captured is None or self.captured is None:
+            return None
+        return CapturedWatch(self.plan.settings.tables, self.captured, self.plan.captured)
+
+    def obey(self, opened: OpenedSink, lease: GenerationLease) -> dict[TableName, Order]:
+        """See which tables the next query reads. Returns the orders that say so.
+
+        A view can't go on without one of its tables: nothing of it is left out.
+        """
+        plan = self.plan
+        if plan.settings.view is not None:
+            return {}
+        orders = self.aside.orders(lease)
+        left = left_topics(opened.generations.load_progress())
+        asides = self.aside.obey(
+            orders,
+            opened.records,
+            lease,
+            self.all,
+            left=[name for name in self.all if self.topic(name) in left],
+            uncaptured=() if self.captured is None else self.captured.lacks(plan.settings.tables),
+        )
+        self.plan = replace(plan, tables=read_tables(self.all, asides))
+        return orders
+
+    def have_orders(self, lease: GenerationLease, orders: Orders, noted: Noted, keeper: ProgressKeeper) -> bool:
+        """Whether somebody has given another order than these, or a table that has failed is to be tried again.
+
+        Else it notes which tables have caught up.
+        """
+        if self.aside.orders(lease) != orders or is_any_due(noted.asides):
+            return True
+        self.aside.note_caught_up(lease, noted, keeper)
+        return False
+
+    def go_on_without(self, errors: Mapping[TableName, LockstepError]) -> bool:
+        """Whether a generation that is in use goes on without tables with such errors: others can be applied."""
+        plan = self.plan
+        return plan.go_live and plan.settings.view is None and self.aside.are_single(errors, plan.tables)
+
+    def topic(self, table: TableName) -> str:
+        return table_topic(self.plan.pipeline, table)
+
+    def listed(self, cluster: TopicAdmin, tables: Sequence[TableName]) -> list[str]:
+        """The topics of these tables, as far as the brokers list them."""
+        return list(cluster.partition_counts([self.topic(table) for table in tables]))
