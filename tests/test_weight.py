@@ -34,7 +34,7 @@ BUDGETS: Final = {
     "lines of extensions": 14_512,
     "lines of stack and bench": 9_979,
     "lines of tests": 97_911,
-    "words of docs": 43_051,
+    "words of docs": 43_062,
     "settings": 166,
 }
 
