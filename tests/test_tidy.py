@@ -241,12 +241,9 @@ OF_LIBRARIES: Mapping[str, str] = {
 """Names of libraries' that begin like private ones, with the reason why tests use them. KafkaError's codes do, too."""
 
 
-def _own_names(code: ast.Module) -> set[str]:
-    """The private names that a test's module defines: its functions and classes, variables and attributes."""
-    defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    names = {node.name for node in ast.walk(code) if isinstance(node, defined)}
-    names |= {node.id for node in ast.walk(code) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return names | {
+def _own_members(code: ast.Module) -> set[str]:
+    """The private names that classes of a test's module give their objects."""
+    names = {
         node.attr
         for node in ast.walk(code)
         if isinstance(node, ast.Attribute)
@@ -254,14 +251,25 @@ def _own_names(code: ast.Module) -> set[str]:
         and isinstance(node.value, ast.Name)
         and node.value.id in ("self", "cls")
     }
+    for each in [part for node in ast.walk(code) if isinstance(node, ast.ClassDef) for part in node.body]:
+        match each:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                names.add(name)
+            case ast.Assign(targets=targets):
+                names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return names
+
+
+_BY_NAME = ("getattr", "setattr", "delattr", "hasattr", "__getattribute__", "__setattr__", "patch", "object")
+"""Functions that take the name of what they look up or replace."""
 
 
 def reached_into(code: ast.Module) -> Iterator[str]:
     """The private names that a test's module uses and doesn't define, and objects that are made without a constructor.
 
-    Where it is replaced by name, too: ``setattr(module, "_name", ...)``.
+    Where they are looked up or replaced by name, too: ``setattr(module, "_name", ...)``.
     """
-    own = _own_names(code)
+    own = _own_members(code)
     for node in ast.walk(code):
         match node:
             case ast.Attribute(value=ast.Name(id="KafkaError")):
@@ -269,11 +277,16 @@ def reached_into(code: ast.Module) -> Iterator[str]:
             case ast.Attribute(attr=name):
                 found = [name]
             case ast.ImportFrom(module=str(module), names=aliases) if module.partition(".")[0] in PACKAGES:
-                found = [alias.name for alias in aliases]
-            case ast.Call(func=ast.Attribute(attr="setattr"), args=arguments):
+                found = [*module.split("."), *(alias.name for alias in aliases)]
+            case ast.Import(names=aliases):
+                found = [part for alias in aliases for part in alias.name.split(".")]
+            case ast.Subscript(value=ast.Attribute(attr="__dict__"), slice=ast.Constant(value=str(name))):
+                found = [name]
+            case ast.Call(func=ast.Attribute(attr=called) | ast.Name(id=called)) if called in _BY_NAME:
+                values = [*node.args, *(keyword.value for keyword in node.keywords)]
                 found = [
                     each.value.rpartition(".")[2]
-                    for each in arguments[:2]
+                    for each in values
                     if isinstance(each, ast.Constant) and isinstance(each.value, str)
                 ]
             case _:
@@ -292,12 +305,18 @@ def test_a_test_reaches_into_nothing_private() -> None:
 def test_what_reaches_into_something_private_is_found() -> None:
     code = """
 from jobs.query.query import _limit, Query
+import jobs._hidden
 class Own:
+    _shown: int
     def __init__(self): self._mine = 1
-own = Own()
-own._mine, Query()._plan, Query.__new__(Query)
+own, _local = Own(), 1
+own._mine, own._shown, Query()._plan, Query.__new__(Query), query._local
 monkeypatch.setattr("jobs.query.query._TICK_S", 0)
 monkeypatch.setattr(query, "_run", own)
+monkeypatch.setattr(target=query, name="_named", value=0)
+getattr(query, "_got"), setattr(query, "_put", 1), query.__dict__["_held"]
 """
     found = [line.rpartition(" ")[2] for line in reached_into(ast.parse(code))]
-    assert sorted(found) == ["_TICK_S", "__new__", "_limit", "_plan", "_run"]
+    assert sorted(found) == sorted(
+        ["_limit", "_hidden", "_plan", "__new__", "_local", "_TICK_S", "_run", "_named", "_got", "_put", "_held"]
+    )

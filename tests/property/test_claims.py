@@ -1,12 +1,13 @@
 """Of the jobs of one generation the newest is left, whatever hangs, dies, comes late or is put back in between."""
 
 from dataclasses import replace
+from operator import attrgetter
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.model.errors import DataLost, Fenced
-from jobs.generations.lease import HEARTBEAT_S, Claim, Clock, GenerationLease
+from jobs.generations.lease import HEARTBEAT_S, Claim, Clock, GenerationLease, claimed, newest_run
 from sinks.memory import MemorySink, MemoryStore, open_memory
 from tests.generations import prepared_store
 
@@ -33,9 +34,10 @@ class _Job:
         self.now = 0.0
         self.records = _Records(store)
         opened = replace(open_memory(store), records=self.records)
-        self._claim_sink = opened.sink.claim if fences else lambda: 0
+        self.claim_sink = opened.sink.claim if fences else lambda: 0
         self.lease = GenerationLease(opened, 1, clock=Clock(lambda: self.now, now_ms=lambda: now_ms))
-        self.lease.claim(self._claim_sink)
+        self.lease.claim(self.claim_sink)
+        self.claim = Claim(claimed(self.records, 1).number, newest_run(self.records, 1) or "")
 
     def goes_on(self) -> bool:
         self.now += HEARTBEAT_S
@@ -51,7 +53,7 @@ class _Job:
         """As a job does whose destination was put back; one that has still to wait goes on too."""
         try:
             self.lease.begin()
-            self.lease.claim(self._claim_sink)
+            self.lease.claim(self.claim_sink)
         except Fenced:
             return False
         except DataLost:
@@ -79,7 +81,7 @@ def test_the_newest_of_the_jobs_is_left(steps: list[tuple[str, int]], skews_ms: 
         if step == "start" or not jobs:
             # Each machine has a clock of its own, and they don't agree.
             jobs.append(_Job(store, now_ms=1_000 + count + skews_ms[which]))
-            greatest = max(greatest, _claim(jobs[-1]))
+            greatest = max(greatest, jobs[-1].claim)
             continue
         job = jobs[which % len(jobs)]
         if step == "beat" and not job.goes_on():
@@ -99,8 +101,8 @@ def test_the_newest_of_the_jobs_is_left(steps: list[tuple[str, int]], skews_ms: 
         job.wake()
     for _ in range(3):
         jobs = [job for job in jobs if job.goes_on()]
-    newest = max(before, key=_claim, default=None)
-    if newest is not None and _claim(newest) == greatest:
+    newest = max(before, key=attrgetter("claim"), default=None)
+    if newest is not None and newest.claim == greatest:
         assert jobs == [newest]
     else:  # who was told of a newer one may not go on: nobody can tell that it is dead
         assert jobs in ([], [newest])
@@ -137,7 +139,7 @@ def test_where_the_destination_fences_no_job_is_left_that_it_refuses(steps: list
     for _ in range(3):
         jobs = [job for job in jobs if job.goes_on()]
     assert len(jobs) == 1
-    assert _claim(jobs[0]).number == store.generation(1).fence
+    assert claimed(jobs[0].records, 1).number == store.generation(1).fence
 
 
 @given(st.integers(0, 3), st.integers(1, 4), st.booleans())
@@ -152,12 +154,7 @@ def test_the_only_job_of_a_destination_that_was_put_back_begins_again(
     if was_known:
         before = dict(store.records), store.generation(1).fence
     for _ in range(queries):
-        job.lease.claim(job._claim_sink)
+        job.lease.claim(job.claim_sink)
     store.records, store.generation(1).fence = before
     assert all(job.goes_on() for _ in range(10))
-    assert _claim(job).number == store.generation(1).fence
-
-
-def _claim(job: _Job) -> Claim:
-    assert job.lease._claim is not None
-    return job.lease._claim
+    assert claimed(job.records, 1).number == store.generation(1).fence

@@ -1,8 +1,6 @@
 """cdc.kafka.topic_reader"""
 
-import tempfile
 from collections.abc import Generator, Mapping
-from pathlib import Path
 
 import pytest
 
@@ -18,8 +16,8 @@ class _Log(TopicReader):
     """A topic in memory."""
 
     def __init__(self, *values: bytes | None) -> None:
+        super().__init__({"bootstrap.servers": "127.0.0.1:1"})
         self._values = values
-        self._directory = Path(tempfile.gettempdir())
 
     def records(self, topic: str, start: Mapping[int, int] | None = None) -> Generator[Record, None, None]:
         for offset, value in enumerate(self._values):
