@@ -88,17 +88,7 @@ print(json.dumps({
 
 
 def test_a_new_kind_is_one_package_and_one_line(tmp_path: Path) -> None:
-    for package in (
-        "cdc",
-        "snapshot",
-        "views",
-        "jobs",
-        "monitor",
-        "lockstep",
-        "migrations",
-        "stack",
-        "tests",
-    ):
+    for package in ("cdc", "snapshot", "views", "jobs", "monitor", "lockstep", "migrations", "stack", "tests"):
         (tmp_path / package).symlink_to(ROOT / package)
     shutil.copytree(ROOT / "sinks", tmp_path / "sinks", ignore=shutil.ignore_patterns("__pycache__"))
     toy = tmp_path / "sinks" / "toy"
