@@ -6,7 +6,10 @@ from typing import Final
 
 from cdc.kafka.record_limits import RecordLimit
 from cdc.kafka.topic_admin import (
+    PARTITIONS,
+    Difference,
     TopicAdmin,
+    TopicPlan,
     control_topic_plans,
     message_topic_plans,
     smaller_limits,
@@ -30,14 +33,15 @@ def create_missing_topics(pipeline: Pipeline, say: Callable[[str], None]) -> dic
     """Create the control topics and those of messages and tables; an existing topic is left as it is.
 
     Returns the topics that take smaller records than the settings say, and tells of them. Raises LockstepError for a
-    topic with another cleanup policy, and for a table's on which a right lacks, and Unavailable when the brokers don't
-    answer.
+    topic with another cleanup policy, for a control topic with several partitions, and for a table's topic on which a
+    right lacks. Raises Unavailable when the brokers don't answer.
     """
     admin = TopicAdmin(pipeline.kafka.client())
     _require_rights(pipeline, admin)
     settings, append_only = pipeline.kafka.topics, pipeline.source.append_only
+    control = control_topic_plans(pipeline.name, settings)
     plans = [
-        *control_topic_plans(pipeline.name, settings),
+        *control,
         *(message_topic_plans(pipeline.name, settings) if pipeline.source.messages else []),
         *(
             table_topic_plan(topic, settings, append_only=name in append_only)
@@ -55,6 +59,7 @@ def create_missing_topics(pipeline: Pipeline, say: Callable[[str], None]) -> dic
         raise LockstepError(
             "\n".join(wrong), hint="a topic of a table must be compacted; was it made by something else?"
         )
+    _require_one_partition(control, differences)
     if pipeline.source.outbox_name is not None:
         differences += admin.differences(admin.outbox_plans(pipeline.name, settings))
     limits = smaller_limits(differences)
@@ -66,6 +71,18 @@ def create_missing_topics(pipeline: Pipeline, say: Callable[[str], None]) -> dic
     if len(limits) > _NAMED_MAX:
         say(f"warning: {len(limits) - _NAMED_MAX} more topics take smaller records than that")
     return limits
+
+
+def _require_one_partition(plans: Sequence[TopicPlan], differences: Sequence[Difference]) -> None:
+    """Readers of these topics read the first partition. A record in another one would be lost to them."""
+    names = {plan.name for plan in plans}
+    split = [str(each) for each in differences if each.setting == PARTITIONS and each.topic in names]
+    if split:
+        raise LockstepError(
+            "\n".join(split),
+            hint="its readers read the first one alone. If capture has never published, delete the topic and start"
+            " again, which creates it; else start a pipeline of another name (pipeline.name)",
+        )
 
 
 def _require_rights(pipeline: Pipeline, admin: TopicAdmin) -> None:

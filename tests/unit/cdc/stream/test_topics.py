@@ -1,12 +1,13 @@
 """cdc.stream.topics: what another topic means for a state."""
 
+import re
 from collections.abc import Collection, Sequence
 
 import pytest
 
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.settings import KafkaSettings
-from cdc.kafka.topic_admin import Difference, TopicPlan
+from cdc.kafka.topic_admin import PARTITIONS, Difference, TopicPlan
 from cdc.model.errors import LockstepError, PositionMismatch
 from cdc.model.table import TableName
 from cdc.pipeline_settings import Pipeline
@@ -108,6 +109,7 @@ class _Brokers:
     def __init__(self, *, topics: Collection[str], lacking: dict[str, list[str]], refused: Collection[str]) -> None:
         self._topics, self._lacking, self._refused = topics, lacking, refused
         self.trials = 0
+        self.found: list[Difference] = []
 
     def all_partition_counts(self) -> dict[str, int]:
         return dict.fromkeys(self._topics, 3)
@@ -120,8 +122,11 @@ class _Brokers:
         refused = LockstepError("no right Create", hint="grant it")
         return {plan.name: refused for plan in plans if plan.name in self._refused}
 
-    def differences(self, _: object) -> list[Difference]:
+    def missing(self, _: object) -> list[TopicPlan]:
         return []
+
+    def differences(self, _: object) -> list[Difference]:
+        return self.found
 
 
 def test_a_table_joins_only_once_we_have_the_rights_on_its_topic(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,3 +154,16 @@ def test_capture_without_a_right_on_a_tables_topic_says_which_and_that_nothing_i
     with pytest.raises(LockstepError, match=r"public\.items can't be published without the right Write") as held:
         create_missing_topics(PIPELINE, lambda _: None)
     assert "lockstep tables remove 'public.items'" in (held.value.hint or "")
+
+
+@pytest.mark.parametrize("name", ["shop.__schema", "shop.__state", "shop.__progress", "shop.__dead_letters"])
+def test_control_records_in_several_partitions_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers read the first one: after its next start, capture would go on from an old state."""
+    brokers = _Brokers(topics=list(TOPICS), lacking={}, refused=[])
+    monkeypatch.setattr("cdc.stream.topics.TopicAdmin", lambda _: brokers)
+    brokers.found = [Difference("shop.public.orders", PARTITIONS, "3", "1")]
+    assert create_missing_topics(PIPELINE, lambda _: None) == {}, "a table's topic may have any number"
+    brokers.found.append(Difference(name, PARTITIONS, "3", "1"))
+    with pytest.raises(LockstepError, match=rf"^topic {re.escape(name)} has 3 partitions") as held:
+        create_missing_topics(PIPELINE, lambda _: None)
+    assert "start a pipeline of another name" in (held.value.hint or "")
