@@ -58,6 +58,10 @@ def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table]) 
     built = next((each.record for each in generations if each.number == live), None)
     what = "answers; empty so far" if live is None else f"answers; generation {live} is live"
     findings = [Finding(Severity.OK, f"sink {name}", what)]
+    if opened.identities is None:
+        what = "can't tell its tables from others of their names"
+        why = "its job goes on after somebody has removed a table there, and the rows of before stay missing"
+        findings.append(warning(f"sink {name}", what, why, f"after that, run `lockstep rebuild {name} --switch`"))
     unseen = kind_of(settings).why_late_writes_are_unseen(name, settings)
     if unseen:
         what = f"whether its server still has a write in hand of a job that was replaced can't be seen: {unseen}"

@@ -1,5 +1,6 @@
 """What doctor says of sinks without asking a server."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lockstep.doctor.sinks import append_only_findings, check_sink, check_view_t
 from sinks.memory import MemoryStore, open_memory
 from sinks.registry import definition
 from tests.builders import column, table
+from tests.duckdb_sink import open_duckdb
 from tests.generations import prepared_store
 
 _FILE = """
@@ -97,6 +99,19 @@ def test_what_another_pipeline_has_built_is_an_error(tmp_path: Path, monkeypatch
     assert "lockstep generations cache --drop 1" in finding.fix
 
 
+def test_a_sink_that_cant_notice_a_removed_table_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = open_memory(MemoryStore())
+    monkeypatch.setattr("lockstep.doctor.sinks.open_sink", lambda *_: memory)
+    (_, finding) = check_sink(_config(tmp_path, _FILE + _SINKS), name="cache", shapes={})
+    assert (finding.severity, finding.subject) == (Severity.WARNING, "sink cache")
+    assert "somebody has removed a table" in finding.why
+    assert "lockstep rebuild cache --switch" in finding.fix
+    able = replace(memory, identities=open_duckdb(tmp_path).identities)
+    monkeypatch.setattr("lockstep.doctor.sinks.open_sink", lambda *_: able)
+    (answers,) = check_sink(_config(tmp_path, _FILE + _SINKS), name="cache", shapes={})
+    assert answers.severity is Severity.OK
+
+
 def test_what_is_wrong_in_a_view_is_said_of_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or of that of its sink, from which it takes over what it doesn't say itself."""
     view = """
@@ -121,9 +136,8 @@ def test_expressions_that_cant_be_evaluated_are_errors_without_starting_spark(
     more = 'where = { "public.orders" = "missing > 1" }\ncomputed = { "public.orders.b" = { sql = "now()" } }\n'
     config = _config(tmp_path, _FILE + _SINKS.replace("[sinks.dwh]", more + "[sinks.dwh]"))
     orders = table(column("id", "int8"), name=TableName("public", "orders"))
-    found = check_sink(config, name="cache", shapes={orders.name: orders})[1:]
-    (finding,) = found
-    assert finding.severity is Severity.ERROR
+    found = check_sink(config, name="cache", shapes={orders.name: orders})
+    (finding,) = [each for each in found if each.severity is Severity.ERROR]
     for problem in ("computed column public.orders.b: ", "where of public.orders: "):
         assert problem in finding.what
     assert finding.fix == "mend computed and where in [sinks.cache]"
