@@ -33,7 +33,7 @@ BUDGETS: Final = {
     "lines of the core": 89_465,
     "lines of extensions": 14_512,
     "lines of stack and bench": 9_979,
-    "lines of tests": 97_947,
+    "lines of tests": 97_957,
     "words of docs": 43_077,
     "settings": 166,
 }

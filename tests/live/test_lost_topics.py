@@ -118,6 +118,16 @@ def test_another_number_of_partitions_stops_capture_and_a_deleted_topic_is_the_w
     captured.assert_equal()
 
 
+def test_a_state_in_several_partitions_is_refused(captured: Captured) -> None:
+    """Capture would write it to one of them and read another at its next start."""
+    captured.start()
+    captured.settle()
+    captured.stop()
+    _widen(captured, control_topic(captured.name, STATE))
+    captured.begin()
+    assert "__state has 5 partitions, the configuration says 1" in str(captured.wait_error())
+
+
 @pytest.mark.parametrize("running", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_lost_shapes_stop_capture_and_deleted_topics_are_the_way_out(
     database: Database, captured: Captured, running: bool

@@ -156,7 +156,7 @@ def test_capture_without_a_right_on_a_tables_topic_says_which_and_that_nothing_i
     assert "lockstep tables remove 'public.items'" in (held.value.hint or "")
 
 
-@pytest.mark.parametrize("name", ["shop.__schema", "shop.__state", "shop.__progress", "shop.__dead_letters"])
+@pytest.mark.parametrize("name", ["shop.__schema", "shop.__dead_letters"])
 def test_control_records_in_several_partitions_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers read the first one: after its next start, capture would go on from an old state."""
     brokers = _Brokers(topics=list(TOPICS), lacking={}, refused=[])
