@@ -30,10 +30,10 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 89_465,
+    "lines of the core": 89_499,
     "lines of extensions": 14_512,
     "lines of stack and bench": 9_979,
-    "lines of tests": 97_957,
+    "lines of tests": 97_991,
     "words of docs": 43_077,
     "settings": 166,
 }

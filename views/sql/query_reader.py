@@ -10,7 +10,19 @@ from sqlglot.expressions import Expr as Tree
 
 from cdc.model.append_only import OWN_COLUMNS, is_append_only
 from cdc.model.table import Table, TableName
-from views.expressions import Aggregate, Call, Expression, Literal, Ref, SortKey, all_of, can_fail, refs, rewritten
+from views.expressions import (
+    Aggregate,
+    Call,
+    Expression,
+    Literal,
+    Ref,
+    SortKey,
+    aggregate_refs,
+    all_of,
+    can_fail,
+    refs,
+    rewritten,
+)
 from views.failures import Refusal
 from views.plan import Filter, Group, Join, Node, Project, Scan, Union
 from views.sql.expression_reader import ExpressionReader, common_type, compared, united
@@ -303,6 +315,7 @@ class QueryReader:
 
     def _exists(self, tree: Tree, inner: "_Correlated") -> Expression:
         """Whether a subquery has rows, joined to the query around it."""
+        _check_gives_rows(tree, inner.scope)
         rows = Aggregate("count", None, INT8)
         aggregates = {rows: self._new(INT8)} if inner.scope.relation.unchecked else {}
         grouped, reasons = _grouped_by_pairs(self._new, tree, inner, aggregates)
@@ -379,6 +392,9 @@ class QueryReader:
             (part,) = tree.expressions
             made = reader.read(part.this if isinstance(part, exp.Alias) else part)
             outputs = {"": united(part, [made])[0] if made.type.kind is Kind.UNKNOWN else made}
+        columns = _ids(inner.scope.relation.node.columns)
+        if not all({ref.id for ref in aggregate_refs(made)} <= columns for made in aggregates):
+            refuse(tree, "an aggregate can't read a column of the query around it", "compute with it outside")
         if aggregates:
             # One row for each row of the query around it, also where no row of the subquery's belongs to it.
             own = {column.id for column in aggregates.values()}
@@ -395,7 +411,6 @@ class QueryReader:
                 name: rewritten(of, lambda part: values.get(part) if isinstance(part, Ref) else None)
                 for name, of in outputs.items()
             }
-        columns = _ids(inner.scope.relation.node.columns)
         if not all({ref.id for ref in refs(made)} <= columns for made in outputs.values()):
             refuse(tree, "columns of the query around it can stand in its `where` only", "select them outside of it")
         relation = replace(inner.scope.relation, names=outputs)
@@ -525,6 +540,8 @@ def _joined(new: _New, join: exp.Join, left: Relation, right: Relation, scope: _
                 "a left join takes equalities of both sides, and conditions on the right one",
                 "move it to `where`, or into a subquery on the right",
             )
+        elif not ids <= {*_ids(left.node.columns), *_ids(right.node.columns)}:
+            refuse(part, "a join inside can't read a column of the query around it", "move it to the inner `where`")
         else:
             others.append(condition)
     if not pairs:
@@ -640,6 +657,18 @@ def _related(
     # columns that are never null otherwise still holds.
     kept = tuple(dependency for dependency in right.dependencies if dependency[0] & right.not_null)
     return Relation(left.node, {}, (*left.dependencies, *kept, *equalities), left.not_null)
+
+
+def _check_gives_rows(tree: Tree, scope: _Scope) -> None:
+    """Refuse what makes a subquery of ``exists`` give other rows than those of its ``from`` and ``where``."""
+
+    def aggregate(_: Aggregate) -> Expression:
+        refuse(tree, "an aggregate gives a row also of no rows", "select 1 instead")
+
+    reader = ExpressionReader(scope.resolve, aggregate)
+    for part in tree.this.expressions:
+        if not (isinstance(part, exp.Star) or (isinstance(part, exp.Column) and isinstance(part.this, exp.Star))):
+            reader.read(part.this if isinstance(part, exp.Alias) else part)
 
 
 def _grouped_by_pairs(

@@ -65,6 +65,23 @@ def kept(sql: str, key: Sequence[str] = ("id",), top: TopRows | None = None) -> 
         ("id, (select max(y) from b where b.id = a.b_id group by b.t) as n", "'group' isn't supported"),
         ("id, (select max(x.id) from a x where x.u = a.u) as n", "equal numerics"),
         ("id, (select b.id from b where b.id = a.b_id union select 1) as n", "this subquery isn't supported"),
+        ("id, exists (select count(*) from b where b.id = a.b_id) as n", "an aggregate gives a row also of no rows"),
+        ("id, exists (select max(b.y) + 1 as m from b where b.id = a.b_id) as n", "an aggregate gives a row"),
+        ("id, exists (select nothing from b where b.id = a.b_id) as n", "no column 'nothing'"),
+        ("id, exists (select unnest(array[1]) from b where b.id = a.b_id) as n", "isn't supported"),
+        ("id, (select count(a.g) from b where b.id = a.b_id) as n", "an aggregate can't read a column of the query"),
+        (
+            "id, (select sum(b.y + a.g) from b where b.id = a.b_id) as n",
+            "an aggregate can't read a column of the query",
+        ),
+        (
+            "id, (select count(*) filter (where a.f) from b where b.id = a.b_id) as n",
+            "an aggregate can't read a column",
+        ),
+        (
+            "id, exists (select 1 from b join c on c.k = b.c_k and c.v = a.g where b.id = a.b_id) as n",
+            "a join inside can't read a column of the query",
+        ),
         ("id, g in (select y from b) as n", "`in` with a subquery"),
         ("id, g = any (select y from b) as n", "a subquery can't be kept here"),
         ("id, jsonb_build_object('a') as n", "a name has no value"),
@@ -263,6 +280,9 @@ def test_keys_that_follow_from_the_tables(sql: str, key: list[str]) -> None:
         ("a.id, s.n from a cross join lateral (select count(*) as n from b where b.c_k = g) s where s.n > 1", ["id"]),
         ("a.id, s.id as b from a join lateral (select b.id from b where b.c_k = g) s on true", ["id", "b"]),
         ("a.id from a where exists (select 1 from b where b.c_k = a.g)", ["id"]),
+        ("a.id from a where exists (select from b where b.c_k = a.g)", ["id"]),
+        ("a.id from a where exists (select b.*, *, a.g + 1 as n from b where b.c_k = a.g)", ["id"]),
+        ("a.id from a where exists (select 1 from b join c on c.k = b.c_k where b.id = a.b_id and c.v = a.g)", ["id"]),
         ("a.id, jsonb_build_object('b', (select b.n from b where b.id = a.b_id)) as d from a", ["id"]),
     ],
 )  # fmt: skip
