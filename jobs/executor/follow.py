@@ -90,6 +90,7 @@ def _apply(task: Task, told: Sequence[Range], until: Until, line: DriverLine | N
 
 def follow(client: Client, until: Until, line: DriverLine | None, applier: Applier) -> None:
     """Read and apply until the batch has to end. Raises as ``LogReader.follow`` and the applier."""
+    driver = line if until.goes_on else None
     followed = applier.begin()
     read: Offsets = {part.at: part.start for part in followed if part.start is not None}
     waits_ms = (FETCH_WAIT_MS, QUIET_FETCH_WAIT_MS) if until.goes_on else (applier.ending_fetch_wait_ms,)
@@ -100,16 +101,20 @@ def follow(client: Client, until: Until, line: DriverLine | None, applier: Appli
             closing(reader.follow(followed)) as all_polled,
         ):
             for polled in _until_quiet(all_polled, followed, read, fetch_wait_ms=fetch_wait_ms):
+                # A task that was frozen in a poll may have been replaced: what has come is its successor's to apply.
+                is_over = driver is not None and applier.may_end and driver.is_over()
+                if is_over:
+                    break
                 applier.take(polled)
                 is_over = applier.needs_driver()
                 if is_over:
                     break
                 now_s = time.monotonic()
                 applier.report(now_s)
-                if line is None or not until.goes_on:
+                if driver is None:
                     is_over = applier.is_at_end(now_s)
                 else:
-                    is_over = line.is_over_within(applier.rest_s) and applier.may_end
+                    is_over = driver.is_over_within(applier.rest_s) and applier.may_end
                 if is_over:
                     break
         if is_over:

@@ -68,10 +68,16 @@ class Applying(Applier):
 
 
 class Line:
-    """A driver that ends the batch after so many polls."""
+    """A driver that ends the batch after so many polls, or is found to be gone after a later one."""
 
-    def __init__(self, polls: int) -> None:
+    def __init__(self, polls: int, *, gone_after: int = 0) -> None:
         self._left = polls
+        self._gone_after = gone_after
+        self._asked = 0
+
+    def is_over(self) -> bool:
+        self._asked += 1
+        return self._asked == self._gone_after
 
     def is_over_within(self, _: float) -> bool:
         self._left -= 1
@@ -109,6 +115,14 @@ def test_the_word_of_the_driver_counts_once_what_it_has_planned_is_applied(clien
     applier = Applying(may_end_at=5)
     run(applier, polls=1)
     assert len(applier.taken) == 5
+
+
+def test_a_task_that_was_frozen_while_it_waited_applies_nothing_of_what_has_come(clients: Clients) -> None:
+    """Another job may have gone on in its place, and its store may have forgotten what that one has deleted."""
+    applier = Applying()
+    line: Any = Line(9, gone_after=2)
+    follow({}, Until(goes_on=True), line, applier)
+    assert (len(applier.taken), applier.has_ended) == (2, True)
 
 
 def test_what_needs_the_driver_ends_the_batch_before_anything_is_reported(clients: Clients) -> None:
