@@ -63,7 +63,7 @@ class Relation:
                 return all(map(self.is_never_null, (*arguments[1:-1:2], arguments[-1])))
             case Call(name) if name in DOCUMENTS:
                 return True
-            case Call("attempt" | "failure"):
+            case Call("attempt" | "failure" | "->" | "->>"):
                 return False
             case Call("checked", (_, value)):
                 return self.is_never_null(value)

@@ -234,6 +234,12 @@ def test_all_refusals_are_told_at_once() -> None:
     ("sql", "key", "reason"),
     [
         ("select g, t from a", ["g"], "can be null"),
+        ("select j ->> 'a' as k, count(*) as n from odd where j is not null group by 1", ["k"], "can be null"),
+        (
+            "select ('{}'::jsonb -> 'a') ->> 0 as k from a union select t from b where t is not null",
+            ["k"],
+            "can be null",
+        ),
         ("select g, t from a where g is not null", ["g"], "two rows"),
         ("select id, t from a", ["missing"], "no column 'missing'"),
         ("select id, t from a", [], "names no column"),
