@@ -30,10 +30,10 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 89_499,
+    "lines of the core": 89_511,
     "lines of extensions": 14_512,
     "lines of stack and bench": 9_979,
-    "lines of tests": 97_991,
+    "lines of tests": 98_028,
     "words of docs": 43_077,
     "settings": 166,
 }

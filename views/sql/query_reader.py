@@ -592,9 +592,21 @@ def _join_conditions(join: exp.Join, scope: _Scope) -> list[tuple[Expression, Tr
         if name not in last.names:
             refuse(join, f"{last.alias!r} has no column {name!r}", "join on a column that both have")
         left = _Scope(earlier, scope.merged).resolve(exp.column(identifier))
-        conditions.append((compared(join, "=", left, last.names[name]), join))
-        scope.merged[name] = left
+        right = last.names[name]
+        conditions.append((compared(join, "=", left, right), join))
+        scope.merged[name] = _merged(join, left, right)
     return conditions
+
+
+def _merged(join: exp.Join, left: Expression, right: Expression) -> Expression:
+    """The column of ``using``, which has the type of both sides."""
+    if left.type.kind is right.type.kind is Kind.CHAR:
+        return left
+    one, other = united(join, [left, right])
+    # An inner join has the right one's value where that alone is of the type without a scale.
+    if join.side != "LEFT" and one.type.kind is Kind.NUMERIC and one.type.scale != other.type.scale:
+        refuse(join, "equal numerics can look different", "join with `on`, and name the side that you want")
+    return one
 
 
 def _materialised(new: _New, relation: Relation, scope: _Scope) -> Relation:
