@@ -33,7 +33,7 @@ BUDGETS: Final = {
     "lines of the core": 89_511,
     "lines of extensions": 14_512,
     "lines of stack and bench": 9_979,
-    "lines of tests": 98_028,
+    "lines of tests": 97_434,
     "words of docs": 43_077,
     "settings": 166,
 }

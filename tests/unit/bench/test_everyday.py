@@ -8,7 +8,7 @@ import sys
 import psutil
 from rich.console import Console
 
-from bench.everyday import Commits, our_processes
+from bench.everyday import our_processes
 from bench.everyday_figures import GLUE, OURS, SERVERS, Cost, Side, figures_of, report_of, table
 from bench.glue import newest
 from bench.usage import use_of
@@ -52,12 +52,6 @@ def test_each_figure_is_beside_the_glues_and_the_goals_are_of_50_a_second_and_of
     assert round(figures["50/s: all processes"].ratio or 0.0, 3) == 1.2
 
 
-def test_without_the_glue_there_is_nothing_to_be_beside() -> None:
-    figures = figures_of(side(OURS, "capture", 3.0), None)
-    assert all(figure.limit is None for figure in figures)
-    assert len(report_of(side(OURS, "capture", 3.0), None)["columns"]) == 2
-
-
 def test_the_table_fits_into_80_columns_and_its_figures_into_json() -> None:
     rates = (0, 5, 50, 200)
     report = report_of(side(OURS, "supervisor", 19.9, rates=rates), side(GLUE, "Connect", 19.9, rates=rates))
@@ -70,13 +64,8 @@ def test_the_table_fits_into_80_columns_and_its_figures_into_json() -> None:
     assert "…" not in text
     assert next(line for line in lines if line.startswith("all")).split() == ["all", *["119"] * 8]
     assert next(line for line in lines if line.startswith("valkey p99")).split()[3:] == ["-", "-", *["500"] * 6]
-    assert next(line for line in lines if line.startswith("first row")).split() == [
-        "first",
-        "row",
-        "s",
-        *["12.5"] * 2,
-        *["-"] * 6,
-    ]
+    first = next(line for line in lines if line.startswith("first row"))
+    assert first.split() == ["first", "row", "s", *["12.5"] * 2, *["-"] * 6]
 
 
 def test_processor_time_of_a_group_has_that_of_its_ended_children() -> None:
@@ -97,13 +86,6 @@ def test_a_process_that_has_no_known_command_is_the_supervisors() -> None:
     finally:
         child.communicate(b"\n")
         capture.communicate(b"\n")
-
-
-def test_a_commit_is_seen_only_after_it_was_waited_for() -> None:
-    commits = Commits()
-    commits.put(1)
-    assert commits.next(timeout_s=0.0) is None
-    assert commits.count == 1
 
 
 def test_the_newest_of_a_batch_wins_in_the_glue_and_a_tombstone_deletes() -> None:

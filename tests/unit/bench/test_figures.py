@@ -25,38 +25,19 @@ def test_a_percentile_is_a_measured_value(percent: float, expected: float) -> No
     assert percentile([10, 9, 8, 7, 6, 5, 4, 3, 2, 1], percent) == expected
 
 
-def test_one_value_is_every_percentile() -> None:
-    assert percentile([3.0], 50) == percentile([3.0], 99.9) == 3.0
-
-
-def test_a_share_is_compared_with_the_limit() -> None:
+def test_a_share_is_compared_with_the_limit_and_an_amount_with_the_value() -> None:
     assert figure(20, 100, SHARE).passed is True
     assert figure(19, 100, SHARE).passed is False
-
-
-def test_a_share_without_a_limit_is_neither_reached_nor_missed() -> None:
     assert figure(20, None, SHARE).passed is None
-
-
-def test_an_amount_is_compared_with_the_value() -> None:
-    target = Target(bound="at most", amount=20)
-    assert figure(20, 1, target).passed is True
-    assert figure(20.1, 1000, target).passed is False
-
-
-def test_a_figure_without_a_target_has_no_result() -> None:
+    amount = Target(bound="at most", amount=20)
+    assert figure(20, 1, amount).passed is True
+    assert figure(20.1, 1000, amount).passed is False
     assert figure(1, 2).passed is None
 
 
-def test_of_several_runs_the_median_share_counts_with_its_own_limit() -> None:
+def test_of_several_runs_the_median_share_counts_with_its_own_limit_and_else_the_median_value() -> None:
     runs = [[figure(50, 100, SHARE)], [figure(60, 400, SHARE)], [figure(90, 300, SHARE)]]
     assert median_run(runs) == [replace(figure(90, 300, SHARE), spread=(50, 90))]
-
-
-def test_of_several_runs_without_a_share_the_median_value_counts() -> None:
     runs = [[figure(3, 1)], [figure(1, 9)], [figure(2, 5)]]
     assert median_run(runs) == [replace(figure(2, 5), spread=(1, 3))]
-
-
-def test_one_run_has_no_spread() -> None:
     assert median_run([[figure(2, 5)]]) == [figure(2, 5)]

@@ -31,10 +31,6 @@ def test_a_replay_lasts_from_the_start_of_the_query_to_its_last_batch_with_rows(
     )
 
 
-def test_one_batch_has_no_later_rate() -> None:
-    assert applied(LOG, "other").rate_later is None
-
-
 @pytest.mark.parametrize(("sink", "why"), [("search", "didn't start"), ("lake", "applied nothing")])
 def test_a_sink_that_did_nothing_is_an_error(sink: str, why: str) -> None:
     log = LOG + "2026-01-02 00:00:09,000 INFO sink started sink=lake generation=1\n"
@@ -42,25 +38,13 @@ def test_a_sink_that_did_nothing_is_an_error(sink: str, why: str) -> None:
         applied(log, sink)
 
 
-def test_hot_keys_are_limited_by_one_row_each() -> None:
+def test_hot_keys_are_limited_by_one_row_each_and_in_a_history_by_every_version() -> None:
     (figure,) = hot_figures("warehouse", replayed(events=320_000, seconds=2.0), own=20_000.0, limit=40_000.0)
-    assert figure.ratio == 0.4
-    assert figure.passed is True
-
-
-def test_a_history_writes_every_version() -> None:
+    assert (figure.ratio, figure.passed) == (0.4, True)
     (figure,) = hot_figures("history", replayed(events=10_000, seconds=1.0), own=20_000.0, limit=40_000.0)
-    assert figure.ratio == 0.25
-    assert figure.passed is None
-
-
-def test_hot_keys_of_the_cache_are_also_compared_with_its_other_keys() -> None:
+    assert (figure.ratio, figure.passed) == (0.25, None)
     figures = hot_figures("cache", replayed(events=160_000, seconds=1.0), own=50_000.0, limit=80_000.0)
     assert [figure.passed for figure in figures] == [True, False]
-
-
-def test_the_rate_after_the_first_batch_explains_and_has_no_target() -> None:
-    figures = hot_figures(
-        "search", replayed(events=100_000, seconds=2.0, rate_later=130_000.0), own=1.0, limit=40_000.0
-    )
+    later = replayed(events=100_000, seconds=2.0, rate_later=130_000.0)
+    figures = hot_figures("search", later, own=1.0, limit=40_000.0)
     assert [(figure.value, figure.passed) for figure in figures] == [(50_000.0, False), (130_000.0, None)]

@@ -36,14 +36,6 @@ def test_settings_become_what_a_sink_sees() -> None:
     assert expressions[TableName("public", "items")].columns == {}
 
 
-def test_without_any_a_sink_sees_everything() -> None:
-    settings = TableSettings()
-    assert not settings.projection()
-    assert not settings.renaming()
-    assert settings.expressions() == {}
-    assert settings.salt() is None
-
-
 @pytest.mark.parametrize(
     ("values", "problem"),
     [

@@ -13,12 +13,6 @@ def test_a_snapshot_says_which_transactions_it_sees() -> None:
     assert [xid for xid in range(95, 115) if not snapshot.sees(xid)] == [100, 105, *range(110, 115)]
 
 
-def test_a_snapshot_without_running_transactions() -> None:
-    snapshot = SourceSnapshot.parse("100:100:")
-    assert snapshot.sees(99)
-    assert not snapshot.sees(100)
-
-
 @pytest.mark.parametrize("xmax", [_EPOCH + 5, _EPOCH + (1 << 32) - 5])
 def test_xids_of_32_bits_belong_to_the_epoch_that_is_nearest(xmax: int) -> None:
     snapshot = SourceSnapshot(xmax, xmax, frozenset())
@@ -26,15 +20,6 @@ def test_xids_of_32_bits_belong_to_the_epoch_that_is_nearest(xmax: int) -> None:
         assert snapshot.sees((xmax - distance) & 0xFFFFFFFF)
     for distance in (0, 4, 10, 1000, (1 << 31) - 1):
         assert not snapshot.sees((xmax + distance) & 0xFFFFFFFF)
-
-
-def test_what_is_published_is_kept_until_a_snapshot_sees_it() -> None:
-    unfinished = UnfinishedTransactions()
-    unfinished.add(100)
-    unfinished.add(101)
-    assert not unfinished.all_seen_by(SourceSnapshot(100, 102, frozenset({100})))
-    assert not unfinished.all_seen_by(SourceSnapshot(100, 102, frozenset({100})))
-    assert unfinished.all_seen_by(SourceSnapshot(102, 102, frozenset()))
 
 
 def test_what_an_earlier_process_may_have_published_is_waited_for() -> None:
@@ -52,13 +37,6 @@ def test_what_the_stream_changes_meanwhile_is_left_out() -> None:
     chunk.changed("t", [b"2", b"99"], xid=100)
     chunk.changed("t", [b"3"], xid=102)
     assert chunk.events == {b"1": b"r"}
-
-
-def test_a_row_that_is_written_all_the_time_stays_where_the_snapshot_sees_what_was_written() -> None:
-    chunk = PendingChunk("t", SourceSnapshot(100, 102, frozenset({100})), {b"1": b"r", b"2": None})
-    for xid in (98, 99, 101):
-        chunk.changed("t", [b"1", b"2"], xid=xid)
-    assert chunk.events == {b"1": b"r", b"2": None}
 
 
 def test_a_chunk_follows_the_time_that_it_took() -> None:

@@ -73,11 +73,3 @@ def test_a_copy_that_has_taken_away_what_was_there_can_not_be_cancelled() -> Non
     cancelled, said = obeyed(publisher.states[-1], CopyOrder("s", CopyAction.CANCEL, LOG.name), [LOG.name])
     assert LOG.name not in cancelled.copied
     assert "can't go without it" in said[0]
-
-
-def test_an_order_where_no_copy_waits_says_so() -> None:
-    whole = replace(state(), copied={LOG.name: 2})
-    assert obeyed(whole, CopyOrder("s", CopyAction.PAUSE, None), [LOG.name]) == (
-        whole,
-        ["warning: pause is ignored: no copy waits or runs"],
-    )

@@ -26,20 +26,6 @@ def test_a_text_comes_back_as_it_was(kind: str, text: str) -> None:
     assert key_texts(table(column("id", kind)), {"id": value}) == (text,)
 
 
-@pytest.mark.parametrize(
-    ("text", "other"), [("5e-324", "5e-324"), ("-0", "-0.0"), ("1.7976931348623157e+308", "1.7976931348623157e+308")]
-)
-def test_a_float_comes_back_as_the_same_number(text: str, other: str) -> None:
-    value = orjson.loads(json_encoder("float8", is_array=False)(text.encode()))
-    assert key_texts(table(column("id", "float8")), {"id": value}) == (other,)
-
-
-@pytest.mark.parametrize("text", ["2016-11-04 13:51:30+00", "0044-03-15 12:00:00.5+00 BC", "-infinity"])
-def test_an_instant_comes_back_as_it_was(text: str) -> None:
-    value = orjson.loads(json_encoder("timestamptz", is_array=False)(text.encode()))
-    assert key_texts(table(column("id", "timestamptz")), {"id": value}) == (text,)
-
-
 def test_a_key_of_several_columns_is_in_key_order() -> None:
     shape = table(column("b"), column("a", "int8"), column("c", "bool"), key=("c", "a", "b"))
     assert key_texts(shape, {"a": 1, "b": "x", "c": True}) == ("true", "1", "x")

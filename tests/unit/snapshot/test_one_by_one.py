@@ -129,60 +129,21 @@ class Copy:
         return [(topic, json.loads(value or b"")["after"]) for topic, _, value, _ in self.publisher.events]
 
 
-def test_every_row_of_every_table_is_published() -> None:
-    copy = Copy()
-    copy.run()
+def test_every_row_of_every_table_is_published_as_an_event_of_a_snapshot_at_the_consistent_point() -> None:
+    copy = Copy(consistent_point=0x200_0000)
+    done = copy.run()
     assert copy.rows() == [
         ("shop.public.orders", {"id": 1, "note": "x"}),
         ("shop.public.orders", {"id": 2, "note": None}),
         ("shop.public.orders", {"id": 3, "note": "y"}),
         ("shop.public.items", {"id": 7}),
     ]
-
-
-def test_rows_are_keyed_as_in_the_stream() -> None:
-    copy = Copy()
-    copy.run()
     assert copy.publisher.events[0][1] == b'{"id":1}'
-
-
-def test_rows_are_read_events_of_a_snapshot() -> None:
-    copy = Copy()
-    copy.run()
-    event = json.loads(copy.publisher.events[0][2] or b"")
-    assert (event["op"], event["source"]["snapshot"], event["before"]) == ("r", "true", None)
-
-
-def test_rows_are_tagged_with_the_consistent_point_and_seq_0() -> None:
-    copy = Copy(consistent_point=0x200_0000)
-    copy.run()
-    tags = {json.loads(value or b"")["tag"] for _, _, value, _ in copy.publisher.events}
-    assert tags == {str(Tag(EPOCH, 0x200_0000, 0))}
-
-
-def test_the_ledger_counts_the_rows_of_every_table() -> None:
-    assert Copy().run().copied == {ORDERS: 3, ITEMS.name: 1}
-
-
-def test_the_position_stays_at_the_handoff() -> None:
-    done = Copy(consistent_point=0x200_0000).run()
+    for event in (json.loads(value or b"") for _, _, value, _ in copy.publisher.events):
+        assert (event["op"], event["source"]["snapshot"], event["before"]) == ("r", "true", None)
+        assert event["tag"] == str(Tag(EPOCH, 0x200_0000, 0))
+    assert done.copied == {ORDERS: 3, ITEMS.name: 1}
     assert (done.handoff, done.commit_lsn, done.seq, done.end_lsn) == (HANDOFF, HANDOFF, 0, HANDOFF)
-
-
-def test_a_table_is_in_the_ledger_only_with_its_last_row() -> None:
-    copy = Copy(batch_rows=2)
-    copy.run()
-    assert [set(state.copied) for state in copy.publisher.states] == [
-        set(),
-        {ORDERS},
-        {ORDERS, ITEMS.name},
-    ]
-
-
-def test_a_table_of_the_ledger_is_not_read_again() -> None:
-    copy = Copy(begin=replace(state(), phase=SnapshotPhase.COPYING, copied={ORDERS: 3}))
-    copy.run()
-    assert copy.reader.read == [ITEMS.name]
 
 
 @pytest.mark.parametrize("fail_at", range(3))
@@ -200,12 +161,6 @@ def test_a_copy_that_failed_goes_on_with_the_tables_that_are_missing(fail_at: in
         ("shop.public.orders", b'{"id":3}'),
         ("shop.public.items", b'{"id":7}'),
     }
-
-
-@pytest.mark.parametrize("commits", range(1, 3))
-def test_stop_ends_after_a_commit_and_says_that_more_is_to_come(commits: int) -> None:
-    copy = Copy(batch_rows=2, stop_after_commits=commits)
-    assert (copy.run().phase, len(copy.publisher.batches)) == (SnapshotPhase.COPYING, commits)
 
 
 def test_a_transaction_of_wide_rows_is_bounded_in_bytes() -> None:
@@ -235,10 +190,6 @@ def test_a_stop_needs_no_further_row(silent: Copy) -> None:
     silent.stopping = lambda: next(asked, True)
     assert silent.run().copied == {}
     assert silent.reader.time.now_s < Time().now_s + 10
-
-
-def test_an_empty_table_is_done_at_once() -> None:
-    assert Copy(rows={ORDERS: [], ITEMS.name: []}).run().copied == {ORDERS: 0, ITEMS.name: 0}
 
 
 def test_progress_ends_with_all_rows() -> None:

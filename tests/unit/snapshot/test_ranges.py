@@ -33,31 +33,6 @@ def test_the_largest_come_first(made: list[Relation], range_bytes: int) -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_a_table_is_split_by_its_bytes_with_large_values() -> None:
-    divided = parts([Relation(T, "t", "1.1", 10, 1000)], 300)
-    assert [(part.first, part.end, part.size) for part in divided] == [
-        (None, 2, 250),
-        (2, 5, 250),
-        (5, 7, 250),
-        (7, None, 250),
-    ]
-
-
-def test_no_part_is_smaller_than_a_block() -> None:
-    assert [(part.first, part.end) for part in parts([Relation(T, "t", "1.1", 2, 10_000)], 10)] == [
-        (None, 1),
-        (1, None),
-    ]
-
-
-def test_an_empty_table_is_one_part() -> None:
-    assert [(part.first, part.end) for part in parts([Relation(T, "t", "1.1", 0, 0)], 100)] == [(None, None)]
-
-
-def test_what_has_no_blocks_is_one_part() -> None:
-    assert [(part.first, part.end) for part in parts([Relation(T, "t", "1.1", None, 10_000)], 10)] == [(None, None)]
-
-
 intervals = st.lists(
     st.tuples(st.none() | st.integers(0, 20), st.none() | st.integers(1, 20)).filter(
         lambda interval: interval[1] is None or (interval[0] or 0) < interval[1]
@@ -84,8 +59,3 @@ def test_only_missing_blocks_are_copied_again_each_once(copied: list[Interval], 
     for block in range(35):
         of_it = [part.only_newer for part in made if _holds((part.first, part.end), block)]
         assert of_it == [any(_holds(interval, block) for interval in copied)]
-
-
-def test_ranges_of_another_file_do_not_count() -> None:
-    (part,) = parts([Relation(T, "t", "1.2", 10, 1000)], 5000, {(T, "1.1"): [(None, 5)]})
-    assert (part.first, part.end) == (None, None)

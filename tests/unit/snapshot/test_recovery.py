@@ -68,8 +68,3 @@ def test_of_a_server_that_was_put_back_the_tables_that_are_not_copied_are_looked
         put_back=[ORDERS, OTHER],
     )
     assert (ordered.copied, list(ordered.unfamiliar)) == ({OTHER: 1}, [OTHER])
-
-
-def test_on_another_server_nothing_is_known_of_the_tables_that_are_not_copied() -> None:
-    ordered = _ordered(system_id=f"1{BEFORE.system_id}")
-    assert (ordered.copied, list(ordered.unfamiliar)) == ({OTHER: 1}, [OTHER])

@@ -32,20 +32,3 @@ def test_a_long_wait_is_told_once_in_a_while() -> None:
     clock.pass_by(SAID_AFTER_S)
     waits.later(A, 5, "it is locked")
     assert len(said) == 1
-
-
-def test_why_is_asked_for_only_when_it_is_told() -> None:
-    clock = Time()
-    said: list[str] = []
-    asked: list[float] = []
-
-    def why() -> str:
-        asked.append(clock.now_s)
-        return "somebody writes"
-
-    waits = Waits(lambda: clock.now_s, said.append)
-    for _ in range(8):
-        waits.later(A, 5, why)
-        clock.pass_by(10)
-    assert said == ["public.a: a copy waits: somebody writes"]
-    assert len(asked) == 1

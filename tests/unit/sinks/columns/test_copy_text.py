@@ -29,10 +29,6 @@ def test_a_field(value: JsonValue, text: str) -> None:
     assert copy_line([value]) == text + "\n"
 
 
-def test_fields_are_separated_by_tabs() -> None:
-    assert copy_line([1, "x", None]) == "1\tx\t\\N\n"
-
-
 @pytest.mark.parametrize("special", ["\\", "\t", "\n", "\r", "\\N", "\\t"])
 @pytest.mark.parametrize("index", range(3))
 def test_nulls_and_odd_text_are_side_by_side(special: str, index: int) -> None:

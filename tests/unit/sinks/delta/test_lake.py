@@ -37,8 +37,3 @@ def test_a_message_tells_no_value_of_a_partition() -> None:
     error = failure(OSError("No such file: /lake/shop_g1/items/region=secret-word/customer=another/part-0.parquet"))
     assert "region=.../customer=.../part-0.parquet" in error.message
     assert "secret-word" not in str(error)
-
-
-def test_our_own_errors_pass_as_they_are() -> None:
-    error = LockstepError("as it is")
-    assert failure(error) is error

@@ -15,11 +15,6 @@ def test_a_prefix_is_a_plain_name(prefix: str) -> None:
         DeltaTables(prefix or "-", DeltaSettings(root="/lake", prefix=prefix or None), 1)
 
 
-@pytest.mark.parametrize("path", ["shop_g1/orders", "shop_g1/orders-2", "shop_g1/a__b.2e", "shop_g1/.2ea"])
-def test_the_tables_of_a_generation_are_in_its_directory(path: str) -> None:
-    assert DeltaTables("shop", DeltaSettings(root="/lake"), 1).own(path) == path
-
-
 @pytest.mark.parametrize(
     "path",
     [

@@ -129,13 +129,6 @@ def test_a_value_that_does_not_fit_is_rejected_and_its_neighbours_are_kept(
     assert (rejection.event, rejection.reason) == (events[1], f"column 'v': {why}")
 
 
-def test_each_event_is_rejected_once_however_many_columns_refuse_it() -> None:
-    shape = table(column("id", "int8"), column("a", "int2"), column("b", "int2"))
-    rows: list[dict[str, JsonValue]] = [{"id": 1, "a": 10**6, "b": 10**6}, {"id": 2, "a": 1, "b": 10**6}]
-    data, rejections = rows_of(Shape.of(shape)).encode([upsert(row, 1, of=shape) for row in rows])
-    assert (data.num_rows, [rejection.event.key["id"] for rejection in rejections]) == (0, [1, 2])
-
-
 def test_a_deletion_has_its_key_and_nothing_else() -> None:
     shape = table(column("id", "int8"), column("note"))
     data, _ = rows_of(Shape.of(shape)).encode([delete({"id": 7}, 2, of=shape)])

@@ -67,14 +67,6 @@ def test_a_template_that_cannot_be_is_refused(template: str, problem: str) -> No
         IdTemplate.parse(template)
 
 
-def test_a_template_names_the_key_and_nothing_else() -> None:
-    assert IdTemplate.parse("{a}-{c}").problems(("a", "b")) == [
-        "'c' isn't a column of the key (a, b)",
-        "key column 'b' is missing, so that different rows would have the same id",
-    ]
-    assert IdTemplate.parse("{b}-{a}").problems(("a", "b")) == []
-
-
 _VALUES = st.one_of(st.text("ab-:%02d{é", max_size=4), st.integers(-20, 20))
 
 

@@ -57,13 +57,6 @@ def test_a_value_that_does_not_fit_an_integer_is_never_ignored() -> None:
     assert "ignore_malformed" not in field_mapping(column("c", "int4"))
 
 
-def test_the_mapping_is_strict_and_carries_the_shape() -> None:
-    shape = Shape.of(table())
-    made = mapping(shape)
-    assert made["dynamic"] == "strict"
-    assert Shape.from_json(made["_meta"]["lockstep_shape"]) == shape
-
-
 @pytest.mark.parametrize(
     ("how", "expected"),
     [

@@ -9,10 +9,6 @@ from cdc.model.table import TableName
 from sinks.opensearch.names import alias_name, fence_of, name_problems, own_indexes, writer_alias
 
 
-def test_a_plain_table_keeps_its_name() -> None:
-    assert alias_name("shop", TableName("public", "order_items")) == "shop.public.order_items"
-
-
 def test_different_tables_have_different_indexes_and_no_index_looks_like_another_ones_generation() -> None:
     parts = ["orders", "Orders", "orders_g1", "orders_g1_w", "a.b", "a", "b", "ü", "~4f", "a b", "_", "-", "*"]
     names = [alias_name("shop", TableName(schema_name, other)) for schema_name in parts for other in parts]

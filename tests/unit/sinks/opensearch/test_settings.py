@@ -1,17 +1,12 @@
 """sinks.opensearch.settings"""
 
-import json
-import pickle
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from cdc.model.table import TableName
-from sinks.columns.shape import Shape
-from sinks.opensearch.mapping import mapping
-from sinks.opensearch.settings import OpenSearchSettings, flat_settings
-from sinks.registry import definition, with_definition
+from sinks.opensearch.settings import OpenSearchSettings
 from tests.builders import column, table
 
 
@@ -31,14 +26,6 @@ def test_a_wrong_address_is_refused_without_being_shown(url: str) -> None:
     with pytest.raises(ValidationError) as raised:
         OpenSearchSettings(urls=(url,))
     assert all("secret-word" not in error["msg"] for error in raised.value.errors())
-
-
-def test_a_field_can_be_indexed_in_another_way() -> None:
-    how = {"type": "text", "analyzer": "german"}
-    settings = OpenSearchSettings(fields={"public.orders.note": how, 'public."Other t".note': {"type": "keyword"}})
-    made = mapping(Shape.of(table()), settings.fields_of(TableName("public", "orders")))["properties"]
-    assert (made["note"], made["id"]) == (how, {"type": "long"})
-    assert settings.fields_of(TableName("public", "Other t")) == {"note": {"type": "keyword"}}
 
 
 @pytest.mark.parametrize(
@@ -76,19 +63,6 @@ def test_settings_that_cannot_work_are_refused(values: dict[str, Any], problem: 
         OpenSearchSettings(**values)
 
 
-def test_index_settings_are_known_by_their_full_names() -> None:
-    nested = {
-        "analysis": {"analyzer": {"a": {"type": "custom", "filter": ["x"]}}},
-        "index": {"codec": "best_compression"},
-    }
-    expected = {"analysis.analyzer.a.type": "custom", "analysis.analyzer.a.filter": ["x"], "codec": "best_compression"}
-    assert flat_settings(nested) == expected
-    assert flat_settings({"index.codec": "best_compression", "index": {"mapping": {"depth.limit": 5}}}) == {
-        "codec": "best_compression",
-        "mapping.depth.limit": 5,
-    }
-
-
 def test_what_is_said_of_a_table_must_fit_it() -> None:
     orders = table(column("region"), column("id", "int8"), column("note"), key=("region", "id"))
     settings = OpenSearchSettings(
@@ -118,16 +92,3 @@ def test_what_is_said_of_a_table_is_found_by_its_name() -> None:
     assert template is not None
     assert (template.columns, settings.routing_of(odd)) == (("id",), ("id",))
     assert (settings.id_of(other), settings.routing_of(other)) == (None, ())
-
-
-def test_what_shapes_a_generation_makes_the_round_trip_through_json() -> None:
-    shaping = {
-        "names": {"public.orders": "orders"},
-        "ids": {"public.orders": "o-{id}"},
-        "routing": {"public.orders": ["id"]},
-    }
-    shaped = OpenSearchSettings(**shaping, prefix="p", deletes="marker")  # type: ignore[arg-type]
-    kept = json.loads(json.dumps(definition(shaped)))
-    assert {name: kept[name] for name in shaping} == shaping
-    assert with_definition(OpenSearchSettings(prefix="p"), kept) == shaped
-    assert pickle.loads(pickle.dumps(shaped)) == shaped

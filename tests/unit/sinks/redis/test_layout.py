@@ -203,13 +203,3 @@ def test_values_come_back_from_fields_as_they_were(row: dict[str, JsonValue]) ->
     assert {name: value for name, value in decoded.items() if name in row} == row
     assert repr(decoded["ratio"]) == repr(row["ratio"])
     assert sorted(lacks) == sorted({column.name for column in COLUMNS} - row.keys())
-
-
-def test_text_is_as_it_is_and_null_is_no_field() -> None:
-    row: dict[str, JsonValue] = {"note": 'a "b"', "n": None, "number": 5, ":x": "c"}
-    assert fields_of(row) == ["note", 'a "b"', "number", b"5", "::x", "c", ":n", b'["n"]']
-
-
-def test_a_rich_layout_is_one_with_fields_sets_or_time_to_live() -> None:
-    rich = [{"has_fields": True}, {"sets": (Template.parse("{a}"),)}, {"ttl_s": 1}]
-    assert not any(TableLayout(LINES, **changes).is_plain for changes in rich)  # type: ignore[arg-type]

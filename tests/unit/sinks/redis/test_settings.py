@@ -10,7 +10,6 @@ from cdc.model.table import TableName
 from sinks.redis.connection import RedisConnection
 from sinks.redis.keys import RedisKeys
 from sinks.redis.settings import RedisSettings
-from sinks.registry import definition, with_definition
 
 
 @pytest.mark.parametrize(
@@ -83,21 +82,6 @@ def test_what_the_client_does_not_know_of_an_address_is_a_configuration_error() 
     connection = RedisConnection("cache", RedisSettings(url=SecretStr("redis://h:1/0?colour=blue")), RedisKeys("c", 1))
     with pytest.raises(ConfigurationError, match=r"sinks\.cache\.url"), connection.talking():
         pass
-
-
-def test_a_generation_keeps_the_layout_that_it_was_built_with() -> None:
-    chosen = RedisSettings(
-        keys={"public.b": "b:{id}"},
-        values="fields",
-        sets={"public.b": ("b:by_note:{note}",)},
-        ttl_s={"public.b": 60},
-    )
-    kept = definition(chosen)
-    assert {"keys", "values", "sets", "ttl_s", "mode"} <= kept.keys()
-    again = with_definition(RedisSettings(), kept)
-    assert isinstance(again, RedisSettings)
-    assert again.layout == chosen.layout
-    assert definition(with_definition(chosen, {})) == definition(RedisSettings())
 
 
 def test_rows_may_be_missing_where_they_expire_or_are_not_kept() -> None:

@@ -1,16 +1,9 @@
 """sinks.warehouse.names"""
 
-import pytest
-
-from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
-from sinks.warehouse.names import WarehouseNames, fitting, listed, qualified, warehouse_name
+from sinks.warehouse.names import WarehouseNames, listed, qualified
 
 ORDERS, SALES = TableName("public", "orders"), TableName("sales", "orders")
-
-
-def test_the_public_schema_is_left_out_of_names() -> None:
-    assert (warehouse_name(ORDERS), warehouse_name(SALES)) == ("orders", "sales__orders")
 
 
 def test_a_name_that_postgresql_would_cut_is_refused_with_all_others() -> None:
@@ -34,12 +27,6 @@ def test_a_name_is_for_one_thing() -> None:
         "the history of public.orders and table public.orders_history would both have the name 'orders_history'"
     ]
     assert WarehouseNames({SALES: "Orders"}).problems([ORDERS, SALES]) == [], "case counts"
-
-
-def test_a_schema_that_is_too_long_is_refused() -> None:
-    assert fitting("shop", "schema") == "shop"
-    with pytest.raises(LockstepError, match="longer than 63 bytes"):
-        fitting("ü" * 32, "schema")
 
 
 def test_names_are_quoted() -> None:

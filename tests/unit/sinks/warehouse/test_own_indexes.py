@@ -28,18 +28,6 @@ def test_ddl_of_columns_and_of_an_expression() -> None:
     assert of_expression.sql("orders", "t").endswith(" on t using gin (doc jsonb_path_ops)")
 
 
-def test_another_declaration_or_table_has_another_name_that_fits() -> None:
-    declared = [
-        OwnIndex(columns=("a",)),
-        OwnIndex(columns=("b",)),
-        OwnIndex(columns=("a",), where="b"),
-        OwnIndex(columns=("a",), method="hash"),
-    ]
-    names = [index.name(relation) for index in declared for relation in ("x" * 63, "é" * 31)]
-    assert len(set(names)) == 8
-    assert max(len(name.encode()) for name in names) <= 63
-
-
 @pytest.mark.parametrize(
     ("declared", "told"),
     [
@@ -76,3 +64,15 @@ def test_arrays_have_no_index_in_a_duckdb_file() -> None:
     of_file = WarehouseSettings.model_validate({"url": "duckdb:////tmp/dwh.duckdb", "indexes": declared})
     assert of_file.problems_at_work([grid]) == of_file.problems_with([grid]) == told
     assert _settings(declared).problems_with([grid]) == []
+
+
+def test_another_declaration_or_table_has_another_name_that_fits() -> None:
+    declared = [
+        OwnIndex(columns=("a",)),
+        OwnIndex(columns=("b",)),
+        OwnIndex(columns=("a",), where="b"),
+        OwnIndex(columns=("a",), method="hash"),
+    ]
+    names = [index.name(relation) for index in declared for relation in ("x" * 63, "é" * 31)]
+    assert len(set(names)) == 8
+    assert max(len(name.encode()) for name in names) <= 63

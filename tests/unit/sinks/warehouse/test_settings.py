@@ -17,15 +17,6 @@ def settings(**values: Any) -> WarehouseSettings:
     return WarehouseSettings.model_validate({"url": "postgresql://h/d", **values})
 
 
-def test_the_schema_is_named_schema_in_the_file() -> None:
-    assert settings(schema="dwh").prefix == "dwh"
-
-
-def test_names_are_those_that_were_chosen_and_else_those_by_default() -> None:
-    names = settings(names={"public.orders": "Bestellungen"}).warehouse_names
-    assert (names.of(ORDERS), names.of(ITEMS)) == ("Bestellungen", "items")
-
-
 @pytest.mark.parametrize(
     ("history", "kept", "keeps"),
     [(False, (), False), (True, (ORDERS, ITEMS), True), (("public.items",), (ITEMS,), True), ((), (), False)],
@@ -44,14 +35,6 @@ def test_all_problems_of_names_are_reported_at_once() -> None:
         assert problem in message
 
 
-def test_names_of_what_this_sink_does_not_have_are_reported_at_once() -> None:
-    with pytest.raises(ValidationError) as raised:
-        settings(tables=["public.orders"], names={"public.items": "things"}, history=["public.items"])
-    message = str(raised.value)
-    assert "names has tables that aren't among tables: public.items" in message
-    assert "history has tables that aren't among tables: public.items" in message
-
-
 def test_two_things_of_one_name_are_reported() -> None:
     with pytest.raises(ValidationError) as raised:
         settings(
@@ -64,13 +47,6 @@ def test_two_things_of_one_name_are_reported() -> None:
     assert (
         "the history of public.items and table public.items_history would both have the name 'items_history'" in message
     )
-
-
-def test_what_shapes_a_generation_comes_back_from_its_definition() -> None:
-    shaping = {"names": {"public.orders": "bestellungen"}, "history": ["public.orders"]}
-    built = settings(**shaping)
-    assert with_definition(settings(), definition(built)) == built
-    assert with_definition(settings(**shaping), {}) == settings()
 
 
 @pytest.mark.parametrize(

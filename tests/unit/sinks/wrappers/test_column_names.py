@@ -36,12 +36,6 @@ def test_a_column_that_the_source_renames_goes_on_under_its_name() -> None:
     assert third.renaming.names == {ORDERS: {"remark": "note", "another": "more"}}
 
 
-def test_where_a_new_column_has_the_name_the_destination_judges() -> None:
-    first = keep_names(Renaming(), [numbered(id=1, note=2)], None)
-    second = keep_names(Renaming(), [numbered(id=1, remark=2, note=3)], first)
-    assert second.renaming.names == {}
-
-
 def test_names_that_are_configured_come_first() -> None:
     configured = Renaming({ORDERS: {"note": "text"}})
     first = keep_names(configured, [numbered(id=1, note=2)], None)
@@ -61,14 +55,6 @@ def test_a_table_that_is_not_among_the_shapes_stays_as_it_is_known() -> None:
     anew = replace(numbered(id=1, remark=2, more=3), oid=99)
     third = keep_names(configured, [anew, other], keep_names(configured, [other], second))
     assert third.renaming == second.renaming
-
-
-def test_what_is_kept_is_read_again() -> None:
-    records = MemorySink(MemoryStore())
-    assert load_names(records, 1) is None
-    kept = keep_names(Renaming({ORDERS: {"note": "text"}}), [numbered(id=1, note=2)], None)
-    save_names(records, 1, kept)
-    assert load_names(records, 1) == kept
 
 
 def test_readers_see_no_difference_when_the_source_renames_a_column() -> None:
@@ -132,3 +118,11 @@ def test_who_writes_beside_a_job_uses_the_names_that_it_has_given() -> None:
     beside.fence()
     beside.apply(batch(upsert({"id": 2, "remark": "b"}, 2)))
     assert [stored.row for stored in MemorySink(store, 1).rows(table(), [{"id": 2}])] == [{"id": 2, "note": "b"}]
+
+
+def test_what_is_kept_is_read_again() -> None:
+    records = MemorySink(MemoryStore())
+    assert load_names(records, 1) is None
+    kept = keep_names(Renaming({ORDERS: {"note": "text"}}), [numbered(id=1, note=2)], None)
+    save_names(records, 1, kept)
+    assert load_names(records, 1) == kept

@@ -60,14 +60,6 @@ def test_a_column_that_was_renamed_is_not_let_through() -> None:
     opened(store, "public.orders.mail", generation=2).prepare([after])
 
 
-def test_a_column_that_takes_the_number_of_none_is_let_through() -> None:
-    store = MemoryStore()
-    opened(store, "public.orders.email").prepare([PEOPLE])
-    added = replace(column("mail"), number=4)
-    after = replace(PEOPLE, columns=(PEOPLE.columns[0], PEOPLE.columns[2], added))
-    opened(store, "public.orders.email").prepare([after])
-
-
 def test_a_rejection_is_the_callers_own_event() -> None:
     sink = opened(MemoryStore(), "public.orders.email")
     sink.prepare([PEOPLE])

@@ -4,7 +4,7 @@ import pytest
 
 from cdc.model.event import TableEvents
 from cdc.model.table import TableName
-from sinks.wrappers.projection import Projection, column_text, parse_column
+from sinks.wrappers.projection import Projection, parse_column
 from tests.builders import ORDERS, column, delete, table, upsert
 
 CUSTOMERS = table(
@@ -14,40 +14,10 @@ CUSTOMERS = table(
 ROW = {"id": 1, "email": "a@b", "note": "n", "tenant": "t"}
 
 
-@pytest.mark.parametrize(
-    ("text", "parsed"),
-    [
-        ("public.customers.email", (TableName("public", "customers"), "email")),
-        ('"My Schema"."a.b"."c""d"', (TableName("My Schema", "a.b"), 'c"d')),
-        ('public.t."E Mail"', (TableName("public", "t"), "E Mail")),
-    ],
-)
-def test_a_column_is_written_as_people_write_it(text: str, parsed: tuple[TableName, str]) -> None:
-    assert parse_column(text) == parsed
-    assert column_text(*parsed) == text
-
-
 @pytest.mark.parametrize("text", ["", "email", "customers.email", "a.b.c.d", "public..email", 'public.t."email'])
 def test_anything_else_is_no_column(text: str) -> None:
     with pytest.raises(ValueError, match="not a column"):
         parse_column(text)
-
-
-def test_all_malformed_columns_are_named_at_once() -> None:
-    with pytest.raises(ValueError, match=r"'a'.*'b.c'"):
-        Projection.parse(["a", "public.t.c", "b.c"])
-
-
-def test_what_is_left_out_is_gone_everywhere() -> None:
-    projection = Projection.parse(["public.customers.email", "public.customers.note"])
-    assert projection
-    assert [held.name for held in projection.table(CUSTOMERS).columns] == ["id", "tenant"]
-    assert projection.table(CUSTOMERS).key == CUSTOMERS.key
-    assert projection.row(CUSTOMERS.name, ROW) == {"id": 1, "tenant": "t"}
-    event = upsert(ROW, 1, of=CUSTOMERS)
-    [projected] = projection.events(TableEvents.of(event.table, [event]))
-    assert (projected.row, projected.key, projected.tag) == ({"id": 1, "tenant": "t"}, event.key, event.tag)
-    assert projected.position == event.position
 
 
 def test_other_tables_and_deletions_pass_as_they_are() -> None:

@@ -32,13 +32,3 @@ def test_other_tables_stay_as_they_are() -> None:
     assert RENAMING.table(other) is other
     assert RENAMING.events(events) is events
     assert not Renaming()
-
-
-def test_names_that_lead_nowhere_or_are_taken_are_all_named() -> None:
-    renaming = Renaming({ORDERS: {"id": "note", "nope": "x"}, TableName("public", "gone"): {"a": "b"}})
-    assert renaming.unknown_problems([SHAPE]) + renaming.clash_problems([SHAPE]) == [
-        "rename: this sink has no table public.gone",
-        "rename: table public.orders has no column nope",
-        "rename: public.orders.id can't have the name 'note', which is another column's name",
-    ]
-    assert RENAMING.unknown_problems([SHAPE]) + RENAMING.clash_problems([SHAPE]) == []

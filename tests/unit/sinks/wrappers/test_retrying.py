@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import ClassVar
 
 import pytest
 
 from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.table import Table
-from sinks.contract import Batch, OpenedSink, Outcome, Sink, StoredRow
+from sinks.contract import Batch, Outcome, Sink, StoredRow
 from sinks.memory import MemorySink, MemoryStore, open_memory
 from sinks.wrappers.retrying import Retries, Waiting, retrying
 from tests.builders import batch, table, upsert
@@ -65,13 +64,6 @@ def test_it_waits_longer_each_time_and_then_succeeds() -> None:
     assert waits[1] == Waiting("away", attempts=2, wait_s=2, elapsed_s=1)
 
 
-def test_a_wait_has_an_upper_bound_even_after_a_long_night() -> None:
-    clock = Clock()
-    sink, _ = waiting(Flaky(*[Unavailable("away", retry_after_s=1)] * 3000), clock)
-    sink.apply(batch(EVENT))
-    assert max(clock.slept) == 30
-
-
 def test_chance_shortens_a_wait_by_up_to_a_half() -> None:
     clock = Clock()
     sink, _ = waiting(Flaky(Unavailable("away", retry_after_s=4)), clock, random=1.0)
@@ -95,37 +87,6 @@ def test_other_errors_pass_at_once(error: LockstepError) -> None:
     with pytest.raises(type(error), match="disk full"):
         sink.apply(batch(EVENT))
     assert (clock.slept, waits) == ([], [])
-
-
-class FlakyRecords(MemorySink):
-    """Is away once, at its first read."""
-
-    is_away = True
-
-    def load(self, name: str) -> str | None:
-        if self.is_away:
-            self.is_away = False
-            raise Unavailable("away", retry_after_s=1)
-        return super().load(name)
-
-
-def test_generations_and_coordination_records_are_asked_again_too() -> None:
-    class Switching(MemorySink):
-        answers: ClassVar = [Unavailable("away", retry_after_s=1), None]
-
-        def switch(self) -> None:
-            if error := self.answers.pop(0):
-                raise error
-
-    clock, store = Clock(), MemoryStore()
-    flaky = OpenedSink(MemorySink(store, 1), Switching(store), FlakyRecords(store))
-    waits: list[Waiting] = []
-    opened = retrying(
-        flaky, Retries(sleep=clock.sleep, monotonic=lambda: clock.now, random=lambda: 0.0, on_wait=waits.append)
-    )
-    opened.generations.switch()
-    assert opened.records.load("a") is None
-    assert len(waits) == 2
 
 
 def test_rows_that_are_read_are_not_read_again() -> None:

@@ -116,10 +116,6 @@ def test_floats_come_back_as_they_are_printed(value_type: str) -> None:
     assert (repr(back), exact) == (repr(values), [None] * len(values))
 
 
-def test_a_float4_of_seven_digits_is_printed_with_an_exponent() -> None:
-    assert stored(column("v", "float4"), 1e6, 1.234567e6)[1:] == ([None, None], [1e6, 1.234567e6])
-
-
 def test_arrays_of_one_dimension_are_lists_and_others_are_beside_them() -> None:
     values: list[JsonValue] = [[1, None], [], None, [[1], [2]], "[0:1]={7,8}", [3]]
     held, exact, back = stored(column("v", "int4", is_array=True), *values)
