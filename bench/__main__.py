@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -17,7 +17,6 @@ from rich.console import Console
 
 from bench import (
     bootstrap,
-    cost,
     debezium,
     drain,
     everyday,
@@ -28,7 +27,6 @@ from bench import (
     latency,
     machine,
     many,
-    patterns,
     peer,
     replay,
     report,
@@ -61,8 +59,6 @@ PHASES: Mapping[str, Phase] = {
     "many": many.measure,
     "views": view_sink.measure,
     "flink": flink.measure,
-    "cost": cost.measure,
-    "patterns": patterns.measure,
     "watched": watched.measure,
 }
 
@@ -84,15 +80,6 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
         metavar="DIR",
         help="use this stack and leave it up; its sinks keep the rows of the benchmark",
     )
-    parser.add_argument("--rows", type=int, help="rows of the backlog")
-    parser.add_argument("--large-rows", type=int, help="rows of the large transaction")
-    parser.add_argument("--snapshot-rows", type=int, help="rows of the table that is copied first")
-    parser.add_argument("--rate", type=int, help="transactions per second into Kafka")
-    parser.add_argument("--seconds", type=float, help="length of the latency measurement")
-    parser.add_argument("--probes", type=int, help="probes of each sink")
-    parser.add_argument("--keys", type=int, help="keys of the log that sinks are built from, with two events each")
-    parser.add_argument("--events", type=int, help="events of each backlog that is replayed to sinks")
-    parser.add_argument("--tables", type=int, help="tables of the pipeline of many")
     options = parser.parse_args(words)
     options.only = [name for name in options.only.split(",") if name]
     unknown = [name for name in options.only if name not in PHASES]
@@ -103,35 +90,9 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def chosen_sizes(options: argparse.Namespace) -> Sizes:
-    """The sizes of the command line. Rows and events are whole transactions."""
-    sizes = QUICK if options.quick else FULL
-    if options.rows is not None:
-        whole = max(1, options.rows // sizes.drain_transaction_rows) * sizes.drain_transaction_rows
-        sizes = replace(sizes, drain_rows=whole)
-    if options.large_rows is not None:
-        sizes = replace(sizes, large_rows=options.large_rows)
-    if options.snapshot_rows is not None:
-        sizes = replace(sizes, snapshot_rows=options.snapshot_rows)
-    if options.rate is not None:
-        sizes = replace(sizes, latency_rate=options.rate)
-    if options.seconds is not None:
-        sizes = replace(sizes, latency_s=options.seconds)
-    if options.probes is not None:
-        sizes = replace(sizes, sink_probes=options.probes)
-    if options.keys is not None:
-        sizes = replace(sizes, bootstrap_keys=options.keys)
-    if options.tables is not None:
-        sizes = replace(sizes, many_tables=options.tables)
-    if options.events is not None:
-        portion = replay.UPDATES * replay.TRANSACTION_ROWS
-        sizes = replace(sizes, replay_events=max(1, options.events // portion) * portion)
-    return sizes
-
-
 def run(options: argparse.Namespace, say: Say) -> dict[str, Any]:
     """Measure; returns the document with the figures as they are under ``figures``."""
-    sizes, began, started = chosen_sizes(options), time.monotonic(), datetime.now(UTC)
+    sizes, began, started = QUICK if options.quick else FULL, time.monotonic(), datetime.now(UTC)
     facts = machine.facts()
     warning = machine.busy_warning(os.getloadavg()[0], os.cpu_count() or 1)
     if warning:

@@ -41,16 +41,8 @@ class Sizes:
     many_tables: int
     many_batches: int
     many_idle_s: float
-    cost_events: int
-    """Of each backlog of which the cost per event is measured: some hundred thousand, so that batches weigh little."""
-    cost_batches: int
-    cost_partitions: tuple[int, ...]
-    """The first is 1: what more cores would bring is computed from it."""
-    cost_tables: tuple[int, ...]
     view_entries: tuple[int, ...]
     """Of the states of a view, from small to large: rows that its operators keep."""
-    pattern_events: int
-    """Of a stream whose pattern is looked for."""
     watched_s: float
     """How long the page's processor time is measured, idle and under traffic."""
     watched_rounds: int
@@ -91,12 +83,7 @@ FULL = Sizes(
     many_tables=2_000,
     many_batches=30,
     many_idle_s=30.0,
-    cost_events=200_000,
-    cost_batches=20,
-    cost_partitions=(1, 2, 4, 8),
-    cost_tables=(10, 100, 2_000),
     view_entries=(10_000, 100_000, 1_000_000, 5_000_000),
-    pattern_events=200_000,
     watched_s=30.0,
     watched_rounds=20,
     view_events=1_000_000,
@@ -130,12 +117,7 @@ QUICK = Sizes(
     many_tables=200,
     many_batches=10,
     many_idle_s=10.0,
-    cost_events=20_000,
-    cost_batches=5,
-    cost_partitions=(1, 4),
-    cost_tables=(10, 50),
     view_entries=(10_000, 100_000),
-    pattern_events=20_000,
     watched_s=10.0,
     watched_rounds=4,
     view_events=50_000,

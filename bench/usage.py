@@ -70,34 +70,6 @@ def main_thread_seconds(pid: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-@dataclass(frozen=True, slots=True)
-class SparkSeconds:
-    """Processor seconds of a driver with a local master, by what does what."""
-
-    driver: float
-    jvm: float
-    workers: float
-
-
-def spark_seconds(pid: int) -> SparkSeconds:
-    """Of the driver's own process, of its JVM, and of the Python workers below that, ended ones included.
-
-    Nothing of the JVM and the workers before there is a JVM; all 0 where the driver is gone.
-    """
-    try:
-        driver = psutil.Process(pid)
-        own = driver.cpu_times()
-        jvms = [child for child in driver.children() if child.name() == "java"]
-        times = [jvm.cpu_times() for jvm in jvms]
-    except psutil.NoSuchProcess:
-        return SparkSeconds(0.0, 0.0, 0.0)
-    return SparkSeconds(
-        own.user + own.system,
-        sum(of.user + of.system for of in times),
-        sum(cpu_seconds(jvm.pid) - of.user - of.system for jvm, of in zip(jvms, times, strict=True)),
-    )
-
-
 def high_water_mark(status: str) -> int | None:
     """The peak of resident memory in bytes, from the text of ``/proc/<pid>/status``."""
     match = _HIGH_WATER_MARK.search(status)
