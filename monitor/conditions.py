@@ -56,6 +56,11 @@ class Severity(IntEnum):
     WARNING = 1
     CRITICAL = 2
 
+    @property
+    def label(self) -> str:
+        """As documents and metrics have it."""
+        return self.name.lower()
+
 
 @dataclass(frozen=True, slots=True)
 class Condition:
@@ -82,7 +87,7 @@ class Condition:
         return {
             "name": self.name,
             "subject": self.subject,
-            "severity": self.severity.name.lower(),
+            "severity": self.severity.label,
             "sentence": self.sentence,
             "step": self.step,
             "since_ms": self.since_ms,

@@ -47,7 +47,7 @@ def list_open(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
             _write(trouble)
         for entry in sorted(state.book.values(), key=lambda entry: (-entry.condition.severity, entry.condition.key)):
             condition = entry.condition
-            severity = condition.severity.name.lower()
+            severity = condition.severity.label
             _write(f"{condition.name}/{condition.subject}: {severity} since {time_text(condition.since_ms)}")
             _write(f"    {condition.sentence}")
             _write(f"    {condition.step}")

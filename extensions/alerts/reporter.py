@@ -131,7 +131,7 @@ def log_message(message: Message) -> None:
             {
                 "name": condition.name,
                 "subject": condition.subject,
-                "severity": condition.severity.name.lower(),
+                "severity": condition.severity.label,
                 "id": "_".join(message.id.split()),
             },
             "it is over" if message.kind is Kind.CLEARED else f"{condition.sentence}: {condition.step}",

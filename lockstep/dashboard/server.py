@@ -341,6 +341,8 @@ def _add_looks(
         gauges = Gauges(Part.DASHBOARD)
         if state is not None and report is not None:
             gauges = gauges_of(report, now_s=state.sampled_ms / 1000)
+        for each in attendant.open:
+            gauges.set("lockstep_condition", 1, each.name, each.subject, each.severity.label)
         for figure in attendant.figures:
             gauges.add(figure.definition, figure.value, *figure.labels)
         return Response(exposition(gauges), media_type=CONTENT_TYPE_LATEST)

@@ -112,6 +112,7 @@ _ALL: Final = (
     dashboard_gauge("sink_answers", "", "1 where the sink could be asked, else 0.", ("sink",)),
     dashboard_gauge("paused_copies", "1", "Copies of tables that somebody has paused."),
     dashboard_gauge("broken", "", "1 where capture can't ever go on."),
+    dashboard_gauge("condition", "", "1 for each condition that is open.", ("condition", "subject", "severity")),
     dashboard_gauge("look_timestamp_seconds", "s", "When the pipeline was last looked at; not there if it can't be."),
 )
 

@@ -249,8 +249,9 @@ def test_a_stop_ends_open_streams_at_once_and_a_new_server_goes_on(
     again.stop()
 
 
-@pytest.mark.parametrize("what", ["source", "kafka", "store"])
-@pytest.mark.soak
+@pytest.mark.parametrize(
+    "what", [*(pytest.param(each, marks=pytest.mark.soak) for each in ("source", "kafka")), "store"]
+)
 def test_a_server_that_is_down_is_shown_as_such(captured: Captured, tmp_path: Path, what: str) -> None:
     captured.start().settle()
     captured.stop()
@@ -272,6 +273,8 @@ def test_a_server_that_is_down_is_shown_as_such(captured: Captured, tmp_path: Pa
     assert dashboard.status("GET", "/") == 200
     shown = {line.partition(" ")[0] for line in dashboard.get("/metrics").splitlines()}
     assert ("lockstep_broken" in shown) is (what == "store"), "a silent server says nothing of that"
+    condition = {"store": "sink-unreachable"}.get(what, "unreachable")
+    assert any(f'condition="{condition}"' in each and 'severity="critical"' in each for each in shown)
     if what != "store":
         code, refusal, _ = dashboard.ask("GET", "/api/copies")
         assert (code, list(refusal)) == (503, ["message"])

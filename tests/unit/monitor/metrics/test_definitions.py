@@ -49,15 +49,12 @@ def test_an_expression_names_only_metrics_and_labels_that_there_are(expression: 
     assert labels <= {label for metric in metrics for label in series[metric]} | {"instance", "job"}
 
 
-_SEARCH = 'stage="applied",sink="search",generation="1"'
-_RECEIVED = 'stage="received",sink="",generation=""'
 _HERE = 'job="lockstep",instance="a:1"'
 
 
-def _fired(alert: str, at: str, *labels: dict[str, str], summary: str | None = None) -> dict[str, Any]:
+def _fired(alert: str, at: str, *labels: dict[str, str]) -> dict[str, Any]:
     """What one alert is at a time: firing with each of these labels."""
-    annotations = _annotations(alert) | ({} if summary is None else {"summary": summary})
-    fired = [{"exp_labels": each, "exp_annotations": annotations} for each in labels]
+    fired = [{"exp_labels": each, "exp_annotations": _annotations(alert, each)} for each in labels]
     return {"eval_time": at, "alertname": alert, "exp_alerts": fired}
 
 
@@ -86,83 +83,18 @@ def test_the_rules_are_rules() -> None:
     subprocess.run([needs("promtool"), "check", "rules", rules], check=True, capture_output=True)
 
 
-def test_the_rules_fire_when_they_should(tmp_path: Path) -> None:
-    stalled = {"severity": "critical", "stage": "applied", "sink": "search", "generation": "1", "state": "stalled"}
+def test_each_open_condition_fires_with_its_own_severity(tmp_path: Path) -> None:
+    lag, lost = ({"condition": "lag", "subject": "cache"}, {"condition": "slot-lost", "subject": "capture"})
+    open_lag, open_lost = lag | {"severity": "warning"}, lost | {"severity": "critical"}
     _judge(
         tmp_path,
         {
-            f'lockstep_stage_state{{{_SEARCH},state="stalled"}}': "0x8 1x40",
-            f'lockstep_stage_state{{{_SEARCH},state="current"}}': "1x8 0x40",
-            "lockstep_slot_full_seconds": "7200x8 600x40",
-            'lockstep_open_rejections{sink="search",generation="1"}': "0x48",
-            'lockstep_failed_tables{sink="search",generation="1"}': "0x8 1x40",
+            'lockstep_condition{condition="lag",subject="cache",severity="warning"}': "_x8 1x8 _x40",
+            'lockstep_condition{condition="slot-lost",subject="capture",severity="critical"}': "_x8 1x40",
         },
-        _fired("LockstepStageNeedsSomebody", "2m"),
-        _fired("LockstepStageNeedsSomebody", "4m", stalled, summary="applied search is stalled"),
-        _fired(
-            "LockstepSlotIsNearlyFull",
-            "8m",
-            {"severity": "critical"},
-            summary="The replication slot is lost in 10m 0s",
-        ),
-        _fired("LockstepRejections", "8m"),
-        _fired("LockstepTableFailed", "2m"),
-        _fired(
-            "LockstepTableFailed",
-            "8m",
-            {"severity": "critical", "sink": "search", "generation": "1"},
-            summary="Sink search goes on without 1 of its tables, which cannot be applied",
-        ),
-    )
-
-
-def test_searches_that_nobody_is_told_of_are_told_of(tmp_path: Path) -> None:
-    _judge(
-        tmp_path,
-        {
-            'lockstep_searches_set_aside{sink="search"}': "0x8 2x40",
-            'lockstep_searches_silent_seconds{sink="search"}': "0x8 70x40",
-        },
-        _fired("LockstepSearchSetAside", "2m"),
-        _fired(
-            "LockstepSearchSetAside",
-            "8m",
-            {"severity": "warning", "sink": "search"},
-            summary="Nobody is told of 2 standing searches of sink search",
-        ),
-        _fired("LockstepSearchesSilent", "2m"),
-        _fired(
-            "LockstepSearchesSilent",
-            "8m",
-            {"severity": "critical", "sink": "search"},
-            summary="Nobody tells of the standing searches of sink search",
-        ),
-    )
-
-
-def test_a_view_that_builds_for_long_or_takes_much_disk_is_told_of(tmp_path: Path) -> None:
-    view = {"severity": "warning", "sink": "totals", "generation": "1"}
-    _judge(
-        tmp_path,
-        {
-            'lockstep_view_building{sink="totals",generation="1"}': "0x8 1x400",
-            'lockstep_view_state_bytes{sink="totals",generation="1"}': "1000x240 30000000000x200",
-            'lockstep_view_building{sink="quick",generation="1"}': "1x200 0x400",
-        },
-        _fired("LockstepViewBuildsLong", "60m"),
-        _fired("LockstepViewStateGrows", "60m"),
-        _fired(
-            "LockstepViewBuildsLong",
-            "70m",
-            view,
-            summary="The state of view totals is being built for an hour",
-        ),
-        _fired(
-            "LockstepViewStateGrows",
-            "70m",
-            view,
-            summary="The state of view totals takes 27.94GiB of disk",
-        ),
+        _fired("LockstepCondition", "2m"),
+        _fired("LockstepCondition", "3m", open_lag, open_lost),
+        _fired("LockstepCondition", "9m30s", open_lost),
     )
 
 
@@ -182,50 +114,10 @@ def test_a_pipeline_that_nobody_looks_at_is_told_of(tmp_path: Path) -> None:
     _judge(tmp_path, gone, _fired("LockstepNobodyLooks", "2h", nobody))
 
 
-def test_stages_that_could_not_be_asked_are_told_of_once(tmp_path: Path) -> None:
-    _judge(
-        tmp_path,
-        {
-            f'lockstep_stage_state{{{_HERE},{_SEARCH},state="unknown"}}': "0x8 1x40",
-            f'lockstep_stage_state{{{_HERE},{_RECEIVED},state="unknown"}}': "0x8 1x40",
-        },
-        _fired("LockstepStagesAreUnknown", "2m"),
-        _fired(
-            "LockstepStagesAreUnknown",
-            "5m",
-            {"severity": "critical", "job": "lockstep", "instance": "a:1"},
-            summary="Nobody can tell how 2 stages are",
-        ),
-    )
-
-
-@pytest.mark.parametrize("state", ["building", "paused", "absent"])
-def test_nobody_has_to_read_the_slot_while_the_first_copy_is_made_or_paused(tmp_path: Path, state: str) -> None:
-    fires = [{"severity": "critical", "job": "lockstep", "instance": "a:1"}] if state == "absent" else []
-    _judge(
-        tmp_path,
-        {
-            f"lockstep_slot_active{{{_HERE}}}": "0x40",
-            f"lockstep_broken{{{_HERE}}}": "0x40",
-            f'lockstep_stage_state{{{_HERE},{_RECEIVED},state="{state}"}}': "1x40",
-            'lockstep_stage_state{job="lockstep",instance="b:1",stage="received",state="building"}': "1x40",
-        },
-        _fired("LockstepNobodyReadsTheSlot", "5m", *fires),
-    )
-
-
-def test_a_lost_slot_is_told_of_as_that_alone(tmp_path: Path) -> None:
-    here = {"job": "lockstep", "instance": "a:1"}
-    _judge(
-        tmp_path,
-        {f"lockstep_slot_active{{{_HERE}}}": "0x40", f"lockstep_broken{{{_HERE}}}": "1x40"},
-        _fired("LockstepNobodyReadsTheSlot", "5m"),
-        _fired("LockstepBroken", "5m", {"severity": "critical"} | here),
-    )
-
-
-def _annotations(alert: str) -> dict[str, str]:
+def _annotations(alert: str, labels: dict[str, str]) -> dict[str, str]:
     rules = yaml.safe_load((metrics_files.FILES / "rules.yml").read_text(encoding="utf-8"))
     (found,) = [rule for group in rules["groups"] for rule in group["rules"] if rule["alert"] == alert]
-    annotations: dict[str, str] = found["annotations"]
-    return annotations
+    return {
+        name: re.sub(r"{{ \$labels\.(\w+) }}", lambda label: labels[label[1]], text)
+        for name, text in found["annotations"].items()
+    }
