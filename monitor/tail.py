@@ -18,7 +18,7 @@ from cdc.model.printable import visible
 from cdc.model.table import TableName
 from cdc.model.tag import Tag
 from cdc.pipeline_settings import Pipeline
-from cdc.protocol.envelope import EVENT_START, TAG_END, TAG_HEADER, TAG_START
+from cdc.protocol.envelope import TAG_HEADER, op_of, tag_of
 from monitor.log_start import AfterLsn, offsets_after, offsets_since
 
 _OPERATIONS = {"r": "snapshot", "c": "insert", "u": "update", "d": "delete", "t": "truncate", "x": "left out"}
@@ -214,7 +214,7 @@ def is_before(message: Message, after: AfterLsn) -> bool:
     if value is None:
         text = dict(message.headers() or []).get(TAG_HEADER)
     else:
-        text = value[TAG_START:TAG_END] if isinstance(value, bytes) and value.startswith(EVENT_START) else None
+        text = tag_of(value) if isinstance(value, bytes) and op_of(value) else None
     try:
         tag = Tag.parse(text.decode()) if isinstance(text, bytes) else None
     except ValueError:

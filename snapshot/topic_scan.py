@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator
 from itertools import islice
 
 from cdc.kafka.topic_reader import Record
-from cdc.protocol.envelope import DELETE_START, EVENT_START, TAG_END, TAG_START
+from cdc.protocol.envelope import DELETED, op_of, tag_of
 from cdc.spilling import SpillingMap
 from snapshot.chunk_session import KEYS_AT_ONCE
 
@@ -30,10 +30,10 @@ class TopicScan:
                 break
             for record in records:
                 value = record.value
-                if value is None or value.startswith(DELETE_START):
+                if value is None or op_of(value) == DELETED:
                     self._keys.discard(record.key)
-                elif value.startswith(EVENT_START):
-                    if value[TAG_START:TAG_END] < self._since_tag:
+                elif op_of(value):
+                    if tag_of(value) < self._since_tag:
                         self._keys[record.key] = b""
                     else:
                         self._keys.discard(record.key)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from cdc.kafka.record_limits import RecordLimit
-from cdc.protocol.envelope import LEFT_OUT_START, fitting
+from cdc.protocol.envelope import LEFT_OUT, fitting, op_of
 
 _RECORD_OVERHEAD_BYTES: Final = 128
 """What a batch of one record has besides key and value, at most."""
@@ -45,7 +45,7 @@ class LargeRows:
         if len(value) <= bytes_max:
             return value
         smaller = fitting(value, bytes_max, has_key=key != b"{}")
-        if smaller.startswith(LEFT_OUT_START):
+        if op_of(smaller) == LEFT_OUT:
             self._say(
                 f"warning: a row of {len(value):,} bytes is left out of topic {topic}, which takes"
                 f" {record_max:,}: each sink rejects it (`lockstep rejections list`)"

@@ -11,7 +11,7 @@ from confluent_kafka import Message
 from cdc.kafka.reading import WAIT_S, message_lists, reading
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.tag import SNAPSHOT_SEQ
-from cdc.protocol.envelope import DELETE_START, EVENT_START, TAG_HEADER, TAG_START, after_of, tag_text
+from cdc.protocol.envelope import DELETED, TAG_HEADER, after_of, op_of, tag_of, tag_text
 from cdc.spilling import SpillingMap
 
 
@@ -105,9 +105,10 @@ class TopicReader:
         keys = self.key_set()
         try:
             for record in self.records(topic):
-                if record.value is None or record.value.startswith(DELETE_START):
+                op = DELETED if record.value is None else op_of(record.value)
+                if op == DELETED:
                     keys.discard(record.key)
-                elif record.value.startswith(EVENT_START):
+                elif op:
                     keys[record.key] = b""
         except BaseException:
             keys.close()
@@ -127,10 +128,10 @@ class TopicReader:
         row = None
         for record in self.records(topic):
             if record.key == key and record.value is not None:
-                is_own = record.value.startswith(prefix, TAG_START)
-                if is_own and not record.value.startswith(copied, TAG_START):
+                tag = tag_of(record.value)
+                if tag.startswith(prefix) and tag != copied:
                     continue
-                row = None if record.value.startswith(DELETE_START) else after_of(record.value)
+                row = None if op_of(record.value) == DELETED else after_of(record.value)
         return row
 
 

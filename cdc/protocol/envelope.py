@@ -29,12 +29,17 @@ TAG_HEADER: Final = "tag"
 
 TAG_START: Final = len('{"op":"u","tag":"')
 TAG_END: Final = TAG_START + TEXT_LENGTH
-OP_OFFSET: Final = len('{"op":"')
+"""Where the tag is, for code that slices a whole column of events. Other code calls ``tag_of``."""
 
-EVENT_START: Final = b'{"op":"'
-DELETE_START: Final = EVENT_START + b"d"
-TRUNCATE_START: Final = EVENT_START + b"t"
-LEFT_OUT_START: Final = EVENT_START + b"x"
+_EVENT_START: Final = b'{"op":"'
+
+DELETED: Final = b"d"
+EMPTIED: Final = b"t"
+LEFT_OUT: Final = b"x"
+"""What ``op_of`` returns for events without a row."""
+
+LEFT_OUT_START: Final = _EVENT_START + LEFT_OUT
+"""For code that compares a whole column of events."""
 
 CONNECTOR: Final = "postgresql"
 """``source.connector``, by which readers of Debezium's format recognise the types."""
@@ -178,6 +183,17 @@ def event_value(
     )
 
 
+def op_of(value: bytes) -> bytes:
+    """The event's ``op``, one letter; empty if the value doesn't begin as an event."""
+    at = len(_EVENT_START)
+    return value[at : at + 1] if value.startswith(_EVENT_START) else b""
+
+
+def tag_of(value: bytes) -> bytes:
+    """The event's tag, 28 hex digits. Check with ``op_of`` first if the value may be no event."""
+    return value[TAG_START:TAG_END]
+
+
 _BEFORE: Final = b'","before":'
 _NO_BEFORE: Final = b'","before":null,"after":'
 _AFTER: Final = b',"after":'
@@ -205,13 +221,13 @@ def fitting(value: bytes, bytes_max: int, *, has_key: bool) -> bytes:
     """
     begin, end = _after_range(value)
     source = value[end:]
-    if has_key or not value.startswith(DELETE_START):
+    if has_key or op_of(value) != DELETED:
         smaller = value[:TAG_END] + _NO_BEFORE + value[begin:]
-        if len(smaller) <= bytes_max or value.startswith(DELETE_START):
+        if len(smaller) <= bytes_max or op_of(value) == DELETED:
             return smaller
     about, time = source[:-1].rsplit(b"}", 1)
     left = b'null%b,"bytes":%d}%b}' % (about, len(value), time)
-    return LEFT_OUT_START + value[OP_OFFSET + 1 : TAG_END] + _NO_BEFORE + left
+    return _EVENT_START + LEFT_OUT + value[len(_EVENT_START) + 1 : TAG_END] + _NO_BEFORE + left
 
 
 def why_left_out(value: bytes) -> str:
@@ -300,7 +316,7 @@ class Envelope:
 
 def parse_value(value: bytes) -> Envelope:
     """The envelope's bytes -> Envelope. Raises LockstepError for anything that isn't one."""
-    if value.startswith(LEFT_OUT_START):  # no row, and no deletion either
+    if op_of(value) == LEFT_OUT:  # no row, and no deletion either
         raise LockstepError(
             why_left_out(value),
             hint="make the row smaller; or raise kafka.topics.max_message_bytes, and run `lockstep snapshot table`",

@@ -10,7 +10,7 @@ from cdc.kafka.topic_reader import TopicReader
 from cdc.model.tag import SNAPSHOT_SEQ
 from cdc.pipeline_settings import Pipeline
 from cdc.protocol.control_records import CaptureState
-from cdc.protocol.envelope import TAG_END, TAG_START, tag_prefix, tag_text
+from cdc.protocol.envelope import tag_of, tag_prefix, tag_text
 from cdc.toast.catch_up import catch_up
 from cdc.toast.store import ToastStore
 
@@ -98,7 +98,7 @@ class ToastCache:
                 start = {partition: offset for (name, partition), offset in offsets.items() if name == topic}
                 oldest = since.get(topic, b"")
                 for record in self._log.records(topic, start):
-                    if record.value is not None and record.value[TAG_START:TAG_END] < oldest:
+                    if record.value is not None and tag_of(record.value) < oldest:
                         continue
                     yield topic, record.partition, record.offset, record.key, record.value
 

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table
-from cdc.protocol.envelope import DELETE_START, LEFT_OUT_START, after_of, schema_id_of
+from cdc.protocol.envelope import DELETED, LEFT_OUT, after_of, op_of, schema_id_of
 from cdc.toast.json_slices import split_object
 from cdc.toast.memory import LEFT_OUT_ROW, DurableMemory
 from cdc.toast.rule import ToastRule
@@ -92,9 +92,10 @@ def large_values(
 
     Raises LockstepError when the value isn't an event.
     """
-    if value.startswith(DELETE_START):
+    op = op_of(value)
+    if op == DELETED:
         return {}
-    if value.startswith(LEFT_OUT_START):
+    if op == LEFT_OUT:
         return dict(LEFT_OUT_ROW)
     try:
         members = split_object(after_of(value))

@@ -13,7 +13,7 @@ from confluent_kafka import Message
 
 from cdc.kafka.reading import messages, reading
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
-from cdc.protocol.envelope import DELETE_START, EVENT_START, TAG_END, TAG_HEADER, TAG_START
+from cdc.protocol.envelope import DELETED, TAG_HEADER, op_of, tag_of
 from cdc.spilling import SpillingMap
 
 _OFFSET: Final = Struct("<q")
@@ -123,8 +123,8 @@ def _record(message: Message) -> KeyRecord:
         is_deletion = True
     else:
         assert isinstance(value, bytes)
-        text = value[TAG_START:TAG_END] if value.startswith(EVENT_START) else b""
-        is_deletion = value.startswith(DELETE_START)
+        text = tag_of(value) if op_of(value) else b""
+        is_deletion = op_of(value) == DELETED
     tag = text.decode(errors="replace") if isinstance(text, bytes) else ""
     at = (message.partition() or 0, message.offset() or 0, message.timestamp()[1])
     return KeyRecord(*at, value is None, is_deletion, tag)

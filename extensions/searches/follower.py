@@ -34,7 +34,7 @@ from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailabl
 from cdc.model.event import parse_key
 from cdc.model.log_message import LogMessage
 from cdc.model.table import TableName
-from cdc.protocol.envelope import TAG_END, TAG_START
+from cdc.protocol.envelope import tag_of
 from cdc.spilling import SpillingMap
 from extensions.searches.matches import Told, changes, tag_of_absence
 from extensions.searches.percolator import (
@@ -576,7 +576,7 @@ def _changed(
     columns = (records.column(name).to_pylist() for name in ("topic", "key", "value", "tombstone_tag"))
     for topic, key, value, tombstone_tag in zip(*columns, strict=True):
         table = topics[topic]
-        tag = tombstone_tag if value is None else value[TAG_START:TAG_END]
+        tag = tombstone_tag if value is None else tag_of(value)
         found.setdefault(table, {})[live.identity(table, key)] = (tag or b"").decode()
     return found
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
 from cdc.model.append_only import EVENT_COLUMN, OPERATION_COLUMN, OPERATIONS, event_id
-from cdc.protocol.envelope import OP_OFFSET, before_of
+from cdc.protocol.envelope import DELETED, EMPTIED, before_of, op_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -18,8 +18,6 @@ LOG_KEY: Final = b"{}"
 _HEADS: Final = {
     letter.encode(): b',"%b":"%b"' % (OPERATION_COLUMN.encode(), word.encode()) for letter, word in OPERATIONS.items()
 }
-_TRUNCATE: Final = b"t"
-_DELETE: Final = b"d"
 
 
 def event_key(tag: str, offset: int) -> bytes:
@@ -49,7 +47,7 @@ def row_before(value: bytes) -> bytes | None:
 
     Raises LockstepError for what is no event.
     """
-    if value[OP_OFFSET : OP_OFFSET + 1] != _DELETE:
+    if op_of(value) != DELETED:
         return None
     row = before_of(value)
     return LOG_KEY if row == b"null" else row
@@ -57,7 +55,7 @@ def row_before(value: bytes) -> bytes | None:
 
 def empties(key: bytes, row: bytes | None) -> bool:
     """Whether this stored row of an append-only table says that all rows before it are gone."""
-    return row is not None and row == key[:-1] + _HEADS[_TRUNCATE] + b"}"
+    return row is not None and row == key[:-1] + _HEADS[EMPTIED] + b"}"
 
 
 def stored_row(key: bytes, value: bytes | None, row: bytes | None) -> bytes | None:
@@ -66,8 +64,8 @@ def stored_row(key: bytes, value: bytes | None, row: bytes | None) -> bytes | No
     None for what is no row here: a tombstone, which was written while the table had a key; and an event that doesn't
     meet the sink's condition.
     """
-    operation = b"" if value is None else value[OP_OFFSET : OP_OFFSET + 1]
-    if not operation or (row is None and operation != _TRUNCATE):
+    operation = b"" if value is None else op_of(value)
+    if not operation or (row is None and operation != EMPTIED):
         return None
     head = key[:-1] + _HEADS[operation]
     return head + (b"," + row[1:] if row is not None and len(row) > 2 else b"}")

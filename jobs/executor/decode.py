@@ -12,7 +12,7 @@ import pyarrow.compute
 from cdc.model.errors import LockstepError
 from cdc.model.event import Events, Position, TableEvents, parse_key
 from cdc.model.table import TableName
-from cdc.protocol.envelope import LEFT_OUT_START, RowReader, why_left_out
+from cdc.protocol.envelope import LEFT_OUT, RowReader, op_of, why_left_out
 from jobs.executor.append_only import LOG_KEY, row_before, stored_row
 from jobs.executor.computed_row import RowComputer, row_computer
 from jobs.executor.shape_history import ShapesOutdated, TableHistory, unknown_shape
@@ -90,7 +90,7 @@ def decode_topic(records: pa.Table, topic: str, task: Task) -> Decoded:
             raise unknown_shape(table)
     rejections = []
     for index, row in enumerate(rows):
-        if row is None and (value := values[index]) and value.startswith(LEFT_OUT_START) and index not in void:
+        if row is None and (value := values[index]) and op_of(value) == LEFT_OUT and index not in void:
             rejections.append(Rejection(events[index], why_left_out(value)))
             void.add(index)
     if table in task.computed:

@@ -8,7 +8,7 @@ import pyarrow.compute
 
 from cdc.model.event import TableEvents
 from cdc.model.table import TableName
-from cdc.protocol.envelope import OP_OFFSET, commit_time_ms_of
+from cdc.protocol.envelope import commit_time_ms_of, op_of
 from jobs.clock import now_ms
 from jobs.executor.decode import Decoded, decode_topic
 from jobs.executor.task_input import Task
@@ -65,7 +65,7 @@ def _table_versions(records: pa.Table, topic: str, table: TableName, task: Task)
             operations.append("d")
             committed_ms.append(published_ms[index].as_py())
         else:
-            operations.append("d" if events.rows[n] is None else chr(value[OP_OFFSET]))
+            operations.append("d" if events.rows[n] is None else op_of(value).decode())
             committed_ms.append(commit_time_ms_of(value))
             if operations[-1] == "r":  # of what led to a copied row, nothing is known
                 missing_until_ms.append(committed_ms[-1])

@@ -21,7 +21,7 @@ from cdc.model.finding import Finding, Severity, error, warning
 from cdc.model.tag import Tag
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord
 from cdc.protocol.copy_ledger import CopiedRange, is_range_key
-from cdc.protocol.envelope import LEFT_OUT_START, TAG_END, TAG_HEADER, TAG_START, parse_value
+from cdc.protocol.envelope import LEFT_OUT, TAG_HEADER, op_of, parse_value, tag_of
 from lockstep.config import Config
 
 
@@ -186,8 +186,8 @@ def _is_event(record: NewestRecord) -> bool:
     try:
         if record.value is None:
             Tag.parse((record.headers.get(TAG_HEADER) or b"").decode())
-        elif record.value.startswith(LEFT_OUT_START):
-            Tag.parse(record.value[TAG_START:TAG_END].decode())
+        elif op_of(record.value) == LEFT_OUT:
+            Tag.parse(tag_of(record.value).decode())
         else:
             Tag.parse(parse_value(record.value).tag)
     except (LockstepError, ValueError, TypeError, AttributeError):

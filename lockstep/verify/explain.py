@@ -12,7 +12,7 @@ from cdc.kafka.topic_reader import TopicReader
 from cdc.model.append_only import is_append_only
 from cdc.model.table import Table, TableName
 from cdc.model.timeouts import TOPIC_READ_S
-from cdc.protocol.envelope import TAG_END, TAG_START
+from cdc.protocol.envelope import tag_of
 from lockstep.config import Config
 from lockstep.rejections.book import RejectionBook
 from lockstep.verify.canonical import Key, key_of
@@ -106,7 +106,7 @@ def topic_tags(
         for record in TopicReader(client, while_waiting=check_time).records(topic, start):
             # A tombstone's tag is that of the delete event before it.
             if record.value is not None and record.key in wanted:
-                tags[record.key] = record.value[TAG_START:TAG_END].decode()
+                tags[record.key] = tag_of(record.value).decode()
     except _OutOfTime:
         return None
     return tags

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.model.table import TableName
-from cdc.protocol.envelope import TAG_END, TAG_START
+from cdc.protocol.envelope import tag_of
 from tests.job_process import ENDING
 from tests.pipeline import Pipeline, Running, quick, traffic, wait_until
 
@@ -49,7 +49,7 @@ def assert_history_is_whole(pipeline: Pipeline) -> None:
     """Every version of ``entry`` that was published is in the warehouse's history, once."""
     topic = pipeline.config.topics()[TableName(pipeline.name, "entry")]
     published = [
-        value[TAG_START:TAG_END].decode()
+        tag_of(value).decode()
         for (of_topic, _), events in pipeline.published(snapshot=True).items()
         for _, _, value, _ in events
         if of_topic == topic and value is not None

@@ -18,13 +18,13 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import Position, parse_key, parse_object
 from cdc.model.table import Table, TableName
 from cdc.protocol.envelope import (
-    DELETE_START,
-    LEFT_OUT_START,
-    TAG_END,
-    TAG_START,
-    TRUNCATE_START,
+    DELETED,
+    EMPTIED,
+    LEFT_OUT,
+    op_of,
     row_event,
     schema_id_of,
+    tag_of,
 )
 from jobs.executor.append_only import LOG_KEY, event_key, row_before, stored_row
 from jobs.executor.shape_history import TableHistory
@@ -217,7 +217,7 @@ class TopicSide(Expected):
     def _row(self, table: Table, record: Record) -> tuple[Key, Row | None]:
         """The row in the newest shape. None: it is deleted, or a later copy of the table replaces the event."""
         position = Position(self._topics[table.name], record.partition, record.offset)
-        if record.value is not None and record.value.startswith(LEFT_OUT_START):
+        if record.value is not None and op_of(record.value) == LEFT_OUT:
             return _canonical(table, record), None
         if is_append_only(table):
             return self._appended(table, record, position)
@@ -225,7 +225,7 @@ class TopicSide(Expected):
             key = _canonical(table, record)
         except LockstepError as error:
             raise position.located(error) from None
-        if record.value is None or record.value.startswith(DELETE_START):
+        if record.value is None or op_of(record.value) == DELETED:
             return key, None
         event = row_event(table.name, record.key, record.value, None, position)
         history = self._histories.get(table.name)
@@ -237,7 +237,7 @@ class TopicSide(Expected):
 
 def _empties(table: Table, record: Record) -> bool:
     """Whether it says that nothing is left of an append-only table."""
-    return is_append_only(table) and record.value is not None and record.value.startswith(TRUNCATE_START)
+    return is_append_only(table) and record.value is not None and op_of(record.value) == EMPTIED
 
 
 def _own_key(table: Table, record: Record) -> bytes:
@@ -254,4 +254,4 @@ def _canonical(table: Table, record: Record) -> Key:
 
 
 def _tag(value: bytes) -> str:
-    return value[TAG_START:TAG_END].decode()
+    return tag_of(value).decode()
