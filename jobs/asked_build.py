@@ -6,9 +6,9 @@ from dataclasses import asdict, replace
 
 from pyspark.sql import SparkSession
 
+from cdc.machine_load import patient
 from cdc.model.errors import Fenced, LockstepError, Unavailable
 from cdc.model.timeouts import BUILD_SILENT_S
-from cdc.processor import patient
 from jobs.ending_thread import EndingThread
 from jobs.executor.result import Failure
 from jobs.generations.build_request import (

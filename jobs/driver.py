@@ -23,11 +23,11 @@ from cdc.model.errors import Fenced, LockstepError, Unavailable
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
 from jobs.asked_build import AskedBuild
-from jobs.beside import JobBeside, RunningJob
 from jobs.clock import now_ms
 from jobs.ending_thread import LOOK_S, goes_on_after
 from jobs.executor.result import Failure
 from jobs.executor.task_input import OpenSink
+from jobs.extension_jobs import JobBeside, RunningJob
 from jobs.generations.build_request import BuildAnswer, BuildRequest, BuildState, load_request, save_answer
 from jobs.generations.lease import is_running
 from jobs.generations.record import (

@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:  # every command loads this, and few need these
-    from jobs.beside import JobBeside
     from jobs.dead_letters.record import DeadLetter
+    from jobs.extension_jobs import JobBeside
     from jobs.settings import SparkSettings
     from sinks.registry import SinkSettings
 

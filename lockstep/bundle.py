@@ -29,7 +29,7 @@ from lockstep.config import Config, captured, followed
 from lockstep.doctor.display import findings_json
 from lockstep.doctor.examine import examine
 from lockstep.state import read_pipeline_state
-from lockstep.views.kept import views_now
+from lockstep.views.status import views_now
 from monitor.collector import LagCollector
 
 _HIDDEN: Final = "***"

@@ -31,7 +31,7 @@ from cdc.settings import Settings
 from jobs.settings import SparkSettings
 from lockstep.added_stores import AddedStore
 from lockstep.dashboard_settings import DashboardSettings
-from lockstep.installed import extension_values
+from lockstep.installed_extensions import extension_values
 from lockstep.view_sections import kind_of_sink, problem_of_type, with_views
 from monitor.condition_settings import ConditionSettings
 from monitor.metrics.settings import MetricsSettings

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lockstep.installed import extension_values
+from lockstep.installed_extensions import extension_values
 
 if TYPE_CHECKING:
     from cdc.model.finding import Finding

@@ -14,11 +14,11 @@ from rich.text import Text
 from cdc.kafka.control_topics import read_state
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_names import table_topic
+from cdc.machine_load import patient
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
 from cdc.model.timeouts import OBEYED_S
-from cdc.processor import patient
 from jobs.consistency import KnownConsistency, known_consistency
 from jobs.dead_letters.store import DeadLetters
 from jobs.generations.identities import load_identities, lost_of, lost_rows
@@ -31,7 +31,7 @@ from jobs.generations.view_state import ToldView, load_told, remove_kept
 from jobs.offsets import Offsets
 from lockstep.captured_tables import captured_now
 from lockstep.config import Config
-from monitor.table import view_text
+from monitor.lag_table import view_text
 from monitor.verification import Verification, load_verification
 from sinks.contract import CoordinationRecords, OpenedSink, Progress
 from sinks.registry import SinkSettings, definition, open_sink, with_definition

@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
+from cdc.machine_load import patient
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
 from cdc.model.timeouts import OBEYED_S
-from cdc.processor import patient
 from jobs.generations.lease import is_running
 from jobs.generations.record import Generation, Phase, check_owner
 from jobs.generations.set_aside import AsideState, Order, Wish, give_again, give_order, is_done, load_asides

@@ -6,13 +6,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self, TypeVar
 
+from cdc.machine_load import machine_slowdown
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.pipeline_settings import Pipeline
-from cdc.processor import machine_slowdown
 from cdc.protocol.control_records import CaptureState
+from monitor.background_question import Asking
 from monitor.kafka_look import KafkaLook, OfKafka
 from monitor.lag import APPLIED, IN_KAFKA, RECEIVED, VISIBLE, LagReport, SinkFacts, SourceFacts, report
-from monitor.question import Asking
 from monitor.sink_look import Answer, SinkLook
 from monitor.source_look import SourceLook
 from monitor.stalls import Look, Stalls, unreachable

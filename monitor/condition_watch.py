@@ -9,7 +9,7 @@ from cdc.model.errors import LockstepError
 from monitor.condition_settings import ConditionSettings
 from monitor.conditions import Condition, Facts, Findings, Key, find_conditions
 from monitor.lag import LagReport
-from monitor.turn import Turn
+from monitor.reporter_lock import ReporterLock
 
 logger = logging.getLogger("lockstep.alerts")
 
@@ -44,7 +44,7 @@ class ConditionWatch:
         self._settings = settings
         self._reporters = reporters
         self._facts = facts
-        self._turn = Turn(directory)
+        self._lock = ReporterLock(directory)
         self._trouble: str | None = None
         self._held: Mapping[Key, int] = {}
         self.open: tuple[Condition, ...] = ()
@@ -61,7 +61,7 @@ class ConditionWatch:
         self._held = {each.key: self._held.get(each.key, now_ms) for each in findings.open if each.hold_s}
         trouble = None
         try:
-            self.reports = self._turn.take()
+            self.reports = self._lock.take()
         except LockstepError as error:
             self.reports, trouble = True, error.message
         if trouble is not None and trouble != self._trouble:
@@ -81,7 +81,7 @@ class ConditionWatch:
         """Let another process report."""
         for reporter in self._reporters:
             reporter.close()
-        self._turn.close()
+        self._lock.close()
 
     def __enter__(self) -> Self:
         return self

@@ -15,7 +15,7 @@ from jobs.generations.status import JobState
 from monitor.certificates import Validity
 from monitor.condition_settings import ConditionSettings
 from monitor.lag import READ, RECEIVED, LagReport, StageState
-from monitor.steps import differing_step, rebuild_step
+from monitor.next_steps import differing_step, rebuild_step
 from monitor.verification import VerifyOutcome
 
 _SLOT_MINUTES: Final = 60.0

@@ -11,8 +11,8 @@ from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_names import STATE, control_topic
 from cdc.pipeline_settings import Pipeline
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SnapshotPhase
+from monitor.background_question import Asking
 from monitor.open_rejections import OpenRejections
-from monitor.question import Asking
 
 _STATE_EVERY_S = 3.0
 """How often the state is read while a table lacks its copy: its topic holds a record for each range of a first copy."""

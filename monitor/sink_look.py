@@ -14,8 +14,8 @@ from jobs.generations.lease import LastBeat
 from jobs.generations.record import Generation, Record, check_owner, list_generations
 from jobs.generations.status import JobStatus, job_statuses
 from jobs.generations.view_state import ToldView, load_told
+from monitor.background_question import Asking, answer_s
 from monitor.lag import SinkFacts, SourceFacts, has_all_of_kafka
-from monitor.question import Asking, answer_s
 from monitor.verification import Verification, load_verification
 from monitor.visible import Visible, VisibleRows
 from sinks.contract import OpenedSink, Progress

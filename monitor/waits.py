@@ -23,8 +23,8 @@ from cdc.pipeline_settings import Pipeline
 from jobs.generations.lease import LastBeat
 from jobs.generations.set_aside import load_asides
 from jobs.generations.status import JobState, JobStatus, job_statuses
-from monitor.line import Captures, Line
-from monitor.question import Remembered
+from monitor.background_question import Remembered
+from monitor.comparable_lsns import Captures, Line
 from sinks.contract import OpenedSink, Progress
 from sinks.registry import SinkSettings, open_sink
 
@@ -73,7 +73,7 @@ class Waited:
 
 
 class SourceLine(Protocol):
-    """Whoever knows whether LSNs of the sinks can be compared with those of the source, as ``monitor.line.Line``."""
+    """Says whether LSNs of sinks can be compared with those of the source, as ``monitor.comparable_lsns.Line``."""
 
     def heartbeat(self) -> int: ...
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from cdc.model.times import time_text
 from monitor.lag import LagReport, Stage, StageState
-from monitor.table import remarks
+from monitor.lag_table import remarks
 from monitor.units import readable_bytes
 
 _SUMMARY_EVERY_S: Final = 60.0

@@ -10,6 +10,7 @@ import orjson
 import psycopg
 
 from cdc.kafka.control_topics import read_state
+from cdc.machine_load import patient
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
 from cdc.model.timeouts import OBEYED_S
@@ -19,7 +20,6 @@ from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.copy_orders import CopyAction, CopyOrder, notify_order, send_order
 from cdc.postgres.repair_messages import KEYS_MAX, request_repair
 from cdc.postgres.slot import find_slot, is_captured, require_own_slot
-from cdc.processor import patient
 from cdc.protocol.envelope import TableEncoder
 from cdc.stream.slot_watch import HeldWal, look_at_slot
 from cdc.stream.topics import order_secret

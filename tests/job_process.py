@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.table import TableName
-from jobs.beside import JobBeside
+from jobs.extension_jobs import JobBeside
 from jobs.settings import SparkSettings
 from lockstep.apply import use_java
 from sinks.registry import SinkSettings

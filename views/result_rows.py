@@ -7,11 +7,11 @@ from typing import Final
 import orjson
 
 from cdc.model.event import JsonValue
+from views.batch_functions import Code
 from views.evaluation import compiled, compiled_all
 from views.operators.building import Item
 from views.ordering import Direction, row_encoder
 from views.plan import ViewPlan
-from views.portions import Code
 from views.shard import Shard
 from views.values import Row, from_event, to_event
 

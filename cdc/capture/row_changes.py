@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from cdc.capture.envelopes import NULL, Envelopes
 from cdc.capture.key_moves import KeyMoves, RowMap
 from cdc.capture.old_rows import filled
 from cdc.capture.published_table import PublishedTable
@@ -26,6 +25,7 @@ from cdc.capture.questions import (
 from cdc.capture.relations import Relations
 from cdc.capture.resume import StreamProgress
 from cdc.capture.toast_rows import ToastRows
+from cdc.capture.transaction_events import NULL, Envelopes
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from cdc.protocol.pgoutput import UNCHANGED, Begin, Delete, Fields, FullImage, Insert, KeyImage, Update

@@ -1,7 +1,7 @@
 """How long is waited at most, and why: each wait of half a minute or more, in seconds.
 
 A wait lasts as long as something gets on, and ends after so long without that. Where that can't be seen, its line says
-"in all". ``cdc.processor.patient`` makes more of those that a busy machine may reach.
+"in all". ``cdc.machine_load.patient`` makes more of those that a busy machine may reach.
 """
 
 from typing import Final

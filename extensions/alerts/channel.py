@@ -6,7 +6,7 @@ No error holds a header or the address, which may be a secret itself.
 import orjson
 
 from cdc.webhook import Webhook, WebhookSettings
-from extensions.alerts.book import Message
+from extensions.alerts.due_messages import Message
 from extensions.alerts.settings import WEBHOOK_URL_VARIABLE
 
 

@@ -10,7 +10,7 @@ from cdc.model.times import time_text
 from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json
 
 if TYPE_CHECKING:
-    from monitor.turn import Watcher
+    from monitor.reporter_lock import Holder
 
 _LOOK_S: Final = 5.0
 _LOOK_MAX_MS: Final = 60_000
@@ -26,11 +26,11 @@ def list_open(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
     from extensions.alerts.store import AlertStore
     from lockstep.config import read
     from lockstep.console import EXIT_FAILED, EXIT_UNWATCHED
-    from monitor.turn import Turn
+    from monitor.reporter_lock import ReporterLock
 
     directory, now_ms = read(config).watch_directory, _now_ms()
-    store, watcher = AlertStore(directory), Turn(directory).watcher()
-    trouble = _unwatched(watcher, now_ms)
+    store, holder = AlertStore(directory), ReporterLock(directory).holder()
+    trouble = _unwatched(holder, now_ms)
     state = store.load()
     waiting = len(state.queue or ())
     if as_json:
@@ -39,7 +39,7 @@ def list_open(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
                 "open": [entry.to_json() for entry in state.book.values()],
                 "undelivered": waiting,
                 "watched": trouble is None,
-                "looked_ms": watcher.looked_ms,
+                "looked_ms": holder.looked_ms,
             }
         )
     else:
@@ -51,7 +51,7 @@ def list_open(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
             _write(f"{condition.name}/{condition.subject}: {severity} since {time_text(condition.since_ms)}")
             _write(f"    {condition.sentence}")
             _write(f"    {condition.step}")
-        if not state.book and watcher.looked_ms is not None:
+        if not state.book and holder.looked_ms is not None:
             _write("no alert is open" if trouble is None else "no alert was open then")
         if waiting:
             _write(f"{waiting} messages are still to be delivered")
@@ -63,8 +63,8 @@ def send_test(config: ConfigOption = DEFAULT_CONFIG) -> None:
 
     Exit code 1 when it didn't take it.
     """
-    from extensions.alerts.book import Kind, Message
     from extensions.alerts.channel import post_alert
+    from extensions.alerts.due_messages import Kind, Message
     from extensions.alerts.settings import AlertSettings
     from lockstep.config import read
     from lockstep.console import say
@@ -88,9 +88,9 @@ def watch(config: ConfigOption = DEFAULT_CONFIG) -> None:
     machine one tells.
     """
     from cdc.model.errors import LockstepError
-    from lockstep.attendant import open_attendant
     from lockstep.config import followed, read
     from lockstep.console import StopOnSignals, log_to_stderr
+    from lockstep.watcher import open_watcher
     from monitor.collector import LagCollector
     from monitor.lag import LagReport
 
@@ -98,7 +98,7 @@ def watch(config: ConfigOption = DEFAULT_CONFIG) -> None:
     loaded, stopping = read(config), StopOnSignals()
     with (
         LagCollector(loaded.as_pipeline(), loaded.sinks, resolve=followed, others=loaded.added_stores) as collector,
-        open_attendant(loaded) as attendant,
+        open_watcher(loaded) as watcher,
     ):
         while not stopping():
             report: LagReport | LockstepError
@@ -106,19 +106,19 @@ def watch(config: ConfigOption = DEFAULT_CONFIG) -> None:
                 report = collector.collect()
             except LockstepError as error:
                 report = error
-            attendant.look(report)
+            watcher.look(report)
             stopping.wait(_LOOK_S)
 
 
-def _unwatched(watcher: "Watcher", now_ms: int) -> str | None:
+def _unwatched(holder: "Holder", now_ms: int) -> str | None:
     """Why the list isn't of now; None where somebody looks."""
     step = "`lockstep run`, `lockstep dashboard` or `lockstep alerts watch` does"
-    if watcher.looked_ms is None:
+    if holder.looked_ms is None:
         return f"nobody on this machine has ever looked for alerts: {step}"
-    if not watcher.is_there:
-        return f"nobody on this machine looks for alerts since {time_text(watcher.looked_ms)}: {step}"
-    if now_ms - watcher.looked_ms > _LOOK_MAX_MS:
-        return f"the process that tells of alerts hangs since {time_text(watcher.looked_ms)}: its log says why"
+    if not holder.is_there:
+        return f"nobody on this machine looks for alerts since {time_text(holder.looked_ms)}: {step}"
+    if now_ms - holder.looked_ms > _LOOK_MAX_MS:
+        return f"the process that tells of alerts hangs since {time_text(holder.looked_ms)}: its log says why"
     return None
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from cdc.model.errors import LockstepError
 from cdc.model.log_message import LogMessage
 from cdc.webhook import DocumentRefused
-from extensions.alerts.book import Message
+from extensions.alerts.due_messages import Message
 
 logger = logging.getLogger("lockstep.alerts")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from cdc.model.errors import LockstepError
 from cdc.model.log_message import LogMessage
-from extensions.alerts.book import Entry, Kind, Message, opened_of, take
 from extensions.alerts.channel import post_alert
+from extensions.alerts.due_messages import Entry, Kind, Message, opened_of, take
 from extensions.alerts.outbox import Outbox
 from extensions.alerts.settings import AlertSettings
 from extensions.alerts.store import AlertStore, State

@@ -1,6 +1,6 @@
 """What alerts keep on disk: who was told of what, and what is still to be delivered.
 
-``state.json`` is of the process whose turn it is (``monitor.turn``) alone.
+``state.json`` is of the process whose turn it is (``monitor.reporter_lock``) alone.
 """
 
 import contextlib
@@ -14,9 +14,9 @@ from typing import Any, Final
 import orjson
 
 from cdc.model.errors import LockstepError
-from extensions.alerts.book import Entry, Message
+from extensions.alerts.due_messages import Entry, Message
 from monitor.conditions import Key
-from monitor.turn import give_to_owner, unusable
+from monitor.reporter_lock import give_to_owner, unusable
 
 _FORMAT: Final = 3
 

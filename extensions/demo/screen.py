@@ -13,7 +13,7 @@ from extensions.demo.examples import Example
 from extensions.demo.writer import Counts
 from lockstep.verify.full_comparison import TableComparison
 from monitor.lag import APPLIED, IN_KAFKA, READ, VISIBLE, LagReport, Stage
-from monitor.table import remarks
+from monitor.lag_table import remarks
 
 _WIDE: Final = 110
 """From so many columns on, the drawing has each stage of a sink by itself."""

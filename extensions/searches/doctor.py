@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from cdc.kafka.control_topics import record_at
-from cdc.kafka.kept_topics import check_kept
 from cdc.kafka.newest_records import newest_records
 from cdc.kafka.topic_admin import TopicAdmin, without_rights
+from cdc.kafka.topic_policy import check_kept
 from cdc.model.errors import ForeignRecord, LockstepError, Unavailable
 from cdc.model.finding import Finding, error, ok, warning
 from extensions.searches.commands import ListedSearch, listed

@@ -15,11 +15,11 @@ from typing import Any, Final, Self
 
 import orjson
 
-from cdc.kafka.kept_topics import check_kept
 from cdc.kafka.large_rows import LargeRows
 from cdc.kafka.settings import KafkaSettings, TopicSettings
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, ordered_topic_plan
 from cdc.kafka.topic_names import MATCHES, control_topic
+from cdc.kafka.topic_policy import check_kept
 from cdc.kafka.topic_reader import TopicReader
 from cdc.kafka.transactions import Transactions
 from cdc.model.errors import Unavailable

@@ -17,7 +17,7 @@ def list_all(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False)
     from lockstep.config import read
     from lockstep.console import EXIT_FAILED, say
     from lockstep.terminal import out
-    from monitor.table import panel_table
+    from monitor.lag_table import panel_table
 
     panel = panel_now(read(config))
     rows = () if panel is None else panel.rows

@@ -22,7 +22,7 @@ from extensions.streams.topic_names import is_stream_result_topic
 from jobs.dead_letters.record import DeadLetter
 from lockstep.added_stores import RetriedRows
 from lockstep.config import Config
-from lockstep.rejections.book import RejectionBook
+from lockstep.rejections.open_records import RejectionBook
 
 _NO_ROW = "it is no row of a stream query; discard it"
 

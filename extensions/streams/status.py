@@ -18,7 +18,7 @@ from extensions.streams.jobs.resume import Figures, load_figures
 from jobs.generations.lease import LastBeat
 from jobs.generations.record import Phase
 from jobs.generations.status import JobState, JobStatus, job_statuses
-from monitor.question import Question
+from monitor.background_question import Question
 from sinks.contract import OpenedSink
 
 logger = logging.getLogger(__name__)

@@ -22,10 +22,10 @@ from jobs.executor.task_input import Task
 from jobs.executor.task_pace import LogEnd, NextCut
 from jobs.executor.view_build import BuildIsOver, ViewBuild
 from jobs.executor.view_building import BuildProgress, FiguresNow
+from jobs.executor.view_coordination import ViewNotes
 from jobs.executor.view_delivery import ViewDelivery
 from jobs.executor.view_events import ViewEvents
 from jobs.executor.view_log import Cut, Taken, ViewLog
-from jobs.executor.view_notes import ViewNotes
 from jobs.executor.view_reports import SinkProgress, ViewReports
 from jobs.executor.view_start import can_go_on, opened_state
 from jobs.executor.view_topic import ViewTopic, close_view_topic, view_topic_for

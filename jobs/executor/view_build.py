@@ -9,10 +9,10 @@ import pyarrow as pa
 from cdc.model.errors import PositionMismatch
 from jobs.executor.log_reader import Range
 from jobs.executor.task_input import Task
+from jobs.executor.view_coordination import ViewNotes
 from jobs.executor.view_delivery import ViewDelivery
 from jobs.executor.view_events import ViewEvents
 from jobs.executor.view_log import Cut, Taken
-from jobs.executor.view_notes import ViewNotes
 from jobs.executor.view_reports import ViewReports
 from jobs.offsets import Offsets
 from views.figures import Doing

@@ -13,7 +13,7 @@ from cdc.model.event import Events, JsonValue, Position, TableEvents
 from jobs.executor.open_sinks import freeze_opened, sink_for
 from jobs.executor.result import VALUES_BYTES_MAX, RejectedEvent, Result, check_rejections
 from jobs.executor.task_input import Task
-from jobs.executor.view_notes import BUILDING, ViewNotes
+from jobs.executor.view_coordination import BUILDING, ViewNotes
 from jobs.executor.view_reports import ViewReports
 from jobs.executor.view_topic import ViewTopic
 from jobs.executor.written_ahead import WrittenAhead

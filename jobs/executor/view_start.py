@@ -6,7 +6,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from jobs.executor.task_input import Task, ViewInput
-from jobs.executor.view_notes import ViewNotes
+from jobs.executor.view_coordination import ViewNotes
 from jobs.executor.view_topic import ViewTopic
 from jobs.offsets import Offsets
 from views.state.contract import UnusableState

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from cdc.machine_load import patient
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.timeouts import CATCHES_UP_S, PAUSE_MAX_S
-from cdc.processor import patient
 from jobs.clock import now_ms
 from jobs.consistency import load_consistency
 from jobs.generations.columns import load_columns

@@ -13,7 +13,7 @@ from jobs.executor.task_input import Task
 from jobs.executor.view_shards import told_to_shard
 from jobs.offsets import Offsets
 from jobs.query.applied import Applied
-from jobs.query.batch_plan import BatchPlan
+from jobs.query.batch_ranges import BatchPlan
 from jobs.query.delivery import Delivery
 from jobs.query.failures import Backoff
 from jobs.query.long_batch_listener import TaskSlots

@@ -1,4 +1,7 @@
-"""The watermark as it is stored: it stays where it was while it isn't true of rows from before. Pure."""
+"""The watermark as it is stored: it stays where it was while it isn't true of rows from before. Pure.
+
+``Aside.holds_watermark`` in ``jobs.generations.set_aside`` says which tables hold it.
+"""
 
 from collections.abc import Collection
 
@@ -9,12 +12,12 @@ class HeldWatermark:
     """One sink's watermark. It stays where it is while rows lack columns, and for good while a table isn't read."""
 
     def __init__(
-        self, watermark: Watermark, read_topics: Collection[str], *, lacks_columns: bool, is_paused: bool
+        self, watermark: Watermark, read_topics: Collection[str], *, lacks_columns: bool, waits_for_table: bool
     ) -> None:
         self._watermark = watermark
         self._read_topics = read_topics
         self._lacks_columns = lacks_columns
-        self._is_paused = is_paused
+        self._waits_for_table = waits_for_table
         self._held = watermark.twin()
 
     def release(self) -> None:
@@ -24,7 +27,7 @@ class HeldWatermark:
     @property
     def position(self) -> Watermark:
         """Where it is."""
-        return self._held if self._lacks_columns or self._is_paused else self._watermark
+        return self._held if self._lacks_columns or self._waits_for_table else self._watermark
 
     @property
     def joining(self) -> tuple[str, ...]:
@@ -33,7 +36,7 @@ class HeldWatermark:
         What is read may have all below it, while it waits for a table that isn't read. Where rows lack columns nobody
         knows that.
         """
-        if self._lacks_columns or not self._is_paused:
+        if self._lacks_columns or not self._waits_for_table:
             return self.position.joining
         behind = self._watermark.joining
         return tuple(at for at in self._held.joining if at not in self._read_topics or at in behind)

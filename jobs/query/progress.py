@@ -57,9 +57,9 @@ class ProgressKeeper:
         self._applied = AppliedLog(start.progress, start.watermark, log.topics)
         self._returned = ReturnedTopics(sink, log, start.progress.left_at_ms, start.watermark)
         self._held = HeldWatermark(
-            start.watermark, log.topics.keys(), lacks_columns=lacks_columns, is_paused=start.is_paused
+            start.watermark, log.topics.keys(), lacks_columns=lacks_columns, waits_for_table=start.waits_for_table
         )
-        self._read_mark = ReadMark(self._applied.offsets, start.watermark, tells_lsn=not start.is_paused)
+        self._read_mark = ReadMark(self._applied.offsets, start.watermark, tells_lsn=not start.waits_for_table)
         # The sink's tables by the topics that they are read from. It is told which of them are whole.
         self._tables = {topic: result or name for topic, name in log.table_of.items()}
         # Up to where batches have told that all is applied, once that was stored.

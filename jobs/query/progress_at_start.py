@@ -25,7 +25,7 @@ class ProgressAtStart:
     """It is true of what this query reads."""
     new: Set[str]
     """The topics that are read for the first time, where others were before."""
-    is_paused: bool
+    waits_for_table: bool
     """Whether the watermark stays where it is as long as the query runs, since a table of the sink isn't read."""
 
 
@@ -73,7 +73,7 @@ def progress_at_start(
         commit_time_ms=known.commit_time_ms,
         joining=joining,
     )
-    return ProgressAtStart(progress, watermark, new, is_paused=bool(held))
+    return ProgressAtStart(progress, watermark, new, waits_for_table=bool(held))
 
 
 def as_of_start(stored: Progress | None, ends: Offsets, now_ms: int) -> Progress | None:

@@ -11,7 +11,7 @@ from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans
 from cdc.model.table import TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.clock import now_ms
-from jobs.executor.view_notes import has_had_state
+from jobs.executor.view_coordination import has_had_state
 from jobs.generations.columns import Columns
 from jobs.generations.first_read import dump_first_read, first_read, first_read_name, load_first_read
 from jobs.generations.identities import Identities

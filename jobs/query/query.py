@@ -24,17 +24,17 @@ from jobs.executor.task_input import Task
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
 from jobs.query.applied import Applied
-from jobs.query.batch_plan import BatchPlan
+from jobs.query.batch_ranges import BatchPlan
 from jobs.query.batches import Batches, Ran, RowBatches, Slots, WholeBatches
 from jobs.query.captured_tables import CapturedWatch
 from jobs.query.delivery import Delivery, Stopping, only_stopping
 from jobs.query.failures import spark_error
+from jobs.query.idle_wait import Rest, look_every_s
 from jobs.query.log_bell import listener_to
 from jobs.query.long_batch_listener import SLOTS, LongBatches
 from jobs.query.progress import ProgressKeeper
 from jobs.query.progress_feed import ProgressFeed
 from jobs.query.rejections import Rejections
-from jobs.query.rest import Rest, look_every_s
 from jobs.query.sink_plan import SinkPlan
 from jobs.query.task_maps import TaskMaps
 from jobs.query.threads import (

@@ -4,9 +4,9 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cdc.kafka.kept_topics import check_kept
 from cdc.kafka.topic_admin import TopicAdmin, view_topic_plans
 from cdc.kafka.topic_names import PROGRESS, control_topic, view_topic
+from cdc.kafka.topic_policy import check_kept
 from cdc.model.table import TableName
 from jobs.executor.task_input import StepsInput, Task, ViewInput, ViewTopicInput
 from jobs.generations.view_state import state_directory

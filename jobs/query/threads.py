@@ -37,9 +37,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cdc.kafka.topic_admin import TopicAdmin
+from cdc.machine_load import processor_wait_share
 from cdc.model.errors import DataLost, Fenced, LockstepError, PositionMismatch, Unavailable
 from cdc.model.table import Table, TableName
-from cdc.processor import processor_wait_share
 from jobs.generations.lease import GenerationLease
 from jobs.query.log_bell import Bell
 from jobs.query.schema_watch import SchemaWatch
@@ -112,7 +112,7 @@ class QueryState:
         self.ended = threading.Event()
         self.batch_done = threading.Event()
         self.resting = threading.Event()
-        """Set while the query rests (``jobs.query.rest``)."""
+        """Set while the query rests (``jobs.query.idle_wait``)."""
         self.woken = threading.Event()
         """Set when a rest has to see whether it is over: after each look for progress records, and at its end."""
         self.looked = threading.Event()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from cdc.machine_load import patient
 from cdc.model.errors import LockstepError
 from cdc.model.timeouts import JVM_WORKS_S
-from cdc.processor import patient
 from jobs.settings import SparkSettings
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.class_archive import QUIET, archive_file, java_home

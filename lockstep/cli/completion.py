@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from lockstep.installed import extension_values
+from lockstep.installed_extensions import extension_values
 
 
 def sink_names(context: typer.Context, incomplete: str) -> list[str]:

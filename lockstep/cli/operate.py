@@ -70,8 +70,8 @@ def lag(
     from lockstep.extension import panels_now
     from lockstep.terminal import out
     from monitor.collector import LagCollector
-    from monitor.settled import settled_report
-    from monitor.table import lag_table, panel_table
+    from monitor.lag_table import lag_table, panel_table
+    from monitor.settled_report import settled_report
     from monitor.watch_lines import WatchLines
 
     loaded = read(config)

@@ -51,7 +51,7 @@ def list_open(
     """
     from lockstep.config import load
     from lockstep.console import say
-    from lockstep.rejections.book import RejectionBook
+    from lockstep.rejections.open_records import RejectionBook
     from lockstep.rejections.output import rejections_json, rejections_table, unreadable_text
     from lockstep.rejections.selection import Selection
     from lockstep.terminal import out
@@ -93,7 +93,7 @@ def show(
     Prints its event's value only with --value.
     """
     from lockstep.config import load
-    from lockstep.rejections.book import RejectionBook
+    from lockstep.rejections.open_records import RejectionBook
     from lockstep.rejections.output import rejection_json
     from lockstep.rejections.selection import Selection
 
@@ -131,7 +131,7 @@ def retry(
     """
     from lockstep.config import load
     from lockstep.console import say
-    from lockstep.rejections.book import captured_tables
+    from lockstep.rejections.open_records import captured_tables
     from lockstep.rejections.retried import retried_table
     from lockstep.rejections.retry import retry as retry_rejections
     from lockstep.rejections.selection import selection_of

@@ -20,8 +20,8 @@ def list_all(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False)
     from lockstep.config import load
     from lockstep.console import EXIT_FAILED, say
     from lockstep.terminal import out
-    from lockstep.views.kept import views_now
     from lockstep.views.output import views_table
+    from lockstep.views.status import views_now
 
     statuses = list(views_now(load(config)))
     if as_json:
@@ -50,8 +50,8 @@ def explain(
     """
     from lockstep.config import load
     from lockstep.terminal import out
-    from lockstep.views.kept import explain as explain_view
     from lockstep.views.output import explained_json, explained_text
+    from lockstep.views.status import explain as explain_view
 
     explained = explain_view(load(config), view, generation)
     if as_json:

@@ -42,7 +42,7 @@ from lockstep.dashboard.model import (
 )
 from monitor import watching
 from monitor.lag import APPLIED, IN_KAFKA, READ, RECEIVED, VISIBLE, WAL_END, StageState
-from monitor.steps import rebuild_step
+from monitor.next_steps import rebuild_step
 
 _Document = TypeVar("_Document", bound=Document)
 

@@ -19,11 +19,11 @@ from lockstep.console import start_command
 from lockstep.dashboard import documents
 from lockstep.dashboard.model import Copies, Findings, PipelineState, Rejections, Schemas, SinkDetail, Tables
 from lockstep.dashboard.sampler import Sampler, now_ms
+from monitor.background_question import Remembered
 from monitor.copies import CopyReport, CopyStatusCollector
-from monitor.question import Remembered
 
 if TYPE_CHECKING:
-    from lockstep.rejections.book import RejectionBook
+    from lockstep.rejections.open_records import RejectionBook
 
 _FINDINGS_S: Final = 30.0
 _REJECTIONS_S: Final = 5.0
@@ -131,7 +131,7 @@ class Questions:
     def _ask_rejections(self) -> list[DeadLetter]:
         config = self._tables.config()
         if self._book is None or self._book[0] is not config:  # tables have joined
-            from lockstep.rejections.book import RejectionBook  # takes memory, and few ask
+            from lockstep.rejections.open_records import RejectionBook  # takes memory, and few ask
 
             self._book = config, RejectionBook(config)
         return self._book[1].read(None)[0]

@@ -28,7 +28,6 @@ from starlette.exceptions import HTTPException
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.lsn import parse_lsn
 from cdc.postgres.dsn import parse_dsn
-from lockstep.attendant import Attendant, open_attendant
 from lockstep.config import Config, read
 from lockstep.dashboard import model
 from lockstep.dashboard.access import Access, Guard
@@ -41,8 +40,9 @@ from lockstep.dashboard.tail import FOLLOWERS_MAX, Places, Wanted, follow
 from lockstep.dashboard.view_changes import ViewChanges
 from lockstep.dashboard_settings import TOKEN_VARIABLE, DashboardSettings
 from lockstep.extension import panels_now
+from lockstep.watcher import Watcher, open_watcher
 from monitor import bounded_http
-from monitor.line import Line
+from monitor.comparable_lsns import Line
 from monitor.metrics.definitions import Part
 from monitor.metrics.endpoint import exposition
 from monitor.metrics.meters import Gauges
@@ -194,13 +194,13 @@ def dashboard_app(
     """
     log = Log()
     closing = contextlib.ExitStack()
-    attendant = closing.enter_context(open_attendant(config))
+    watcher = closing.enter_context(open_watcher(config))
     sampler = Sampler(
         config,
         subject_of(config),
         log,
-        open_alerts=lambda: len(attendant.open),
-        panels=lambda: attendant.panels,
+        open_alerts=lambda: len(watcher.open),
+        panels=lambda: watcher.panels,
         is_watched=lambda: streams.readers > 0,
     )
     questions = Questions(config, path, sampler)
@@ -213,7 +213,7 @@ def dashboard_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         streams.open(sampler.look_soon)
-        sampler.start(streams.publish, attendant.look, lambda: end(Ending.FAILED))
+        sampler.start(streams.publish, watcher.look, lambda: end(Ending.FAILED))
         watching = asyncio.create_task(_until_changed(config, path, lambda: end(Ending.CHANGED)))
         yield
         watching.cancel()
@@ -224,8 +224,8 @@ def dashboard_app(
         closing.close()
 
     app = _empty_app(lifespan)
-    _add_looks(app, sampler, questions, streams, attendant)
-    _add_answers(app, sampler, questions, log, attendant)
+    _add_looks(app, sampler, questions, streams, watcher)
+    _add_answers(app, sampler, questions, log, watcher)
     _add_wait(app, config, waits)
     _add_tail(app, tables, questions, streams)
     _add_views(app, config, changes)
@@ -321,7 +321,7 @@ def _add_looks(
     sampler: Sampler,
     questions: Questions,
     streams: EventStreams,
-    attendant: Attendant,
+    watcher: Watcher,
 ) -> None:
     @app.get("/healthz")
     async def healthz() -> model.Health:
@@ -341,9 +341,9 @@ def _add_looks(
         gauges = Gauges(Part.DASHBOARD)
         if state is not None and report is not None:
             gauges = gauges_of(report, now_s=state.sampled_ms / 1000)
-        for each in attendant.open:
+        for each in watcher.open:
             gauges.set("lockstep_condition", 1, each.name, each.subject, each.severity.label)
-        for figure in attendant.figures:
+        for figure in watcher.figures:
             gauges.add(figure.definition, figure.value, *figure.labels)
         return Response(exposition(gauges), media_type=CONTENT_TYPE_LATEST)
 
@@ -396,7 +396,7 @@ def _add_wait(app: FastAPI, config: Config, waits: Waits) -> None:
         return model.Waited.model_validate(waited.to_json())
 
 
-def _add_answers(app: FastAPI, sampler: Sampler, questions: Questions, log: Log, attendant: Attendant) -> None:
+def _add_answers(app: FastAPI, sampler: Sampler, questions: Questions, log: Log, watcher: Watcher) -> None:
     @app.get("/api/findings")
     def findings() -> model.Findings:
         """What `lockstep doctor` finds, of half a minute ago at most."""
@@ -449,7 +449,7 @@ def _add_answers(app: FastAPI, sampler: Sampler, questions: Questions, log: Log,
             model.OpenCondition(
                 condition=one.name, where=one.subject, since_ms=one.since_ms, message=f"{one.sentence} {one.step}"
             )
-            for one in attendant.open
+            for one in watcher.open
         )
         return model.Alerts(open=open_now, log=log.newest())
 

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from cdc.kafka.kept_topics import check_kept
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, without_rights
+from cdc.kafka.topic_policy import check_kept
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.finding import Finding, error, ok
 

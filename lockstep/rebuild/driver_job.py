@@ -6,9 +6,9 @@ import uuid
 from contextlib import closing, suppress
 from typing import Protocol
 
+from cdc.machine_load import patient
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.timeouts import BUILD_SILENT_S
-from cdc.processor import patient
 from jobs.generations.build_request import (
     BEAT_S,
     BuildAnswer,

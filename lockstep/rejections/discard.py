@@ -6,7 +6,7 @@ from jobs.dead_letters.limit import in_words
 from jobs.dead_letters.record import DeadLetter, UnreadableDeadLetter
 from lockstep.config import Config
 from lockstep.console import EXIT_FAILED
-from lockstep.rejections.book import RejectionBook, no_such_rejection
+from lockstep.rejections.open_records import RejectionBook, no_such_rejection
 from lockstep.rejections.output import counted
 from lockstep.rejections.selection import Selection
 

@@ -25,9 +25,9 @@ from jobs.generations.record import Generation, Phase, check_owner, way_on
 from jobs.query.row_plan import row_plans, unevaluated
 from lockstep.config import Config
 from lockstep.generations import list_of, settings_of_generation
-from lockstep.rejections.beside import Beside, Portion
-from lockstep.rejections.book import RejectionBook, no_such_rejection
+from lockstep.rejections.apply_beside import Beside, Portion
 from lockstep.rejections.events import Evaluate, evaluated
+from lockstep.rejections.open_records import RejectionBook, no_such_rejection
 from lockstep.rejections.output import counted
 from lockstep.rejections.retried import Retried
 from lockstep.rejections.selection import Selection

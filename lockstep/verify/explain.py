@@ -14,7 +14,7 @@ from cdc.model.table import Table, TableName
 from cdc.model.timeouts import TOPIC_READ_S
 from cdc.protocol.envelope import tag_of
 from lockstep.config import Config
-from lockstep.rejections.book import RejectionBook
+from lockstep.rejections.open_records import RejectionBook
 from lockstep.verify.canonical import Key, key_of
 from lockstep.verify.progress import OnStep, Step
 from lockstep.verify.report import Difference, TableReport

@@ -16,7 +16,7 @@ from lockstep.generations import settings_of
 from lockstep.verify.options import SOURCE, VerifyOptions
 from lockstep.verify.report import BY_TOPIC, VerifyReport
 from lockstep.verify.sides.compared_columns import NOT_IN_LOG
-from monitor.turn import make_directory, open_lock
+from monitor.reporter_lock import make_directory, open_lock
 from monitor.verification import Verification, VerifyOutcome, save_verification
 from sinks.registry import open_sink
 

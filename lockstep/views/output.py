@@ -13,12 +13,12 @@ from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
 from cdc.model.times import time_text
 from lockstep.views.check import Checked
-from lockstep.views.kept import Explained, ViewState, ViewStatus
+from lockstep.views.status import Explained, ViewState, ViewStatus
 from monitor.units import readable_bytes
 from views.estimate import Estimate
 from views.failures import Refusal
 from views.figures import ViewFigures
-from views.operators.kept import Kept
+from views.operators.stored_entries import Kept
 from views.plan import ViewPlan
 from views.plan_text import PlanStep, plan_steps
 from views.sharding import whole_tables

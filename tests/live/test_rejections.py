@@ -22,8 +22,8 @@ from jobs.executor.result import RejectedEvent
 from jobs.generations.set_aside import Wish, give_order
 from lockstep.cli.main import exit_code
 from lockstep.config import Config, load
-from lockstep.rejections.book import RejectionBook
 from lockstep.rejections.discard import discard
+from lockstep.rejections.open_records import RejectionBook
 from lockstep.rejections.selection import Selection
 from sinks.contract import OpenedSink
 from sinks.registry import open_sink

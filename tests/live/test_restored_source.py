@@ -9,7 +9,7 @@ from cdc.postgres.slot import find_slot, wal_end
 from cdc.protocol.control_records import CaptureState
 from lockstep.doctor.position import check_position
 from monitor.collector import LagCollector
-from monitor.line import Line
+from monitor.comparable_lsns import Line
 from stack.stack import Endpoints
 from tests.captured import Captured, StartCapture
 from tests.databases import Database

@@ -10,12 +10,12 @@ from cdc.model.append_only import EVENT_COLUMN, OPERATION_COLUMN, TRUNCATE
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, RowEvent, TableEvents, parse_key, parse_object
 from cdc.model.table import Table
+from views.batch_functions import packed
 from views.operators.ages import AgeingRows, Ages
 from views.operators.arrivals import UNREADABLE, Arrivals, Arrived
 from views.operators.building import Building, Item
 from views.operators.changes import MIRROR, RowChange, Rows, Work, pack_row, prefix_of, unpack_row
 from views.operators.own_rows import OwnRows
-from views.portions import packed
 from views.retention import Retained
 from views.state.contract import Entry
 from views.values import Row, from_event, type_of

@@ -16,6 +16,7 @@ import orjson
 
 from cdc.model.event import JsonValue
 from views import numerics
+from views.batch_functions import Code, packed
 from views.documents import document, to_json
 from views.evaluation import Evaluate, compiled, compiled_all
 from views.expressions import Aggregate, Ref
@@ -26,7 +27,6 @@ from views.operators.changes import Changes, Rows, Work, add, prefix_of, unpack_
 from views.operators.order import part_of
 from views.ordering import Direction, encoder, row_encoder
 from views.plan import Group
-from views.portions import Code, packed
 from views.state.contract import Step
 from views.values import INTEGERS, Kind, Row, SqlType, Value, float_json, to_event
 

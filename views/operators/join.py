@@ -5,6 +5,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Final
 
+from views.batch_functions import Code, packed
 from views.evaluation import compiled_all
 from views.expressions import Expression
 from views.failures import FanOutExceeded
@@ -23,7 +24,6 @@ from views.operators.changes import (
 from views.operators.order import part_of
 from views.ordering import Direction, row_encoder
 from views.plan import Join, Node
-from views.portions import Code, packed
 from views.state.contract import Step
 from views.values import Kind, Row
 

@@ -8,7 +8,7 @@ import orjson
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table
-from views.portions import Code
+from views.batch_functions import Code
 from views.values import Row, event_class, from_event, type_of
 
 _NONE: Final = type(None)

@@ -10,6 +10,7 @@ from cdc.model.append_only import is_append_only
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, RowEvent, TableEvents, parse_object
 from cdc.model.table import Table, TableName
+from views.batch_functions import Code, packed
 from views.evaluation import compiled_all, compiled_condition
 from views.expressions import Ref
 from views.failures import EvaluationError
@@ -22,7 +23,6 @@ from views.operators.log_rows import LogRows
 from views.operators.own_rows import IsOwn, OwnRows
 from views.ordering import Direction, row_encoder
 from views.plan import Scan
-from views.portions import Code, packed
 from views.retention import Retained
 from views.values import TEXT, Row, Value, from_event, type_of
 

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from views.batch_functions import Code, packed
 from views.evaluation import compiled_all
 from views.operators.building import Building, Item
 from views.operators.changes import (
@@ -23,7 +24,6 @@ from views.operators.changes import (
 from views.operators.order import part_of
 from views.ordering import Direction, order_encoder, row_encoder
 from views.plan import Top
-from views.portions import Code, packed
 from views.state.contract import Entry, Step
 from views.values import Row
 

@@ -7,8 +7,8 @@ the webhook takes closes it.
 from collections.abc import Collection
 from typing import Final
 
-from cdc.kafka.kept_topics import check_kept
 from cdc.kafka.topic_admin import TopicAdmin, dead_letter_plan
+from cdc.kafka.topic_policy import check_kept
 from cdc.kafka.topic_reader import Record
 from cdc.model.errors import LockstepError
 from cdc.model.event import Position

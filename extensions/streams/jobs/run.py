@@ -10,8 +10,8 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from cdc.kafka.kept_topics import check_kept
 from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_policy import check_kept
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table
 from cdc.model.timeouts import BATCH_ENDS_S

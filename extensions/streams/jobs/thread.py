@@ -72,7 +72,7 @@ class StreamThread(EndingThread):
 
 
 class _Supervised:
-    """As ``jobs.beside.RunningJob``: another thread runs the query where one has ended by a job that is done now."""
+    """A ``jobs.extension_jobs.RunningJob``. If a job that is done ended the thread, another one runs the query."""
 
     def __init__(self, plan: StreamQueryPlan, spark: SparkSession, report: Reporter) -> None:
         self._spark = spark
@@ -117,7 +117,7 @@ class _Supervised:
 
 @dataclass(frozen=True, slots=True)
 class StreamQueryJob:
-    """As ``jobs.beside.JobBeside``."""
+    """As ``jobs.extension_jobs.JobBeside``."""
 
     plan: StreamQueryPlan
 

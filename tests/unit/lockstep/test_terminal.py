@@ -21,7 +21,7 @@ from lockstep.verify.report import Difference, Kind, TableReport, VerifyReport, 
 from monitor.copies import CopyReport, CopyStage, TableCopyStatus
 from monitor.copies_table import copies_table
 from monitor.lag import LagReport, SinkFacts, Stage
-from monitor.table import lag_table
+from monitor.lag_table import lag_table
 from sinks.contract import Progress
 
 ADDRESS = "host=127.0.0.1 port=25833 dbname=app user=postgres passfile=/srv/lockstep/postgres-18.3.pgpass"

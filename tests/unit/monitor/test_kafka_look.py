@@ -74,7 +74,7 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> _Brokers:
         monkeypatch.setattr(f"monitor.kafka_look.{name}", lambda *_: brokers)
     monkeypatch.setattr("monitor.kafka_look.read_state", brokers.read_state)
     monkeypatch.setattr("monitor.kafka_look.time.monotonic", lambda: brokers.now_s)
-    monkeypatch.setattr("monitor.question.time.monotonic", lambda: brokers.now_s)
+    monkeypatch.setattr("monitor.background_question.time.monotonic", lambda: brokers.now_s)
     return brokers
 
 
@@ -185,7 +185,7 @@ def test_a_topic_that_the_brokers_do_not_list_has_no_ends(brokers: _Brokers) -> 
 def test_a_kafka_that_hangs_is_not_waited_for_again_and_its_late_answer_is_not_taken(
     brokers: _Brokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("monitor.question.ANSWER_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("monitor.background_question.ANSWER_TIMEOUT_S", 0.01)
     look = _look()
     brokers.hangs = threading.Event()
     for _ in range(2):
@@ -193,7 +193,7 @@ def test_a_kafka_that_hangs_is_not_waited_for_again_and_its_late_answer_is_not_t
             _ask(look, [_TOPIC])
         brokers.now_s += 10
     assert brokers.asked == []
-    monkeypatch.setattr("monitor.question.ANSWER_TIMEOUT_S", 60.0)
+    monkeypatch.setattr("monitor.background_question.ANSWER_TIMEOUT_S", 60.0)
     brokers.hangs.set()
     assert _ask(look, [_TOPIC]).ends == {(_TOPIC, 0): 10, (_TOPIC, 1): 10}
     assert brokers.asked.count("ends") == 2, "the late answer, and one of now"

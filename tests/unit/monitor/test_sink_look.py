@@ -32,7 +32,7 @@ def open_look(monkeypatch: pytest.MonkeyPatch) -> OpenLook:
     """At a sink that is in memory."""
 
     def opened(store: MemoryStore, *, pipeline: str = "shop") -> SinkLook:
-        monkeypatch.setattr("monitor.question.ANSWER_TIMEOUT_S", 300.0)
+        monkeypatch.setattr("monitor.background_question.ANSWER_TIMEOUT_S", 300.0)
         monkeypatch.setattr("monitor.sink_look.open_sink", lambda _, __, generation: open_memory(store, generation))
         return SinkLook("cache", RedisSettings(), pipeline)
 

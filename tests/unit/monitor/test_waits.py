@@ -12,7 +12,7 @@ from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
 from jobs.generations.set_aside import Aside, AsideState, asides_name, dump_asides
 from jobs.generations.status import JobState, JobStatus
-from monitor.line import Captures
+from monitor.comparable_lsns import Captures
 from monitor.waits import CLOSE_S, Waits, why_not_taken_up
 from sinks.contract import OpenedSink, Progress
 from sinks.memory import MemorySink, MemoryStore

@@ -10,7 +10,7 @@ from cdc.model.table import TableName
 from cdc.model.tag import Tag
 from tests.unit.views.test_view import HISTORY, NEWEST, a
 from tests.view_queries import KeptView, Question, RowWrite, column, shape
-from views.operators.kept import Kept, kept_by_operators
+from views.operators.stored_entries import Kept, kept_by_operators
 from views.plan import Scan, nodes
 from views.plan_text import PlanStep, plan_steps
 from views.sql.reader import RetainedRows, read_view

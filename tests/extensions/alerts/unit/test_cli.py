@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from extensions.alerts.book import Entry, Kind, Message
+from extensions.alerts.due_messages import Entry, Kind, Message
 from extensions.alerts.store import AlertStore, State
 from lockstep.cli.main import exit_code
 from lockstep.config import load
 from monitor.conditions import Condition, Severity
-from monitor.turn import Turn
+from monitor.reporter_lock import ReporterLock
 from tests.receivers import Receiver
 
 
@@ -35,7 +35,7 @@ def _store(config: Path) -> AlertStore:
 
 
 def test_what_is_open_is_listed_and_the_exit_code_tells(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    watching = Turn(load(config).watch_directory)
+    watching = ReporterLock(load(config).watch_directory)
     assert watching.take()
     assert exit_code(["alerts", "list", "-c", str(config)]) == 0
     assert "no alert is open" in capsys.readouterr().out
@@ -62,7 +62,7 @@ def test_a_list_that_nobody_keeps_says_so_and_since_when(config: Path, capsys: p
     never = capsys.readouterr().out
     assert "nobody on this machine has ever looked for alerts" in never
     assert "no alert" not in never
-    watching = Turn(load(config).watch_directory)
+    watching = ReporterLock(load(config).watch_directory)
     assert watching.take()
     assert exit_code(command) == 0
     lock = load(config).watch_directory / "lock"

@@ -15,8 +15,8 @@ import pytest
 
 from cdc.model.errors import ConfigurationError, Unavailable
 from cdc.webhook import DocumentRefused, WebhookSettings
-from extensions.alerts.book import Kind, Message
 from extensions.alerts.channel import post_alert
+from extensions.alerts.due_messages import Kind, Message
 from extensions.alerts.outbox import Outbox
 from extensions.alerts.reporter import AlertReporter
 from extensions.alerts.settings import AlertSettings
@@ -25,7 +25,7 @@ from monitor.condition_settings import ConditionSettings
 from monitor.condition_watch import ConditionWatch
 from monitor.conditions import Condition, Severity
 from monitor.lag import LagReport, SinkFacts, Stage
-from monitor.turn import Turn
+from monitor.reporter_lock import ReporterLock
 from tests.databases import until
 from tests.receivers import Receiver
 
@@ -216,12 +216,12 @@ def test_of_two_processes_one_tells_and_the_other_goes_on_after_it(receiver: Rec
             until(lambda: not _undelivered(tmp_path))
             second.look(_BROKEN, now_ms=1)
             assert second.open
-            watcher = Turn(tmp_path).watcher()
+            watcher = ReporterLock(tmp_path).holder()
             assert watcher.is_there
-            until(lambda: (Turn(tmp_path).watcher().looked_ms or 0) > (watcher.looked_ms or 0))
+            until(lambda: (ReporterLock(tmp_path).holder().looked_ms or 0) > (watcher.looked_ms or 0))
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
-            assert not Turn(tmp_path).watcher().is_there
+            assert not ReporterLock(tmp_path).holder().is_there
         second.look(_BROKEN, now_ms=2)
         second.look(_WELL, now_ms=3)
         second.look(_WELL, now_ms=60_003)

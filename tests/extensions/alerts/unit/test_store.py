@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from extensions.alerts.store import AlertStore, State
-from monitor.turn import Turn
+from monitor.reporter_lock import ReporterLock
 
 _SERVICE = 65534
 """A user as whom a service may run."""
@@ -26,7 +26,7 @@ def test_what_root_makes_can_be_used_by_the_owner_of_the_directory(*, is_there: 
             directory.mkdir(parents=True)
             for path in (directory.parent, directory):
                 os.chown(path, _SERVICE, _SERVICE)
-        with contextlib.closing(Turn(directory)) as turn:
+        with contextlib.closing(ReporterLock(directory)) as turn:
             assert turn.take()
             AlertStore(directory).save(State())
         service = multiprocessing.get_context("fork").Process(target=_work_as_service, args=(directory,))
@@ -39,5 +39,5 @@ def _work_as_service(directory: Path) -> None:
     os.setgroups([])
     os.setgid(_SERVICE)
     os.setuid(_SERVICE)
-    assert Turn(directory).take()
+    assert ReporterLock(directory).take()
     AlertStore(directory).save(State())

@@ -20,8 +20,8 @@ from lockstep.config import Config, read
 from lockstep.generations import settings_of
 from lockstep.rejections.retry import retry
 from lockstep.rejections.selection import Selection
-from lockstep.views.kept import view_now
-from monitor.table import panel_table
+from lockstep.views.status import view_now
+from monitor.lag_table import panel_table
 from sinks.warehouse.settings import WarehouseSettings
 
 TEXT = """

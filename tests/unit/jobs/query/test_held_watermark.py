@@ -8,14 +8,14 @@ from jobs.query.watermark import Watermark
 
 
 @pytest.mark.parametrize(
-    ("lacks_columns", "is_paused", "lsn", "released"),
+    ("lacks_columns", "waits_for_table", "lsn", "released"),
     [(False, False, 200, 200), (True, False, 100, 200), (False, True, 100, 100), (True, True, 100, 100)],
 )
-def test_it_stays_until_it_is_released_and_for_good_where_a_table_is_paused(
-    lacks_columns: bool, is_paused: bool, lsn: int, released: int
+def test_it_stays_until_it_is_released_and_for_good_where_a_table_waits_for_table(
+    lacks_columns: bool, waits_for_table: bool, lsn: int, released: int
 ) -> None:
     mark = Watermark(["a"], lsn=100)
-    held = HeldWatermark(mark, ["a"], lacks_columns=lacks_columns, is_paused=is_paused)
+    held = HeldWatermark(mark, ["a"], lacks_columns=lacks_columns, waits_for_table=waits_for_table)
     mark.add(ProgressRecord(200, 0, {"a": (3,)}), learned_at_ms=0)
     mark.advance({("a", 0): 3})
     assert held.position.lsn == lsn
@@ -25,7 +25,7 @@ def test_it_stays_until_it_is_released_and_for_good_where_a_table_is_paused(
 
 def test_beside_a_paused_table_one_that_has_joined_is_told_to_be_there_unless_rows_lack_columns() -> None:
     mark = Watermark(["a", "new"], lsn=100, joining=["new", "paused"])
-    held = HeldWatermark(mark, ["a", "new"], lacks_columns=True, is_paused=True)
+    held = HeldWatermark(mark, ["a", "new"], lacks_columns=True, waits_for_table=True)
     mark.add(ProgressRecord(200, 0, {"new": (3,)}), learned_at_ms=0)
     mark.advance({("new", 0): 3})
     assert held.joining == ("new", "paused")

@@ -242,9 +242,9 @@ def _open_once_it_is_read(fifo: Path, process: subprocess.Popen[str]) -> int:
 @pytest.mark.parametrize(
     "modules",
     [
-        "monitor.collector, monitor.settled, monitor.table",
+        "monitor.collector, monitor.settled_report, monitor.lag_table",
         "monitor.waits",
-        "lockstep.attendant",
+        "lockstep.watcher",
     ],
 )
 def test_what_is_asked_again_and_again_loads_nothing_of_what_writes(modules: str) -> None:

@@ -311,6 +311,6 @@ def test_a_sink_without_rejections_that_is_not_there_is_told(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("lockstep.rejections.book.RejectionBook", NoRejections)
+    monkeypatch.setattr("lockstep.rejections.open_records.RejectionBook", NoRejections)
     assert exit_code(["rejections", "list", *arguments, "--config", config]) == 0
     assert capsys.readouterr().err == f"{sentence}\n"

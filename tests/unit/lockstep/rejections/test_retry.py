@@ -15,7 +15,7 @@ from cdc.protocol.control_records import SchemaRecord, ShapeChange
 from jobs.dead_letters.record import DeadLetter
 from jobs.generations.prepared import preparing
 from jobs.generations.record import Phase, Record, save_record
-from lockstep.rejections.beside import Beside, Portion
+from lockstep.rejections.apply_beside import Beside, Portion
 from lockstep.rejections.events import RetryEvents
 from lockstep.rejections.retried import Retried
 from lockstep.rejections.retry import lost_topics

@@ -7,8 +7,8 @@ from rich.console import RenderableType
 
 from cdc.model.table import TableName
 from lockstep.terminal import WholeTexts
-from lockstep.views.kept import Explained, ViewState, ViewStatus
 from lockstep.views.output import explained_json, explained_text, figures_sentences, views_table
+from lockstep.views.status import Explained, ViewState, ViewStatus
 from sinks.view_settings import ViewSettings
 from tests.view_queries import TABLES
 from views.counters import Counters

@@ -10,7 +10,7 @@ import pytest
 from cdc.model.errors import Fenced, LockstepError
 from extensions.streams.jobs.plan import StreamQueryPlan
 from extensions.streams.jobs.thread import StreamQueryJob
-from jobs.beside import RunningJob
+from jobs.extension_jobs import RunningJob
 from jobs.generations.lease import Clock, GenerationLease, NewerJob
 from jobs.generations.record import Record, list_generations, save_record
 from jobs.generations.status import has_error, job_status, save_stop

@@ -17,7 +17,7 @@ from monitor.lag import LagReport
 from monitor.watching import Figure, Found, Panel, Watching
 
 
-class Attendant:
+class Watcher:
     """Is given each lag report. Of several processes of a machine one reports; the others only look."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Attendant:
 
 
 @contextlib.contextmanager
-def open_attendant(config: Config) -> Iterator[Attendant]:
+def open_watcher(config: Config) -> Iterator[Watcher]:
     """Until the end of the block, which may take seconds."""
     watched = [each for each in installed() if each.watch is not None]
     names = frozenset(name for each in watched for name in each.conditions)
@@ -78,7 +78,7 @@ def open_attendant(config: Config) -> Iterator[Attendant]:
                 facts=all_facts,
             )
         )
-        yield Attendant(conditions, added)
+        yield Watcher(conditions, added)
 
 
 def _watching(extension: Extension, config: Config) -> Watching[Found]:

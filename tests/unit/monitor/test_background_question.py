@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from cdc.model.errors import LockstepError
-from monitor.question import Asking, Question
+from monitor.background_question import Asking, Question
 
 
 def test_a_question_that_takes_long_is_answered_later() -> None:

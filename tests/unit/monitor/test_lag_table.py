@@ -9,7 +9,7 @@ from cdc.model.errors import LockstepError
 from cdc.protocol.control_records import Gap
 from jobs.generations.status import JobState, JobStatus
 from monitor.lag import LagReport, SinkFacts, Stage, StageState
-from monitor.table import lag_table
+from monitor.lag_table import lag_table
 from tests.lag import applied_stage
 
 

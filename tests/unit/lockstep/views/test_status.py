@@ -1,9 +1,9 @@
-"""lockstep.views.kept"""
+"""lockstep.views.status"""
 
 import pytest
 
 from cdc.model.table import TableName
-from lockstep.views.kept import ViewState, ViewStatus, waiting_for
+from lockstep.views.status import ViewState, ViewStatus, waiting_for
 from sinks.view_settings import ViewSettings
 
 _VIEW = ViewSettings(name="totals", sql="select id from late", key=("id",))

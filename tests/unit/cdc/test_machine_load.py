@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdc.processor import slowdown, wait_share_of
+from cdc.machine_load import slowdown, wait_share_of
 
 
 def test_the_pressure_is_read() -> None:

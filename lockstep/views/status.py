@@ -17,11 +17,11 @@ from jobs.query.view_plan import planned_view
 from lockstep.captured_tables import recorded_shapes
 from lockstep.config import Config
 from lockstep.generations import Description, describe, settings_of_generation
-from monitor.table import view_text
+from monitor.lag_table import view_text
 from sinks.view_settings import ViewSettings
 from views.failures import Refused
 from views.figures import ViewFigures
-from views.operators.kept import Kept, kept_by_operators, kept_together
+from views.operators.stored_entries import Kept, kept_by_operators, kept_together
 from views.plan import ViewPlan
 from views.shard import Shard, Sharding, shards
 from views.state.contract import UnusableState

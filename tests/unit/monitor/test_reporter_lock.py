@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from monitor.turn import Turn
+from monitor.reporter_lock import ReporterLock
 
 
 def test_whoever_does_not_look_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     directory = tmp_path / "alerts" / "shop"
-    first, second = Turn(directory), Turn(directory)
+    first, second = ReporterLock(directory), ReporterLock(directory)
     with contextlib.closing(first), contextlib.closing(second):
         assert first.take()
         assert caplog.messages == []

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from cdc.model.errors import Unavailable
-from jobs.query.rest import Rest, look_every_s
+from jobs.query.idle_wait import Rest, look_every_s
 
 
 @dataclass

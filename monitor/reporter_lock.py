@@ -17,15 +17,15 @@ logger = logging.getLogger("lockstep.alerts")
 
 
 @dataclass(frozen=True, slots=True)
-class Watcher:
+class Holder:
     """Whether a process of this machine looks, and when one has looked last; None: none ever has."""
 
     is_there: bool
     looked_ms: int | None
 
 
-class Turn:
-    """The lock of a directory. ``take`` and ``watcher`` raise LockstepError where it can't be used."""
+class ReporterLock:
+    """The lock of a directory. ``take`` and ``holder`` raise LockstepError where it can't be used."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -56,12 +56,12 @@ class Turn:
             os.utime(self._lock)  # others see that it looks
         return True
 
-    def watcher(self) -> Watcher:
+    def holder(self) -> Holder:
         """Who looks now."""
         try:
             lock = os.open(self._directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return Watcher(False, None)
+            return Holder(False, None)
         except OSError as error:
             raise unusable(self._directory, error) from error
         try:
@@ -69,8 +69,8 @@ class Turn:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except OSError:
-                return Watcher(True, looked_ms)
-            return Watcher(False, looked_ms)
+                return Holder(True, looked_ms)
+            return Holder(False, looked_ms)
         finally:
             os.close(lock)
 

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar, cast
 
+from cdc.machine_load import machine_slowdown
 from cdc.model.errors import LockstepError, Unavailable
-from cdc.processor import machine_slowdown
 
 T = TypeVar("T")
 

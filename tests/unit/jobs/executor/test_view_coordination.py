@@ -1,8 +1,8 @@
-"""jobs.executor.view_notes"""
+"""jobs.executor.view_coordination"""
 
 import pytest
 
-from jobs.executor.view_notes import BUILDING, RUN, has_had_state, note_name
+from jobs.executor.view_coordination import BUILDING, RUN, has_had_state, note_name
 from sinks.memory import open_memory
 from tests.generations import prepared_store
 

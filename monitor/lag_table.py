@@ -13,7 +13,7 @@ from cdc.model.times import time_text
 from cdc.stream.slot_watch import WARN_MINUTES
 from jobs.generations.view_state import ToldView
 from monitor.lag import LagReport, Stage, StageState
-from monitor.steps import rebuild_step
+from monitor.next_steps import rebuild_step
 from monitor.units import readable_bytes
 from monitor.verification import VerifyOutcome
 from monitor.watching import Panel

@@ -2,7 +2,7 @@
 
 from cdc.model.errors import Unavailable
 from monitor.lag import LagReport, Stage, StageState
-from monitor.settled import settled_report
+from monitor.settled_report import settled_report
 
 
 def _lag(seconds: float | None, **changes: object) -> LagReport:

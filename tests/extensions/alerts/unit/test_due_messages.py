@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from extensions.alerts.book import Entry, Kind, take
+from extensions.alerts.due_messages import Entry, Kind, take
 from monitor.conditions import Condition, Findings, Key, Severity
 
 _STOPPED = Condition("job-stopped", "cache", Severity.CRITICAL, "stopped", "start it")

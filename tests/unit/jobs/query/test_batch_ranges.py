@@ -1,4 +1,4 @@
-"""jobs.query.batch_plan"""
+"""jobs.query.batch_ranges"""
 
 from collections.abc import Collection, Sequence
 from typing import Any, cast
@@ -8,7 +8,7 @@ import pytest
 from cdc.model.errors import PositionMismatch, Unavailable
 from cdc.protocol.control_records import TopicIdentity
 from jobs.offsets import Offsets
-from jobs.query.batch_plan import BatchPlan, planned_ends
+from jobs.query.batch_ranges import BatchPlan, planned_ends
 from jobs.query.progress import ProgressKeeper
 from jobs.query.sink_plan import SinkPlan
 from jobs.query.topic_watch import TopicWatch

@@ -1,4 +1,4 @@
-"""monitor.line: whose tables the LSNs of sinks are of."""
+"""monitor.comparable_lsns: whose tables the LSNs of sinks are of."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -9,7 +9,7 @@ import pytest
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
 from cdc.protocol.control_records import CaptureState, ProgressRecord, selection_of
-from monitor.line import Line
+from monitor.comparable_lsns import Line
 from tests.configurations import configured
 from tests.history import state
 
@@ -54,8 +54,8 @@ def published(recorded: CaptureState) -> ProgressRecord:
 def world(monkeypatch: pytest.MonkeyPatch) -> _World:
     world = _World()
     for name in ("SourceLook", "ProgressReader", "TopicAdmin"):
-        monkeypatch.setattr(f"monitor.line.{name}", lambda *_, **__: world)
-    monkeypatch.setattr("monitor.line.read_state", world.read_state)
+        monkeypatch.setattr(f"monitor.comparable_lsns.{name}", lambda *_, **__: world)
+    monkeypatch.setattr("monitor.comparable_lsns.read_state", world.read_state)
     return world
 
 
