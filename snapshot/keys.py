@@ -5,11 +5,12 @@ from collections.abc import Mapping
 
 from cdc.model.event import JsonValue
 from cdc.model.table import Column, Table
+from cdc.model.value_types import FLOATS, INTEGERS
 
 KeyTexts = tuple[str, ...]
 """A key's values in PostgreSQL's own text, in key order."""
 
-_NUMBERS = frozenset({"int2", "int4", "int8", "oid", "float4", "float8"})
+_NUMBERS = INTEGERS | FLOATS
 _DATE_AND_T = re.compile(r"(\d+-\d\d-\d\d)T")
 
 

@@ -185,13 +185,13 @@ url = "{self.endpoints.warehouse_url}"
         self._processes.append(Process(log, *command))
         return self._processes[-1]
 
-    def run(self, *command: str, ends_with: int = 0) -> str:
+    def run(self, *command: str, ends_with: int = 0, timeout_s: float = 600) -> str:
         """A command's standard output, once it has ended with this code."""
         done = subprocess.run(
             [sys.executable, "-m", "lockstep", *command, "--config", str(self.path)],
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=timeout_s,
             check=False,
         )
         assert done.returncode == ends_with, done.stdout + done.stderr

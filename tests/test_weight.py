@@ -30,11 +30,11 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 89_511,
-    "lines of extensions": 14_512,
-    "lines of stack and bench": 9_979,
-    "lines of tests": 97_434,
-    "words of docs": 43_077,
+    "lines of the core": 89_544,
+    "lines of extensions": 14_511,
+    "lines of stack and bench": 9_238,
+    "lines of tests": 97_330,
+    "words of docs": 43_033,
     "settings": 166,
 }
 

@@ -21,8 +21,9 @@ from cdc.model.event import JsonValue, Position, RowEvent
 from cdc.model.printable import toml_key, visible
 from cdc.model.table import Column, Table, TableName
 from cdc.model.tag import TEXT_LENGTH, transaction_prefix
+from cdc.model.value_types import INTEGERS
 from cdc.protocol.pgoutput import Field
-from cdc.protocol.pgvalues import VERBATIM, has_form, json_encoder
+from cdc.protocol.pgvalues import has_form, json_encoder
 
 TAG_HEADER: Final = "tag"
 """Header of a tombstone: its tag, 28 hex digits."""
@@ -61,7 +62,7 @@ def _object_encoder(
     encoders = {
         f"encode_{p}": json_encoder(columns[p].value_type, columns[p].is_array)
         for p in positions
-        if columns[p].is_array or columns[p].value_type not in VERBATIM
+        if columns[p].is_array or columns[p].value_type not in INTEGERS
     }
     parts = [
         f"{'null' if absent is None else f'absent({p})'} if {names[p]} is None"

@@ -24,6 +24,8 @@ from typing import Final
 
 import orjson
 
+from cdc.model.value_types import FLOATS, INTEGERS
+
 SESSION_SETTINGS: Final = {
     "TimeZone": "UTC",
     "DateStyle": "ISO",
@@ -86,12 +88,8 @@ def _timestamptz(value: bytes) -> bytes:
 
 SCALARS: Final[dict[str, JsonEncoder]] = {
     "bool": _bool,
-    "int2": _verbatim,
-    "int4": _verbatim,
-    "int8": _verbatim,
-    "oid": _verbatim,
-    "float4": _float,
-    "float8": _float,
+    **dict.fromkeys(sorted(INTEGERS), _verbatim),
+    **dict.fromkeys(sorted(FLOATS), _float),
     "numeric": _safe_text,
     "date": _safe_text,
     "time": _safe_text,
@@ -108,11 +106,7 @@ SCALARS: Final[dict[str, JsonEncoder]] = {
     "timestamptz": _timestamptz,
 }
 
-VERBATIM: Final = frozenset({"int2", "int4", "int8", "oid"})
-"""Value types whose text is their JSON already."""
 
-
-_FLOATS: Final = frozenset({"float4", "float8"})
 _NOT_FINITE: Final = frozenset({"NaN", "Infinity", "-Infinity"})
 
 
@@ -124,9 +118,9 @@ def has_form(value: object, value_type: str, is_array: bool) -> bool:
         return isinstance(value, str) and value.startswith("[")  # with explicit bounds
     if isinstance(value, bool) or value_type == "bool":
         return isinstance(value, bool) and value_type == "bool"
-    if value_type in VERBATIM:
+    if value_type in INTEGERS:
         return isinstance(value, int)
-    if value_type in _FLOATS:
+    if value_type in FLOATS:
         return isinstance(value, int | float) or value in _NOT_FINITE
     return isinstance(value, str)
 

@@ -14,6 +14,7 @@ import orjson
 from cdc.model.errors import ConfigurationError
 from cdc.model.event import JsonValue
 from cdc.model.table import Column, Table
+from cdc.model.value_types import FLOATS, INTEGERS
 
 Row = Mapping[str, JsonValue]
 
@@ -24,9 +25,6 @@ Fingerprint = bytes
 """16 bytes that are the same for the same key and row, and for no other in practice."""
 
 FINGERPRINT_BYTES: Final = 16
-
-_INTEGERS: Final = frozenset({"int2", "int4", "int8", "oid"})
-_FLOATS: Final = frozenset({"float4", "float8"})
 
 
 def key_of(table: Table, values: Row) -> Key:
@@ -118,9 +116,9 @@ def key_of_text(table: Table, text: str) -> Key:
 def _has_the_type(value: JsonValue, column: Column) -> bool:
     if column.is_array:
         return isinstance(value, list | str)
-    if column.value_type in _INTEGERS:
+    if column.value_type in INTEGERS:
         return isinstance(value, int) and not isinstance(value, bool)
-    if column.value_type in _FLOATS:
+    if column.value_type in FLOATS:
         return isinstance(value, int | float | str) and not isinstance(value, bool)
     if column.value_type == "bool":
         return isinstance(value, bool)
@@ -130,14 +128,14 @@ def _has_the_type(value: JsonValue, column: Column) -> bool:
 def _written(column: Column) -> str:
     if column.is_array:
         return "a JSON array"
-    if column.value_type in _INTEGERS or column.value_type in _FLOATS:
+    if column.value_type in INTEGERS or column.value_type in FLOATS:
         return "a JSON number"
     return "true or false" if column.value_type == "bool" else "a JSON text"
 
 
 def _example(table: Table) -> str:
     values = ", ".join(
-        f'"{column.name}": {42 if column.value_type in _INTEGERS else chr(34) + "..." + chr(34)}'
+        f'"{column.name}": {42 if column.value_type in INTEGERS else chr(34) + "..." + chr(34)}'
         for column in table.key_columns
     )
     return f"write keys as events have them: --keys '{{{values}}}'"

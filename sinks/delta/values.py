@@ -28,6 +28,7 @@ import pyarrow.compute
 
 from cdc.model.event import JsonValue
 from cdc.model.table import Column
+from cdc.model.value_types import FLOATS
 from sinks.columns.arrow_columns import (
     CLOCK,
     DOUBLE_WHOLE_MAX,
@@ -57,7 +58,6 @@ from sinks.columns.shape import Shape
 _compute: Any = pyarrow.compute
 
 _INTEGER_BITS: Final = {"int2": 16, "int4": 32, "int8": 64, "oid": 64}
-_FLOATS: Final = frozenset({"float4", "float8"})
 
 # Of a file's name, which most file systems limit to 255 bytes; the column's own name and "=" are part of it.
 _PARTITION_BYTES_MAX: Final = 255
@@ -86,7 +86,7 @@ def form_of(column: Column, *, is_key: bool) -> Form:
         return integer(_INTEGER_BITS[value_type])
     if value_type == "bytea":
         return Form(pa.binary(), write_bytes, read_bytes)
-    if value_type in _FLOATS:
+    if value_type in FLOATS:
         return Form(pa.string(), write_json, read_json) if is_key else floating(pa.float64(), DOUBLE_WHOLE_MAX)
     if not is_key:
         if value_type == "numeric" and (digits := decimal_digits(column.type_modifier)) is not None:
@@ -107,7 +107,7 @@ def may_partition(column: Column, *, is_key: bool) -> bool:
         pa.types.is_boolean(form.type)
         or pa.types.is_integer(form.type)
         or pa.types.is_date(form.type)
-        or (pa.types.is_string(form.type) and column.value_type not in _FLOATS)
+        or (pa.types.is_string(form.type) and column.value_type not in FLOATS)
     )
 
 

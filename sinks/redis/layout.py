@@ -15,6 +15,7 @@ import orjson
 from cdc.model.errors import ConfigurationError
 from cdc.model.event import JsonValue
 from cdc.model.table import Column, Table, TableName
+from cdc.model.value_types import FLOATS, INTEGERS
 
 _LITERAL: Final = r"[A-Za-z0-9_./@#=+-]+"
 _TOKEN: Final = re.compile(rf"\{{(?P<column>[^{{}}]+)\}}|(?P<colon>:)|(?P<literal>{_LITERAL})")
@@ -27,7 +28,7 @@ NULLS: Final = f"{COLUMN_MARK}n"
 """The field that lists a row's columns that are null, as JSON; it isn't there when none is."""
 
 # What an event has as JSON numbers or booleans. Everything else is text, arrays excepted.
-_JSON_TYPES: Final = frozenset(("bool", "int2", "int4", "int8", "oid", "float4", "float8"))
+_JSON_TYPES: Final = INTEGERS | FLOATS | {"bool"}
 
 
 def escape_name(part: str) -> str:

@@ -216,7 +216,8 @@ class Storm:
     def _assert_equal(self, *sinks: str) -> None:
         for sink in sinks:
             self._say(f"compare {sink}")
-            self._pipeline.run("verify", sink)
+            # Rows that are written all the time are looked at again and again, which takes minutes on a busy machine.
+            self._pipeline.run("verify", sink, timeout_s=3600)
         for process in self._logs:
             told = process.told()
             for word in _PLAIN:

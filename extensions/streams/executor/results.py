@@ -11,6 +11,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, Position, RowEvent
 from cdc.model.table import Table
 from cdc.model.tag import Tag
+from cdc.model.value_types import FLOATS, INTEGERS
 from extensions.streams.executor.task_input import StreamInput
 from extensions.streams.executor.topics import (
     RECORD_OVERHEAD_BYTES,
@@ -30,8 +31,6 @@ _LSN_STEP: Final = 8
 """OpenSearch keeps commit LSNs as multiples of this."""
 
 _TIMES: Final = frozenset({"date", "timestamp", "timestamptz"})
-_INTEGERS: Final = frozenset({"int2", "int4", "int8"})
-_FLOATS: Final = frozenset({"float4", "float8"})
 
 REPEATED: Final = "an earlier row has this key, and rows of a stream query are final"
 
@@ -63,9 +62,9 @@ def typed_value(text: str | None, value_type: str) -> JsonValue:
         return None
     if value_type == "bool":
         return text == "true"
-    if value_type in _INTEGERS:
+    if value_type in INTEGERS:
         return int(text)
-    if value_type in _FLOATS:
+    if value_type in FLOATS:
         return text if text in ("NaN", "Infinity", "-Infinity") else float(text)
     return text
 
