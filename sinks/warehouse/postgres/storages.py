@@ -20,9 +20,15 @@ class PostgresStorages:
         return self._storages(self._schema.name, relations)
 
     def keeps_rows(self, relation: str) -> bool:
-        # The transaction that gave it the file has written its entry of the catalogue.
+        # The transaction that gave it the file has written its entry of the catalogue, and those of its indexes. Later
+        # ones write some of these again, as GRANT does.
         target = self._schema.qualified(relation)
-        began = self._connection.execute("select xmin::text from pg_class where oid = to_regclass(:name)", name=target)
+        began = self._connection.execute(
+            "select xmin::text from pg_class where oid = to_regclass(:name)"
+            " or oid in (select indexrelid from pg_index where indrelid = to_regclass(:name))"
+            " order by age(xmin) desc limit 1",
+            name=target,
+        )
         older = f"select exists (select from {target} as held where age(held.xmin) > age('{began.scalar_one()}'::xid))"
         return bool(self._connection.run(older).scalar())
 
