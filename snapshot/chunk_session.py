@@ -12,13 +12,15 @@ are published there, tagged (H, 0). Why the order of the log is the order of the
   the xids of published transactions are kept until a snapshot sees them. Before that, no chunk is read.
 * Nobody alters or empties the table between the snapshot and its reading: it is locked. Whoever did that before is
   visible. Partitions are locked later, when they are read. Where one was moved to another file in between, no key is
-  taken for gone, and a copy that has read it begins again at the next look at the table.
+  taken for gone, and a copy that has read it begins again at the next look at the table. So it does where one that came
+  after the copy's beginning was read, and goes or is emptied.
 """
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import psycopg
@@ -29,10 +31,11 @@ from cdc.capture.questions import Event
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName
 from cdc.pipeline_settings import Pipeline
+from cdc.postgres.memberships import storage_of
 from cdc.postgres.slot import current_snapshot, emit_heartbeat
 from cdc.postgres.unended_transactions import told, unended_transactions
 from cdc.protocol.control_records import CaptureState, TableCopy
-from cdc.protocol.membership import Membership
+from cdc.protocol.membership import Membership, read
 from cdc.protocol.pgoutput import Field, Fields
 from cdc.protocol.walsender import Frame
 from cdc.stream.live_stream import LiveStream
@@ -162,6 +165,15 @@ class ChunkSession:
     def _leave_out_those_that_run(self, xids: frozenset[int]) -> None:
         running = self.reading().not_committing(self._asked_at)
         self.stream.unfinished.may_be_of_before([xid for xid in xids if xid & 0xFFFFFFFF not in running])
+
+    def note_partitions(self, name: TableName, oid: int) -> None:
+        """Note the partitions that came since a table was looked at, as soon as rows were read at a point.
+
+        What a chunk has read is locked still. Once it is noted, the next look finds that it went or was emptied.
+        """
+        storage = storage_of(self._sql, oid)
+        if storage is not None and storage.partitions:
+            self.loop.adopt(self.loop.state.with_partitions(name, partial(read, storage=storage)))
 
     def publish_up_to(self, lsn: Lsn, frame: Frame | None, chunk: PendingChunk | None = None) -> Pause | None:
         """Publish what commits before ``lsn``, and leave out of the chunk what that knows better."""

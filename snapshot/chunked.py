@@ -292,6 +292,7 @@ class ChunkedCopies:
                 active.limit_s *= 2
                 self._session.waits.later(name, 0, "its next row takes long to be found; VACUUM removes dead ones")
                 return Pause(self._session.loop.state, frame)
+            self._session.note_partitions(name, point.oid)
         published = self._session.assembler.relations.tables[name]
         events = RowEvents.of(published, point.lsn, self._session.loop.state).of_lines(list(found.lines))
         lines = {key: line for (key, _), line in zip(events, found.lines, strict=True)} if copy.passes > 1 else {}
@@ -360,6 +361,7 @@ class ChunkedCopies:
                 return _Step(Pause(loop.state, frame))
             found, _ = reader.find_readable(published.table, texts)
             rows = self._session.rows_of(published, found)
+            self._session.note_partitions(name, point.oid)
         answer = Answer(published, point.lsn, self._session.loop.state, rows, keys)
         chunk = PendingChunk(published.topic, point.snapshot, answer.events)
         pause = self._session.publish_up_to(point.lsn, frame, chunk)

@@ -72,6 +72,7 @@ class ChunkedRepairs:
                         problems[str(error)] += 1
                 found, unreadable = self._session.reading().find_readable(look.shape, texts)
                 rows = self._session.rows_of(published, found)
+                self._session.note_partitions(name, look.point.oid)
         except (LockstepError, psycopg.Error) as raised:
             waits_for = connection_error(raised) if isinstance(raised, psycopg.Error) else raised
             if waits_for.message != self._waits_for:

@@ -23,7 +23,7 @@ from cdc.pipeline_settings import Pipeline
 from cdc.postgres.replication import CreatedSlot, ReplicationConnection, SystemIdentity
 from cdc.postgres.slot import drop_slot, emit_heartbeat, find_slot, source_time_ms, temporary_slot_name
 from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPhase
-from cdc.protocol.membership import Membership
+from cdc.protocol.membership import Membership, read
 from cdc.row_rate import RowRate
 from cdc.stream.source_checks import not_published, require_slot
 from cdc.stream.topics import require_empty_topics, topic_identities
@@ -154,10 +154,15 @@ class InitialSnapshot:
         # What an interrupted copy recorded stays: if a table differs from it now, rows may have gone without an event.
         # The stream copies it once more then, and deletes them.
         now = {name: memberships[name].to_text() for name in names if name not in plan.put_off}
+        # The rows of a partition that came since are copied now. Whatever becomes of it before that look, it finds so.
+        before = {
+            name: read(text, memberships[name].storage) if name in memberships else text
+            for name, text in state.memberships.items()
+        }
         # Its rows are as of now: a source that is put back to before this lacks what they show.
         state = replace(
             state,
-            memberships={**now, **state.memberships},
+            memberships={**now, **before},
             handoff=slot.consistent_point,
             copied={**state.copied, **{name: plan.ledger.rows[name] for name in plan.complete}},
         )

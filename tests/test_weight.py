@@ -30,10 +30,10 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 89_550,
+    "lines of the core": 89_595,
     "lines of extensions": 14_511,
     "lines of stack and bench": 9_238,
-    "lines of tests": 97_333,
+    "lines of tests": 97_418,
     "words of docs": 43_046,
     "settings": 166,
 }

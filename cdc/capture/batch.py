@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, Protocol
 
 from cdc.capture.assembler import Assembler
@@ -14,6 +15,7 @@ from cdc.capture.settings import SLOWEST_COMMIT_MS, BatchSize, CaptureSettings
 from cdc.model.lsn import Lsn
 from cdc.pace import Pace
 from cdc.protocol.control_records import CaptureState, SchemaRecord
+from cdc.protocol.membership import streamed
 from cdc.toast.memory import DurableMemory, Offsets
 
 SLOWEST_S: Final = SLOWEST_COMMIT_MS / 1000
@@ -201,7 +203,7 @@ class Batch:
             begun=progress.begun,
         ).with_unread(unread)
         for name, partition in relations.new_partitions:
-            state = state.with_partition(name, partition)
+            state = state.with_partitions(name, partial(streamed, partition=partition))
         rewritten = {record.table.name for record in shapes if record.change.rewritten}
         self.state = state.to_be_copied(rewritten).never_copied(relations.passed_over)
         bounds = self._publisher.commit(self.state, shapes, interval_s=self._pace.interval_s)

@@ -17,7 +17,6 @@ from cdc.model.lsn import format_lsn
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.model.tag import EPOCH_MAX, SEQ_MAX
 from cdc.model.times import time_text
-from cdc.protocol.membership import streamed
 from cdc.protocol.record_fields import FORMAT, RecordFields, parse_record
 
 _KEY_TEXTS: Final = 3
@@ -269,14 +268,17 @@ class CaptureState:
         copying = {other: its_copy for other, its_copy in self.copying.items() if other != name}
         return replace(self, copying=copying if copy is None else {**self.copying, name: copy})
 
-    def with_partition(self, name: TableName, partition: int) -> Self:
-        """The state in which the stream has rows of this partition of a table."""
+    def with_partitions(self, name: TableName, told: Callable[[str], str]) -> Self:
+        """The state in which a topic has rows of partitions that came later.
+
+        ``told`` adds them to what was recorded of the table, as ``streamed`` and ``read`` do.
+        """
         state, copy = self, self.copying.get(name)
         recorded = self.memberships.get(name, "")
-        if recorded != (told := streamed(recorded, partition)):
-            state = replace(self, memberships={**self.memberships, name: told})
-        if copy is not None and copy.membership != (told := streamed(copy.membership, partition)):
-            state = state.with_copy(name, replace(copy, membership=told))
+        if recorded != (now := told(recorded)):
+            state = replace(self, memberships={**self.memberships, name: now})
+        if copy is not None and copy.membership != (now := told(copy.membership)):
+            state = state.with_copy(name, replace(copy, membership=now))
         return state
 
     def with_unread(self, unread: Mapping[TableName, Collection[bytes]]) -> Self:

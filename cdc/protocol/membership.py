@@ -76,9 +76,15 @@ class Storage:
             return "a partition was detached for a while"
         return ""
 
-    def added_since(self, recorded: RecordedStorage) -> tuple[int, ...]:
-        """The oids of partitions that came, and may have rows that didn't come by the stream."""
-        return tuple(int(oid) for oid in self.partitions if oid not in recorded.partitions and oid not in self.born)
+    def added_since(self, recorded: RecordedStorage) -> dict[int, str]:
+        """The partitions that came, and may have rows that didn't come by the stream: oid -> form, which is another one
+        once the partition was emptied, rewritten or attached again.
+        """
+        return {
+            int(oid): f"{file} {self.attached.get(oid)}"
+            for oid, file in self.partitions.items()
+            if oid not in recorded.partitions and oid not in self.born
+        }
 
     def _attached(self, partitions: Collection[str]) -> str:
         """Of these partitions."""
@@ -133,17 +139,18 @@ class Membership:
         return MembershipChange(
             self._whole(recorded)
             or self.storage.rewritten_since(recorded.storage)
-            or self._passed(recorded.streamed)
+            or self._passed(recorded)
             or self._was_not_unique(recorded, key),
             altered=self.storage.columns != recorded.storage.columns,
-            partitions=self.storage.added_since(recorded.storage),
+            partitions=tuple(self.storage.added_since(recorded.storage)),
         )
 
-    def _passed(self, streamed: Collection[str]) -> str:
-        """What has become of partitions that came later, and of which the stream had rows."""
-        if not self.storage.partitions.keys() >= set(streamed):
+    def _passed(self, recorded: "Recorded") -> str:
+        """What has become of partitions that came later, and of which the topic has rows."""
+        if not self.storage.partitions.keys() >= recorded.later.keys():
             return "a partition came, was written and went"
-        if not self.storage.born.issuperset(streamed):
+        added = self.storage.added_since(recorded.storage)
+        if any(form != added[int(oid)] for oid, form in recorded.later.items() if oid not in self.storage.born):
             return "a partition that came and was written was attached, emptied or rewritten"
         return ""
 
@@ -178,8 +185,9 @@ class Membership:
 class Recorded:
     """A membership out of what ``to_text`` gave. ``enums`` are (oid, the newest label's oid, a digest of the labels).
 
-    ``left`` says why changes may have been missing at some look after that; empty when they weren't. ``streamed`` are
-    oids of partitions that came after that, and of which the stream had rows.
+    ``left`` says why changes may have been missing at some look after that; empty when they weren't. ``later`` are oids
+    of partitions that came after that, and of which the topic has rows. Each has its form where a copy has read it,
+    which is all that it had then. It is empty where only the stream is known to have had rows.
     """
 
     oid: int
@@ -188,7 +196,7 @@ class Recorded:
     composites: Mapping[str, str]
     enums: Sequence[tuple[str, int, str]]
     left: str
-    streamed: Collection[str]
+    later: Mapping[str, str]
     uniques: Mapping[str, Sequence[int]]
 
     @classmethod
@@ -218,7 +226,10 @@ def _recorded(text: str) -> Recorded | None:
                 return None
             storage = RecordedStorage(file, toast, columns, attributes, partitions, attached)
             labels = [tuple(enum) for enum in enums]
-            later = (str(parsed.get("left", "")), list(map(str, parsed.get("streamed", []))))
+            later = (
+                str(parsed.get("left", "")),
+                {str(key): str(form) for key, form in parsed.get("later", {}).items()},
+            )
             return Recorded(oid, facts, storage, composites, labels, *later, uniques)
     return None
 
@@ -228,12 +239,22 @@ def left(text: str, why: str = "it wasn't published for a while") -> str:
     return json.dumps(json.loads(text) | {"left": why}) if Recorded.from_text(text) is not None else text
 
 
-def streamed(text: str, partition: int) -> str:
-    """The same where the stream has rows of this partition; as it was, if that is known of it."""
+def streamed(text: str, partition: int, form: str = "") -> str:
+    """The same where the stream has rows of this partition, or a copy that has read it in this form; as it was, if that
+    is known of it.
+    """
     recorded = Recorded.from_text(text)
-    if recorded is None or str(partition) in recorded.storage.partitions or str(partition) in recorded.streamed:
+    if recorded is None or str(partition) in recorded.storage.partitions or str(partition) in recorded.later:
         return text
-    return json.dumps(json.loads(text) | {"streamed": [*recorded.streamed, str(partition)]})
+    return json.dumps(json.loads(text) | {"later": {**recorded.later, str(partition): form}})
+
+
+def read(text: str, storage: Storage) -> str:
+    """The same where a copy that began before has rows of what the table is now."""
+    recorded = Recorded.from_text(text)
+    for partition, form in storage.added_since(recorded.storage).items() if recorded is not None else ():
+        text = streamed(text, partition, form)
+    return text
 
 
 def key_text(columns: Collection[str]) -> str:

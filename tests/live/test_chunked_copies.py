@@ -466,6 +466,49 @@ def test_a_partitioned_table_in_the_order_of_its_key(copying: Copying) -> None:
     captured.assert_equal()
 
 
+_PASSES = {
+    "dropped": ("drop table middle",),
+    "emptied": ("truncate middle",),
+    "attached again": (
+        "alter table parts detach partition middle",
+        "delete from middle where id < 1003",
+        "alter table parts attach partition middle for values from (1000) to (2000)",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "passes", [pytest.param(name, marks=() if name == "dropped" else pytest.mark.soak) for name in _PASSES]
+)
+def test_a_partition_that_comes_to_a_copy_and_goes_before_its_end_leaves_no_row(
+    database: Database, capture: StartCapture, passes: str
+) -> None:
+    database.execute(
+        "create table parts (id int primary key, v text) partition by range (id)",
+        "create table low partition of parts for values from (0) to (1000)",
+        "create table high partition of parts for values from (2000) to (9000)",
+        "insert into parts select n, 'x' from generate_series(1, 800) n",
+        "insert into parts select n, 'x' from generate_series(2001, 5000) n",
+    )
+    copying = Copying(capture("public.parts", sections="[snapshot]\nrows_per_s = 1000"), database)
+    name = TableName("public", "parts")
+    with _held_in_the_middle(copying, name=name):
+        database.execute(
+            "create table middle (id int primary key, v text)",
+            "insert into middle select n, 'before' from generate_series(1001, 1004) n",
+            "alter table parts attach partition middle for values from (1000) to (2000)",
+        )
+    copying.wait(lambda: (copy := copying.copy(name)) is None or copy.rows > 804)
+    order(copying, CopyAction.PAUSE)
+    copying.wait(lambda: (copy := copying.copy(name)) is None or copy.paused)
+    assert copying.captured.rows("public.parts")[b'{"id":1001}'] == {"id": 1001, "v": "before"}
+    database.execute(*_PASSES[passes])
+    order(copying, CopyAction.RESUME)
+    copying.wait_whole(name)
+    copying.captured.wait_quiet()
+    copying.captured.assert_equal()
+
+
 def test_rows_of_a_condition_are_published_again(copying: Copying, capsys: pytest.CaptureFixture[str]) -> None:
     captured = copying.captured.start()
     captured.settle()

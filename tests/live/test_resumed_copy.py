@@ -200,6 +200,32 @@ def test_partitions_go_on_each_by_itself(database: Database, make: Any) -> None:
     captured.assert_equal()
 
 
+def test_a_partition_that_came_to_an_interrupted_copy_and_goes_before_the_stream_leaves_no_row(
+    database: Database, make: Any
+) -> None:
+    database.execute(
+        "create table t (id int primary key, a text) partition by range (id)",
+        "create table t1 partition of t for values from (0) to (5000)",
+        FILL,
+    )
+    captured = make()
+    _interrupt(captured)
+    database.execute(
+        "create table t2 (id int primary key, a text)",
+        "insert into t2 select n, 'before' from generate_series(5001, 5010) n",
+        "alter table t attach partition t2 for values from (5000) to (9000)",
+    )
+    captured.begin(wrap_publisher=dying(lambda commit: commit.state.phase is SnapshotPhase.DONE))
+    with pytest.raises(Killed):
+        captured.wait_for("streaming from")
+    captured.stop()
+    assert 5001 in _points(captured)
+    database.execute("drop table t2")
+    captured.start()
+    captured.wait_quiet()
+    captured.assert_equal()
+
+
 @pytest.mark.soak
 def test_a_large_value_of_a_row_that_moved_to_a_copied_range(database: Database, make: Any) -> None:
     """Its update leaves the value out, and nobody has copied it before."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cdc.protocol.membership import Fact, Membership, MembershipChange, Recorded, Storage, left, streamed
+from cdc.protocol.membership import Fact, Membership, MembershipChange, Recorded, Storage, left, read, streamed
 
 RECORDED = Membership(
     oid=16400,
@@ -148,7 +148,23 @@ def test_a_partition_that_was_written_and_is_gone_has_the_table_copied() -> None
     assert not _with_streamed({**_MORE, "born": frozenset(["16410", "16420"])})
 
 
+@pytest.mark.parametrize(("change", "noticed"), [
+    ({}, False),
+    ({"partitions": {"16410": "16410"}}, True),
+    ({"partitions": {"16410": "16410", "16420": "16999"}}, True),
+    ({"attached": {"16410": "745", "16420": "800"}}, True),
+])  # fmt: skip
+def test_a_partition_that_a_copy_has_read_has_to_stay_as_it_was(change: dict[str, Any], noticed: bool) -> None:
+    storage = replace(RECORDED.storage, **_MORE)
+    text = streamed(read(TEXT, storage), 16420)
+    later = replace(RECORDED, storage=replace(storage, **change)).since(text)
+    assert bool(later.whole) == noticed
+    assert noticed or later.partitions == (16420,)
+
+
 def test_rows_of_a_partition_that_was_there_are_nothing_to_record() -> None:
+    assert read(TEXT, RECORDED.storage) == TEXT
+    assert read("", replace(RECORDED.storage, **_MORE)) == ""
     assert streamed(TEXT, 16410) == TEXT
     assert streamed("", 16420) == ""
     once = streamed(TEXT, 16420)
