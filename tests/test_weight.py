@@ -33,8 +33,8 @@ BUDGETS: Final = {
     "lines of the core": 89_595,
     "lines of extensions": 14_511,
     "lines of stack and bench": 9_238,
-    "lines of tests": 97_418,
-    "words of docs": 43_046,
+    "lines of tests": 97_448,
+    "words of docs": 43_071,
     "settings": 166,
 }
 

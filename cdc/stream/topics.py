@@ -80,8 +80,8 @@ def _require_one_partition(plans: Sequence[TopicPlan], differences: Sequence[Dif
     if split:
         raise LockstepError(
             "\n".join(split),
-            hint="its readers read the first one alone. If capture has never published, delete the topic and start"
-            " again, which creates it; else start a pipeline of another name (pipeline.name)",
+            hint="its readers read the first one alone. If it is __progress, or capture has never published, delete the"
+            " topic and start again, which creates it; else start a pipeline of another name (pipeline.name)",
         )
 
 

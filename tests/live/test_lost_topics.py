@@ -8,7 +8,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from cdc.capture.settings import BatchSize
 from cdc.kafka import reading
-from cdc.kafka.control_topics import read_state
+from cdc.kafka.control_topics import read_compacted, read_state
 from cdc.kafka.topic_admin import TopicAdmin, table_topic_plan
 from cdc.kafka.topic_names import SCHEMA, STATE, control_topic
 from cdc.kafka.topic_reader import TopicReader
@@ -205,6 +205,36 @@ def test_what_somebody_writes_in_place_of_the_state_costs_no_position(
     captured.start().settle()
     captured.assert_equal("public.u")
     assert _copies(captured, "public.u") == 1, "nothing was copied again"
+
+
+@pytest.mark.parametrize("newest", [True, pytest.param(False, marks=pytest.mark.soak)])
+def test_what_somebody_writes_in_place_of_a_shape_costs_the_topic_of_its_table_alone(
+    database: Database, captured: Captured, newest: bool
+) -> None:
+    captured.start()
+    database.execute("alter table t add b int default 7", "insert into t values (100, 'x', 8)")
+    captured.settle()
+    captured.stop()
+    topic = control_topic(captured.name, SCHEMA)
+    key = [key for key in read_compacted(captured.client, topic) if b'"t"' in key][-1 if newest else 0]
+    _write(captured, topic, key, b"no JSON")
+    database.execute("delete from t where id = 3")
+    captured.begin()
+    error = captured.wait_error()
+    assert "__schema isn't one of Lockstep's" in str(error)
+    assert "docs/troubleshooting.md" in str(error)
+    # What that page says:
+    _write(captured, topic, key, None)
+    _lose(captured, captured.topic("public.t"))
+    captured.start()
+    captured.assert_equal()
+    assert _copies(captured, "public.u") == 1, "no other table was copied again"
+
+
+def _write(captured: Captured, topic: str, key: bytes, value: bytes | None) -> None:
+    producer = Producer(dict(captured.client))
+    producer.produce(topic, value, key)
+    assert producer.flush(60) == 0
 
 
 @pytest.mark.parametrize("lose", [_rename_slot, _lose_state])
