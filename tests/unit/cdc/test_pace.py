@@ -26,10 +26,6 @@ def after(took_s: Iterable[float]) -> Pace:
     return pace
 
 
-def test_before_the_first_commit_it_is_the_fastest() -> None:
-    assert commit_pace(QUICKLY).interval_s == FASTEST_S
-
-
 @given(st.lists(ANY))
 def test_it_has_a_bound_on_both_sides(took_s: list[float]) -> None:
     assert FASTEST_S <= after(took_s).interval_s <= SLOWEST_S

@@ -49,13 +49,6 @@ def test_a_pipeline_goes_to_another_process_also_after_its_topics_were_asked_for
     assert pickle.loads(pickle.dumps(pipeline)).topics() == topics
 
 
-def test_another_pipeline_has_its_own_topics() -> None:
-    pipeline = _pipeline("many.*").capturing(_FOUND[:2])
-    assert len(pipeline.topics()) == 2
-    assert len(pipeline.capturing(_FOUND[:3]).topics()) == 3
-    assert pipeline == _pipeline("many.*").capturing(_FOUND[:2])
-
-
 def test_patterns_are_parsed_once_and_not_for_each_table(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = _Counted(TablePattern.parse)
     monkeypatch.setattr(settings_module, "TablePattern", type("_", (), {"parse": counted}))

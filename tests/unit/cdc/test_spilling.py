@@ -54,12 +54,6 @@ def test_it_holds_what_a_dict_holds(of: Of, changes: list[tuple[bytes, bytes | N
     assert sorted(made) == sorted(model)
 
 
-def test_what_fits_into_memory_makes_no_file(of: Of, directory: Path) -> None:
-    made = of(1000)
-    made[b"a"] = b"1"
-    assert (list(made), made.spilled, directory.exists()) == ([b"a"], False, False)
-
-
 def test_a_set_of_which_much_is_discarded_stays_in_memory(of: Of) -> None:
     made = of(1000)
     for number in range(100):

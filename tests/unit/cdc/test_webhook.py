@@ -211,10 +211,3 @@ def test_a_mistyped_url_is_an_error_of_the_configuration_too() -> None:
     with pytest.raises(ConfigurationError, match=r"the address of alerts\.webhook") as error:
         webhook(url="https://[::1/x").post(b"{}")
     assert "url" in (error.value.hint or "")
-
-
-def test_a_scheme_is_taken_in_capitals_as_well(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, f"HTTP://127.0.0.1:{receiver.port}/hook")
-    with webhook() as sender:
-        sender.post(b"{}")
-    assert len(receiver.documents) == 1

@@ -2,18 +2,15 @@
 
 from collections.abc import Sequence
 
-import pytest
-
-from cdc.capture.batch import SLOWEST_S, Batch, Committed, commit_pace
+from cdc.capture.batch import Batch, Committed, commit_pace
 from cdc.capture.confirmation import Confirmation
 from cdc.capture.questions import Event
 from cdc.capture.settings import BatchSize, CaptureSettings
-from cdc.model.errors import Unavailable
 from cdc.model.lsn import Lsn
 from cdc.pace import Pace
 from cdc.toast.memory import MemoryStore
 from tests import history
-from tests.edges import Journal, MemoryPublisher, ScriptedStream, Time, slowest_pace
+from tests.edges import Journal, MemoryPublisher, ScriptedStream, Time
 from tests.wal import HANDOFF
 
 
@@ -57,23 +54,6 @@ def events(count: int, value: bytes | None = b"x") -> Sequence[Event]:
     return [("shop.public.orders", b"%d" % number, value, None) for number in range(count)]
 
 
-def test_a_batch_is_full_with_as_many_events_as_it_takes() -> None:
-    opened = Opened(rows=3)
-    opened.batch.add(events(2))
-    assert not opened.batch.is_full()
-    opened.batch.add(events(1))
-    assert opened.batch.is_full()
-
-
-def test_a_batch_is_full_with_as_many_bytes_as_it_takes() -> None:
-    opened = Opened(size=1024)
-    opened.batch.add(events(2, b"x" * 511))
-    opened.batch.add(events(5, None))  # tombstones have none
-    assert not opened.batch.is_full()
-    opened.batch.add(events(1, b"xx"))
-    assert opened.batch.is_full()
-
-
 def test_the_age_of_a_batch_is_that_of_its_first_event() -> None:
     opened = Opened()
     opened.time.pass_by(10)
@@ -86,55 +66,12 @@ def test_the_age_of_a_batch_is_that_of_its_first_event() -> None:
     assert opened.batch.is_overdue()
 
 
-def test_a_batch_gathers_until_the_interval_since_the_last_commits_beginning_is_over() -> None:
-    opened = Opened()
-    assert opened.batch.gathers_for_s() == 0  # nothing was committed just now
-    opened.batch.add(events(1))
-    opened.batch.commit(opened.assembler)
-    opened.time.pass_by(0.004)
-    assert opened.batch.gathers_for_s() == pytest.approx(0.05 - 0.004)
-    opened.time.pass_by(0.05)
-    assert opened.batch.gathers_for_s() == 0
-
-
-def test_a_batch_gathers_for_longer_where_commits_are_slow() -> None:
-    opened = Opened(pace=slowest_pace())
-    opened.batch.add(events(1))
-    opened.batch.commit(opened.assembler)
-    opened.time.pass_by(0.004)
-    assert opened.batch.gathers_for_s() == pytest.approx(SLOWEST_S - 0.004)
-    assert opened.reports[-1].interval_s == SLOWEST_S
-
-
-def test_a_batch_gathers_no_longer_than_its_events_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc.capture.batch.AGE_MAX_S", 0.002)
-    opened = Opened()
-    opened.batch.commit(opened.assembler)
-    opened.batch.add(events(1))
-    assert opened.batch.gathers_for_s() == pytest.approx(0.002)
-
-
 def test_a_commit_goes_to_kafka_then_to_the_memory_then_to_postgresql() -> None:
     opened = Opened()
     opened.batch.add(events(2))
     opened.batch.commit(opened.assembler)
     assert opened.journal == [("committed", HANDOFF), ("remembered", HANDOFF), ("confirmed", HANDOFF)]
     assert [committed.events for committed in opened.reports] == [2]
-
-
-def test_a_commit_that_fails_confirms_and_remembers_nothing() -> None:
-    opened = Opened(fail_at=0)
-    opened.batch.add(events(2))
-    with pytest.raises(Unavailable):
-        opened.batch.commit(opened.assembler)
-    assert (opened.journal, opened.reports) == ([], [])
-
-
-def test_after_a_commit_the_next_batch_is_empty() -> None:
-    opened = Opened(rows=2, size=1024)
-    opened.batch.add(events(2, b"x" * 600))
-    opened.batch.commit(opened.assembler)
-    assert (opened.batch.events, opened.batch.is_full(), opened.batch.is_overdue()) == (0, False, False)
 
 
 def test_only_what_was_sent_is_pending() -> None:
@@ -144,12 +81,3 @@ def test_only_what_was_sent_is_pending() -> None:
     opened.batch.add(events(1))
     opened.batch.commit_pending(opened.assembler)
     assert [len(batch) for batch in opened.publisher.batches] == [1]
-
-
-def test_a_batch_with_events_owes_no_commit_without_them() -> None:
-    opened = Opened()
-    assert not opened.batch.owes_progress()
-    opened.publisher.owes = True
-    assert opened.batch.owes_progress()
-    opened.batch.add(events(1))
-    assert not opened.batch.owes_progress()

@@ -30,41 +30,10 @@ def sent() -> Sent:
     return Sent()
 
 
-def test_a_commit_is_confirmed_at_once(sent: Sent) -> None:
-    sent.confirmation.committed(Lsn(BEGIN + 8))
-    assert sent.confirmed() == [BEGIN + 8]
-
-
 def test_what_is_confirmed_never_goes_back(sent: Sent) -> None:
     sent.confirmation.committed(Lsn(BEGIN + 8))
     sent.confirmation.committed(Lsn(BEGIN))
     assert sent.confirmed() == [BEGIN + 8, BEGIN + 8]
-
-
-def test_what_was_only_received_is_not_confirmed(sent: Sent) -> None:
-    sent.confirmation.received = Lsn(BEGIN + 64)
-    sent.confirmation.send_status()
-    assert (sent.confirmed(), sent.stream.received) == ([BEGIN], [BEGIN + 64])
-
-
-def test_what_is_confirmed_was_received(sent: Sent) -> None:
-    sent.confirmation.committed(Lsn(BEGIN + 8))
-    assert sent.stream.received == [BEGIN + 8]
-
-
-def test_a_status_is_sent_when_it_is_due_and_not_before(sent: Sent) -> None:
-    sent.confirmation.send_status()
-    sent.time.pass_by(INTERVAL_S - 0.1)
-    sent.confirmation.send_status_if_due()
-    assert len(sent.confirmed()) == 1
-    sent.time.pass_by(0.1)
-    sent.confirmation.send_status_if_due()
-    sent.confirmation.send_status_if_due()
-    assert len(sent.confirmed()) == 2
-
-
-def test_a_keep_alive_does_nothing_before_there_is_a_stream() -> None:
-    KeepAlive()()
 
 
 def test_a_keep_alive_sends_what_is_due_to_every_stream(sent: Sent) -> None:

@@ -24,22 +24,6 @@ def test_rows_are_kept_where_it_is_said() -> None:
     assert kept == {}
 
 
-def test_a_key_that_its_row_leaves_is_free() -> None:
-    assert KeyMoves().vacate(T, b"1", row("1", "a")) is None
-
-
-def test_a_key_that_the_resident_leaves_belongs_to_who_has_arrived() -> None:
-    moves = KeyMoves()
-    moves.arrive(T, b"2", row("2", "a"))
-    assert moves.vacate(T, b"2", row("2", "b")) == row("2", "a")
-
-
-def test_a_guest_that_leaves_may_leave_a_resident_behind() -> None:
-    moves = KeyMoves()
-    moves.arrive(T, b"2", row("2", "a"))
-    assert moves.vacate(T, b"2", row("2", "a")) is KeyMoves.UNKNOWN
-
-
 def test_a_resident_that_was_changed_meanwhile_is_known() -> None:
     moves = KeyMoves()
     moves.arrive(T, b"2", row("2", "a"))
@@ -47,42 +31,11 @@ def test_a_resident_that_was_changed_meanwhile_is_known() -> None:
     assert moves.vacate(T, b"2", row("2", "a")) == row("2", "c")
 
 
-def test_after_both_have_left_the_key_is_free() -> None:
-    moves = KeyMoves()
-    moves.arrive(T, b"2", row("2", "a"))
-    moves.vacate(T, b"2", row("2", "b"))
-    assert moves.vacate(T, b"2", row("2", "a")) is None
-
-
-def test_another_topic_is_another_key() -> None:
-    moves = KeyMoves()
-    moves.arrive(T, b"2", row("2", "a"))
-    assert moves.vacate("other", b"2", row("2", "b")) is None
-
-
-def test_a_new_transaction_knows_nothing_of_the_last() -> None:
-    moves = KeyMoves()
-    moves.arrive(T, b"2", row("2", "a"))
-    moves.clear()
-    assert moves.vacate(T, b"2", row("2", "a")) is None
-
-
 def test_a_row_is_the_same_after_its_table_has_changed_its_columns() -> None:
     moves = KeyMoves()
     moves.arrive(T, b"2", row("2", "gone", "a"))
     moves.reshape(T, [0, 2, None])
     assert moves.vacate(T, b"2", row("2", "a", "added")) is KeyMoves.UNKNOWN
-
-
-def test_a_truncate_leaves_no_resident_and_nobody_who_has_arrived() -> None:
-    moves = KeyMoves()
-    moves.arrive(T, b"2", row("2", "a"))
-    moves.change(T, b"3", row("3", "b"), row("3", "c"))
-    moves.empty(T)
-    moves.arrive(T, b"2", row("2", "a"))
-    moves.arrive(T, b"3", row("3", "d"))
-    assert moves.vacate(T, b"2", row("2", "a")) is None
-    assert moves.vacate(T, b"3", row("3", "d")) is None
 
 
 def test_a_truncate_empties_one_table_in_one_transaction() -> None:

@@ -25,12 +25,6 @@ def _old_rows(*partitions: Relation) -> OldRows:
     return OldRows.of(SHAPE, ROOT, partitions, keys_can_swap=False)
 
 
-def test_rows_are_whole_where_each_partition_has_them_whole() -> None:
-    whole = OldRows.of(SHAPE, with_identity(ROOT, "n"), [_partition("f", "id", "code", "note")], keys_can_swap=True)
-    assert whole.lacking == ()
-    assert whole.whole(FullImage((b"1", None, None))) == (b"1", None, None)
-
-
 def test_of_mixed_partitions_a_row_with_more_than_the_others_have_is_whole() -> None:
     mixed = _old_rows(_partition("f", "id", "code", "note"), _partition("i", "id", "code", oid=8))
     assert mixed.whole(FullImage((b"1", b"c", b"n"))) == (b"1", b"c", b"n")
@@ -47,23 +41,12 @@ def test_a_change_that_may_be_of_a_partition_without_the_key_is_refused_by_its_n
     lacking.require_key(SHAPE, KeyImage((b"1", None, None)), [0])
 
 
-def test_a_partition_without_an_identity_sends_no_old_rows() -> None:
-    without = replace(_partition("n"), columns=tuple(replace(c, in_identity=False) for c in ROOT.columns))
-    assert _old_rows(_partition(), replace(without, relation_id=8)).lacking == ()
-
-
 def test_where_keys_can_swap_a_part_of_a_row_that_comes_as_a_whole_one_is_refused() -> None:
     full = with_identity(ROOT, "f")
     swapping = OldRows.of(SHAPE, full, [_partition("i", "id", "code")], keys_can_swap=True)
     with pytest.raises(UnsupportedChange):
         swapping.require_key(SHAPE, FullImage((b"1", b"c", None)), [0])
     swapping.require_key(SHAPE, FullImage((b"1", b"c", b"n")), [0])
-
-
-@pytest.mark.parametrize("partitions", [[], [_partition()]], ids=["a table", "a partition"])
-def test_a_key_that_could_swap_once_and_is_delivered_now_is_told(partitions: list[Relation]) -> None:
-    relation = replace(_partition(), relation_id=ROOT.relation_id, name=ROOT.name)
-    assert OldRows.of(SHAPE, relation, partitions, keys_can_swap=True).lacking == ()
 
 
 def test_a_partition_is_described_right_behind_its_table() -> None:

@@ -14,24 +14,11 @@ def test_the_first_process_of_a_slot_takes_over_from_nobody() -> None:
     assert ours.is_taken
 
 
-def test_a_new_process_takes_over_from_the_owner_of_then() -> None:
-    ours = Ownership("ours")
-    ours.take(state(owner="before"))
-    ours.check(state(owner="before"))  # nothing of ours is committed yet
-    ours.check(state(owner="ours"))
-
-
 def test_a_process_that_lost_its_connections_does_not_take_over_again() -> None:
     ours = Ownership("ours")
     ours.take(state(owner="before"))
     with pytest.raises(Fenced, match="another capture process"):
         ours.take(state(owner="heir"))
-
-
-def test_a_process_goes_on_after_its_own_commits() -> None:
-    ours = Ownership("ours")
-    ours.take(state(owner="before"))
-    ours.take(state(owner="ours"))
 
 
 def test_a_process_that_began_without_a_state_is_fenced_by_one_that_committed() -> None:

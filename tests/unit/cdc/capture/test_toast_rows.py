@@ -10,7 +10,6 @@ from tests.builders import column, table
 TOPIC = "shop.public.orders"
 KEY = b'{"id":1}'
 LARGE = b"x" * 5000
-OTHER = b"y" * 5000
 FACTS = (
     ColumnFacts("id", "int8", 8, "d"),
     ColumnFacts("note", "text", -1, "i"),
@@ -22,25 +21,6 @@ RULE = ToastRule(FACTS, attributes=3)
 
 def published(rule: ToastRule | None = RULE) -> PublishedTable:
     return PublishedTable(TOPIC, TableEncoder(SHAPE, server="shop", database="app", version="1"), toast=rule)
-
-
-def test_a_large_value_is_known_to_the_next_update_as_json() -> None:
-    rows = ToastRows(MemoryStore())
-    rows.remember(published(), KEY, (b"1", LARGE, b"short"))
-    assert rows.known(published(), KEY, [1]) == {1: b'"%b"' % LARGE}
-
-
-def test_only_the_columns_that_were_asked_for_are_told() -> None:
-    rows = ToastRows(MemoryStore())
-    rows.remember(published(), KEY, (b"1", LARGE, OTHER))
-    assert rows.known(published(), KEY, [2]) == {2: b'"%b"' % OTHER}
-    assert rows.known(published(), KEY, []) == {}
-
-
-def test_nothing_is_known_of_another_row() -> None:
-    rows = ToastRows(MemoryStore())
-    rows.remember(published(), KEY, (b"1", LARGE, None))
-    assert rows.known(published(), b'{"id":2}', [1]) == {}
 
 
 def test_nothing_stays_known_of_a_table_whose_rows_are_not_followed_any_more() -> None:
@@ -58,13 +38,6 @@ def test_a_value_that_an_update_left_out_stays_known() -> None:
     known = rows.known(published(), KEY, [1])
     rows.remember(published(), KEY, (b"1", None, b"short"), known, [1])
     assert rows.known(published(), KEY, [1, 2]) == known
-
-
-def test_a_row_without_large_values_is_not_taken_for_what_it_was() -> None:
-    rows = ToastRows(MemoryStore())
-    rows.remember(published(), KEY, (b"1", LARGE, None))
-    rows.remember(published(), KEY, (b"1", b"short", None))
-    assert rows.known(published(), KEY, [1]) == {}
 
 
 def test_a_value_of_a_row_that_was_read_is_kept_also_where_the_row_is_short() -> None:

@@ -243,10 +243,6 @@ def test_all_topics_are_asked_for_in_order_and_no_request_is_too_large(topics: i
         assert len(request) == 1 or len(request) * (partitions + 2) <= 2_000
 
 
-def test_no_topics_are_no_request() -> None:
-    assert in_requests([]) == []
-
-
 def test_the_smallest_of_several_limits_of_a_topic_counts_whatever_their_order() -> None:
     """Who compares it with what the topic says later would else take it for another one, again and again."""
     differences = [

@@ -4,7 +4,7 @@ import pytest
 
 from cdc.model.append_only import event_id, hides, is_append_only, stored_table
 from cdc.model.errors import LockstepError
-from cdc.model.table import Table, TableName
+from cdc.model.table import TableName
 from sinks.columns.shape import Shape
 from tests.builders import column, table, tag
 
@@ -50,9 +50,3 @@ def test_a_truncate_hides_itself_and_what_has_a_lesser_tag() -> None:
     assert hides({"_operation": "truncate"}, tag(3), tag(2))
     assert hides({"_operation": "insert"}, tag(1), tag(2))
     assert not hides({"_operation": "snapshot"}, tag(2, 0), tag(2, 0))
-
-
-def test_a_shape_of_another_key_does_not_fit() -> None:
-    keyed: Table = table(*LOG.columns, name=LOG.name, key=("note",))
-    with pytest.raises(LockstepError, match=r"its key was \(_event\) and is \(note\)"):
-        Shape.of(stored_table(LOG)).evolve(stored_table(keyed))

@@ -7,15 +7,9 @@ from hypothesis import strategies as st
 from cdc.model.lsn import Lsn, format_lsn, parse_lsn
 
 
-def test_both_halves_are_hexadecimal() -> None:
+def test_both_halves_are_hexadecimal_and_not_padded() -> None:
     assert Lsn(0x16_B374D848) == parse_lsn("16/B374D848")
-
-
-def test_the_low_half_is_not_padded() -> None:
     assert format_lsn(0x1_0000000A) == "1/A"
-
-
-def test_the_greatest_lsn_has_64_bits() -> None:
     assert parse_lsn("FFFFFFFF/FFFFFFFF") == 2**64 - 1
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.model.printable import is_visible
-from cdc.model.table import ReplicaIdentity, Table, TableName, sql_literal
+from cdc.model.table import Table, TableName, sql_literal
 from tests.builders import column, table
 
 # What PostgreSQL takes as an identifier: anything but NUL and lone surrogates, at least one character.
@@ -37,19 +37,10 @@ def test_a_name_with_hidden_characters_is_written_as_postgresql_reads_it() -> No
     assert sql_literal("it's") == "'it''s'"
 
 
-def test_a_plain_name_is_shown_without_quotes() -> None:
+def test_only_the_part_of_a_name_that_needs_quotes_has_them() -> None:
     assert str(TableName("public", "orders")) == "public.orders"
-
-
-def test_only_the_part_that_needs_quotes_has_them() -> None:
     assert str(TableName("My Schema", "t")) == '"My Schema".t'
-
-
-def test_a_name_in_capitals_is_quoted() -> None:
     assert str(TableName("public", "Orders")) == 'public."Orders"'
-
-
-def test_names_without_quotes_keep_their_case() -> None:
     assert TableName.parse("public.Orders") == TableName("public", "Orders")
 
 
@@ -57,15 +48,6 @@ def test_names_without_quotes_keep_their_case() -> None:
 def test_anything_else_than_schema_and_table_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a table name"):
         TableName.parse(text)
-
-
-def test_a_table_reads_back_from_its_json() -> None:
-    shape = table(column("id", "int8"), column("tags", is_array=True), identity="f")
-    assert Table.from_json(shape.to_json()) == shape
-
-
-def test_the_schema_id_stays_when_only_the_replica_identity_changes() -> None:
-    assert table(identity=ReplicaIdentity.DEFAULT).schema_id == table(identity=ReplicaIdentity.FULL).schema_id
 
 
 @pytest.mark.parametrize(
@@ -83,11 +65,6 @@ def test_the_schema_id_stays_when_only_the_replica_identity_changes() -> None:
 )
 def test_the_schema_id_changes_with_the_shape(other: Table) -> None:
     assert table().schema_id != other.schema_id
-
-
-def test_key_columns_follow_the_key_not_the_columns() -> None:
-    shape = table(column("a"), column("b"), column("c"), key=("c", "a"))
-    assert [column.name for column in shape.key_columns] == ["c", "a"]
 
 
 def test_a_column_that_is_not_there_is_a_key_error() -> None:

@@ -37,11 +37,6 @@ def test_what_is_no_schema_and_name_is_refused(text: str) -> None:
         TablePattern.parse(text)
 
 
-@pytest.mark.parametrize(("text", "expected"), [("a.*", True), ('"*".a', False), ('"*"."""*"', False), ('"*".*', True)])
-def test_only_a_star_outside_of_quotes_makes_a_pattern(text: str, expected: bool) -> None:
-    assert is_pattern(text) is expected
-
-
 @given(_NAMES, _NAMES)
 def test_a_name_as_it_is_written_is_no_pattern_and_matches_itself_alone(name: TableName, other: TableName) -> None:
     assert not is_pattern(str(name))

@@ -36,10 +36,6 @@ def test_text_order_is_tag_order(tag: Tag, other: Tag) -> None:
     assert (str(tag) < str(other)) == (tag < other)
 
 
-def test_a_later_epoch_outweighs_any_lsn() -> None:
-    assert Tag(2, 0, 0) > Tag(1, LSN_MAX, SEQ_MAX)
-
-
 def test_a_snapshot_row_is_older_than_a_transaction_that_commits_at_the_handoff() -> None:
     assert Tag(1, 0x1000, 0) < Tag(1, 0x1000, 1)
 

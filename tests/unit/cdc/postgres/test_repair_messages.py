@@ -18,18 +18,6 @@ def request(*keys: Key, slot: str = SLOT, name: TableName = ORDERS) -> bytes:
     return RepairRequest(slot, name, keys).to_bytes()
 
 
-def test_a_request_is_read_as_it_was_written() -> None:
-    asked = RepairRequest(SLOT, TableName("A b", 't"'), ({"id": 2**53 + 1, "x": "\u00fc"}, {"id": None}))
-    assert RepairRequest.from_bytes(asked.to_bytes()) == asked
-
-
-def test_every_cut_of_a_request_is_unreadable() -> None:
-    content = request({"id": 1})
-    for end in range(len(content)):
-        with pytest.raises(UnreadableRequest):
-            RepairRequest.from_bytes(content[:end])
-
-
 @pytest.mark.parametrize("name", ["format", "slot", "schema", "table", "keys"])
 @pytest.mark.parametrize("value", [False, 1.5, {}, [1]])
 def test_a_field_of_another_kind_is_unreadable(name: str, value: object) -> None:
@@ -57,11 +45,6 @@ class Asked:
         self.repairs = RepairRequests(SLOT, self.said.append, keys_max=keys_max)
         for content in contents:
             self.repairs.add(content, published(*([shape] if shape else [])))
-
-
-def test_requests_for_a_table_are_merged() -> None:
-    asked = Asked(request({"id": 1}, {"id": 2}), request({"id": 2}, {"id": 3}))
-    assert (asked.repairs.tables(), asked.repairs.keys(ORDERS)) == ([ORDERS], [{"id": 1}, {"id": 2}, {"id": 3}])
 
 
 def test_the_order_of_a_keys_columns_makes_no_other_key() -> None:

@@ -25,7 +25,7 @@ from cdc.protocol.control_records import (
     selection_of,
 )
 from cdc.protocol.membership import Recorded
-from tests.builders import column, table
+from tests.builders import table
 from tests.history import state
 
 WHAT = "the record at offset 12 of topic shop.__x"
@@ -227,38 +227,11 @@ def test_a_progress_record_reads_back_as_it_was_written() -> None:
     assert ProgressRecord.from_bytes(written.to_bytes(), WHAT) == written
 
 
-def test_a_schema_record_reads_back_as_it_was_written() -> None:
-    written = SchemaRecord(table(column("id", "int8"), column("tags", is_array=True)), 0x1000)
-    assert SchemaRecord.from_bytes(written.to_bytes(), WHAT) == written
-
-
-def test_schema_records_of_two_shapes_have_two_keys() -> None:
-    record, other = SchemaRecord(table(), 1), SchemaRecord(table(column("id", "int8")), 1)
-    assert record.key() != other.key()
-
-
-def test_schema_records_of_a_shape_that_a_table_has_again_have_two_keys() -> None:
-    records = [SchemaRecord(table(), 1), SchemaRecord(table(), 2), SchemaRecord(table(), 2, from_seq=3)]
-    assert len({record.key() for record in records}) == len(records)
-    assert [SchemaRecord.from_bytes(record.to_bytes(), WHAT).key() for record in records] == [r.key() for r in records]
-
-
-def test_a_schema_record_tells_how_the_shape_came_about() -> None:
-    change = ShapeChange({"new": "old"}, {"added": [1, None, "x"]}, "its key is another one")
-    written = SchemaRecord(table(column("id", "int8"), column("new"), column("added", is_array=True)), 7, change)
-    assert SchemaRecord.from_bytes(written.to_bytes(), WHAT) == written
-
-
 def test_a_schema_record_without_a_change_reads_as_one_that_has_none() -> None:
     written = orjson.loads(SchemaRecord(table(), 7).to_bytes())
     for name in ("renamed", "defaults", "rewritten", "from_seq"):
         del written[name]
     assert SchemaRecord.from_bytes(orjson.dumps(written), WHAT) == SchemaRecord(table(), 7)
-
-
-def test_a_table_that_is_to_be_copied_again_leaves_the_ledger() -> None:
-    assert state().to_be_copied({table().name}).copied == {}
-    assert state().to_be_copied({TableName("other", "one")}) == state()
 
 
 def test_a_table_whose_copy_somebody_asks_for_completes_updates_until_something_else_speaks_for_it() -> None:

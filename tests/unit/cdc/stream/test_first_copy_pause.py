@@ -26,14 +26,6 @@ class Heard:
             self.pause.heard(CopyOrder(slot, action, None, "ann", PID).signed(secret).to_bytes(), pid)
 
 
-def test_the_last_order_counts() -> None:
-    heard = Heard(CopyAction.PAUSE)
-    assert heard.pause.is_ordered
-    assert heard.pause.obeyed(COPYING) == PAUSED
-    assert not Heard(CopyAction.PAUSE, CopyAction.RESUME).pause.is_ordered
-    assert Heard(CopyAction.RESUME).pause.obeyed(PAUSED) == COPYING
-
-
 def test_an_order_counts_once() -> None:
     heard = Heard(CopyAction.PAUSE)
     assert heard.pause.obeyed(COPYING) == PAUSED

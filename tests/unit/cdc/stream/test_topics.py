@@ -49,16 +49,6 @@ def test_a_table_whose_topic_was_recreated_counts_as_never_copied(partitions: in
     assert adopted.topics == TOPICS | other
 
 
-def test_a_topic_that_is_new_to_the_state_is_noted() -> None:
-    before = state(topics={}, copied={ORDERS: 2})
-    assert _adopted({}, before=before) == state(topics=TOPICS, copied={ORDERS: 2})
-
-
-def test_a_topic_that_nobody_asked_about_is_kept() -> None:
-    before = state(topics={**TOPICS, "shop.public.gone": TopicIdentity("d", 3)})
-    assert _adopted({}, before=before) == before
-
-
 @pytest.mark.parametrize("copied", [{ORDERS: 2}, {}])
 def test_another_number_of_partitions_is_refused(copied: dict[TableName, int]) -> None:
     with pytest.raises(PositionMismatch, match=r"shop\.public\.orders has 4 partitions, 3 when"):

@@ -57,12 +57,6 @@ def test_nothing_is_known_of_a_row_that_was_left_out() -> None:
     assert memory.get(TOPIC, b"1") == LEFT_OUT_ROW
 
 
-def test_small_values_and_null_are_not_kept() -> None:
-    memory = MemoryStore()
-    catch_up([record(7, b"1", event(b"c", b"1", None, None, b"x" * 18))], memory, {TOPIC: RULE})
-    assert memory.get(TOPIC, b"1") is None
-
-
 def test_a_value_of_a_small_row_is_kept_since_it_may_have_been_moved_when_the_row_was_larger() -> None:
     memory = MemoryStore()
     catch_up([record(7, b"1", event(b"u", b"1", b"n" * 25, None, b"x"))], memory, {TOPIC: RULE})

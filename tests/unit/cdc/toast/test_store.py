@@ -33,14 +33,6 @@ def filled(directory: Path) -> None:
     store.close()
 
 
-def test_a_closed_store_opens_with_all_of_it(tmp_path: Path, said: list[str]) -> None:
-    filled(tmp_path)
-    store = opened(tmp_path, said)
-    assert (store.get("t", b"199"), store.position(), store.offsets(), said) == (
-        {"a": b"x" * 3000}, (7, 1), {("t", 0): 200}, [],
-    )  # fmt: skip
-
-
 def test_the_map_grows_when_it_is_full(tmp_path: Path) -> None:
     store = ToastStore(tmp_path, identity="shop", say=[].append, map_bytes=128 * 1024)
     for number in range(50):
