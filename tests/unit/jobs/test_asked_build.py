@@ -216,17 +216,6 @@ def test_a_job_ends_when_the_command_that_asked_for_it_was_killed(
     assert load_request(records, _BUILT) is None
 
 
-def test_another_driver_goes_on_where_the_first_has_ended(store: MemoryStore) -> None:
-    asking = DriverJob(_plan(store), report=lambda _: None)
-    _, first, _ = _asked(store)
-    first.stop()
-    assert asking.is_alive
-    _, second, job = _asked(store, since=1)
-    job.ended.set()
-    assert _ended(asking) is None
-    second.stop()
-
-
 @pytest.mark.parametrize("failure", [Fenced("another job has begun"), LockstepError("the batch hasn't ended yet")])
 def test_a_driver_that_ends_or_was_replaced_leaves_the_build_to_the_next(
     store: MemoryStore, failure: LockstepError
@@ -243,12 +232,6 @@ def test_a_driver_that_ends_or_was_replaced_leaves_the_build_to_the_next(
     job.ended.set()
     assert _ended(asking) is None
     second.stop()
-
-
-def test_who_finds_no_driver_is_told(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.rebuild.driver_job.BUILD_SILENT_S", 0.0)
-    assert isinstance(_ended(DriverJob(_plan(store), report=lambda _: None)), NoDriver)
-    assert load_request(open_memory(store).records, _BUILT) is None
 
 
 @pytest.fixture

@@ -112,14 +112,6 @@ def test_two_that_apply_to_a_new_sink_at_once_go_on_with_one_generation() -> Non
     assert [generation.number for generation in list_generations(late)] == [1]
 
 
-def test_a_rebuild_of_a_new_sink_that_was_quicker_is_waited_for() -> None:
-    store = MemoryStore()
-    records = _Late(store, lambda: begin_generation(open_memory(store), _record(Phase.BUILDING)))
-    late = replace(open_memory(store), records=records)
-    assert _wanted(late) == []
-    assert [generation.number for generation in list_generations(late)] == [1]
-
-
 def test_a_rebuild_that_comes_later_has_the_next_number() -> None:
     store = MemoryStore()
     assert _wanted(open_memory(store, 1)) == [1]

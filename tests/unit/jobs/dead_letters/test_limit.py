@@ -2,25 +2,7 @@
 
 import pytest
 
-from jobs.dead_letters.limit import TooManyOpen, check_open, count_kinds, in_words, kind_of
-
-
-@pytest.mark.parametrize(
-    ("reason", "kind"),
-    [
-        ("the row's JSON has 20013 bytes, max_value_bytes allows 10000",
-         "the row's JSON has N bytes, max_value_bytes allows N"),
-        ("54000 ProgramLimitExceeded in column 'a1'", "54000 ProgramLimitExceeded in column 'a1'"),
-        ("mapper_parsing_exception: field 'line_2' of type long",
-         "mapper_parsing_exception: field 'line_2' of type long"),
-    ],
-)  # fmt: skip
-def test_numbers_that_differ_by_row_are_no_part_of_a_reasons_kind(reason: str, kind: str) -> None:
-    assert kind_of(reason) == kind
-
-
-def test_the_most_frequent_kind_comes_first() -> None:
-    assert count_kinds(["b", "has 1 byte", "has 2 byte"]) == [("has N byte", 2), ("b", 1)]
+from jobs.dead_letters.limit import TooManyOpen, check_open, in_words
 
 
 def test_rare_kinds_are_summed_up() -> None:

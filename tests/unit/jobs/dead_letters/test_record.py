@@ -79,11 +79,6 @@ def test_a_record_of_another_format_is_reported_with_its_sink(version: object) -
     assert dead_letter == UnreadableDeadLetter(RECORD_KEY, 99, "search", why)
 
 
-def test_a_fact_that_is_added_does_no_harm() -> None:
-    later = orjson.dumps({**orjson.loads(VALUE), "topic_id": "x"})
-    assert read_dead_letter(RECORD_KEY, later, 99) == DEAD_LETTER
-
-
 def without(name: str) -> bytes:
     facts: dict[str, Any] = orjson.loads(VALUE)
     del facts[name]

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-import orjson
 import pytest
 
 from cdc.model.errors import ConfigurationError
@@ -162,24 +161,6 @@ def test_values_that_are_passed_on_may_be_any() -> None:
     assert list(values(computed, **row).values()) == list(row.values())
 
 
-def test_everything_wrong_is_said_at_once_with_its_name() -> None:
-    computed = {
-        "a": Computed(sql="missing + 1"),
-        "b": Computed(sql="total +"),
-        "c": Computed(sql="now()", type="timestamptz"),
-        "d": Computed(sql="day"),
-        "e": Computed(sql="id", type="float4"),
-    }
-    found = problems(computed, "status <> 'draft'")
-    names = [f"computed column public.things.{name}: " for name in "abcde"] + ["where of public.things: "]
-    assert [sum(problem.startswith(name) for problem in found) for name in names] == [1] * 6
-    assert "no column 'missing'" in found[0]
-    assert "not an expression" in found[1]
-    assert "its result changes" in found[2]
-    assert "it is of type date" in found[3]
-    assert "cast it to text if it is an enum" in found[5]
-
-
 @pytest.mark.parametrize(
     "sql",
     [
@@ -192,11 +173,3 @@ def test_everything_wrong_is_said_at_once_with_its_name() -> None:
 )  # fmt: skip
 def test_a_condition_follows_from_the_row_alone(sql: str) -> None:
     assert len(problems({}, sql)) == 1
-
-
-def test_a_plan_travels_to_other_processes() -> None:
-    import pickle
-
-    [plan] = row_plans({T.name: Expressions({"n": Computed(sql="name")}, "id > 1")}, {T.name: T}).values()
-    again = RowComputer(pickle.loads(pickle.dumps(plan)))
-    assert orjson.loads(again.computed_text(orjson.dumps(ROW))[0] or b"")["n"] == "x"

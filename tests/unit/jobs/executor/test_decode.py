@@ -48,14 +48,6 @@ def test_an_event_of_an_earlier_shape_replaces_what_was_stored_of_it_in_that_sha
     assert rows(store) == {1: "new"}
 
 
-def test_a_tombstone_with_another_key_is_of_another_shape(store: MemoryStore) -> None:
-    run(task(MemorySink(store, 1)), [put(1, "a", lsn=8)])
-    record: Record = (b'{"code":"1"}', None, TOPIC, 0, next(offsets), f"0001{16:016x}00000001".encode())
-    [failure] = run(task(MemorySink(store, 1)), [record]).failures
-    assert "was not prepared for" in failure.message
-    assert rows(store) == {1: "a"}
-
-
 def test_a_copy_s_deletes_of_keys_of_another_type_reach_no_sink(store: MemoryStore) -> None:
     """A batch may end between the delete and its tombstone."""
     before = table(column("id", "text"), *ORDERS.columns[1:])

@@ -30,16 +30,6 @@ from tests.events import key_bytes, value_bytes
 from tests.task_records import ORDERS, TOPIC, Record, Recording, batch_of, put, refuse_twos, rows, run, task, tombstone
 
 
-def test_events_are_applied_and_counted(store: MemoryStore) -> None:
-    records = [put(1, "a", lsn=8), put(2, "b", lsn=16), put(1, "c", lsn=24)]
-    delivered = run(task(MemorySink(store, 1)), records)
-    assert rows(store) == {1: "c", 2: "b"}
-    assert (delivered.rows, delivered.applied, delivered.stale) == (3, 2, 0)
-    assert delivered.next_offsets == {(TOPIC, 0): records[-1][4] + 1}
-    assert delivered.commit_time_ms == 240
-    assert not delivered.failures
-
-
 def test_the_same_task_twice_changes_nothing(store: MemoryStore) -> None:
     records = [put(1, "a", lsn=8), tombstone(2, lsn=16)]
     run(task(MemorySink(store, 1)), records)
@@ -52,12 +42,6 @@ def test_a_tombstone_alone_deletes(store: MemoryStore) -> None:
     run(task(MemorySink(store, 1)), [put(1, "a", lsn=8)])
     run(task(MemorySink(store, 1)), [tombstone(1, lsn=16)])
     assert rows(store) == {}
-
-
-def test_records_are_folded_over_all_arrow_batches_of_a_task(store: MemoryStore) -> None:
-    delivered = run(task(MemorySink(store, 1)), [put(1, "a", lsn=8)], [put(1, "b", lsn=16)], [])
-    assert delivered.applied == 1
-    assert rows(store) == {1: "b"}
 
 
 def test_a_task_without_records_says_so(store: MemoryStore) -> None:

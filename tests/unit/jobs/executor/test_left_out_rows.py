@@ -41,12 +41,6 @@ def test_a_row_that_comes_ends_it() -> None:
     assert told(rows) == ([], {ROW})
 
 
-def test_a_row_that_came_and_is_left_out_again_is_told_anew_and_not_resolved() -> None:
-    rows = LeftOutRows()
-    rows.take([left(3)], {ROW: tag(2)}, {ROW: tag(1)})
-    assert told(rows) == ([tag(3)], set())
-
-
 def test_the_same_holds_where_both_are_read_one_after_the_other() -> None:
     rows = LeftOutRows()
     rows.take([], {ROW: tag(2)}, {ROW: tag(1)})

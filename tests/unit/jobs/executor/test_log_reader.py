@@ -17,9 +17,3 @@ def test_a_batch_of_24_000_partitions_has_few_tasks_and_all_of_the_partitions() 
 def test_a_large_range_has_a_task_of_its_own() -> None:
     large, small = Range("t", 0, 5, 1000), [Range("t", number, None, 10) for number in range(1, 9)]
     assert spread([*small, large], tasks_max=2) == [[large], small]
-
-
-def test_no_task_has_nothing_to_read() -> None:
-    one = Range("t", 0, None, 1)
-    assert spread([one], tasks_max=4) == [[one]]
-    assert spread([], tasks_max=4) == []

@@ -4,20 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.model.errors import LockstepError
 from jobs.executor import open_sinks
 from sinks.contract import OpenedSink
 from sinks.memory import MemorySink, MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings
-from tests.task_records import TOPIC, Failing, Recording, put, run, task
-
-
-def test_after_an_error_the_sink_is_opened_again() -> None:
-    sink = Failing(LockstepError("the disk is full"))
-    run(task(sink), [put(1, "a", lsn=8)])
-    assert sink.closed
-    assert not open_sinks.held
+from tests.task_records import TOPIC, Recording, put, run, task
 
 
 def test_a_sink_stays_open_from_task_to_task(store: MemoryStore) -> None:
@@ -33,13 +25,6 @@ def test_a_sink_stays_open_from_task_to_task(store: MemoryStore) -> None:
     assert len(opened) == 1
     run(replace(what, settings=RedisSettings(prefix="other")), [put(1, "c", lsn=24)])
     assert len(opened) == 2
-
-
-def test_another_run_opens_the_sink_again(store: MemoryStore) -> None:
-    first, second = MemorySink(store, 1), Recording(store)
-    run(task(first), [put(1, "a", lsn=8)])
-    run(replace(task(second), run="second"), [put(1, "b", lsn=16)])
-    assert len(second.batches) == 1
 
 
 @pytest.mark.parametrize("server", [None, "3f2a"])

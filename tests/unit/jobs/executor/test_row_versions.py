@@ -34,17 +34,6 @@ def test_a_sink_that_keeps_all_versions_gets_them_beside_the_newest(store: Memor
     assert versions.complete_from_ms is None
 
 
-def test_a_history_says_when_versions_may_be_missing_before_they_were_read(store: MemoryStore) -> None:
-    sink = Recording(store)
-    arrow = batch_of([event("c", 1, "a", lsn=1)]).append_column("timestamp_ms", pa.array([7], pa.int64()))
-    lagging = replace(task(sink), versions={ORDERS.name}, complete_at_ms=1, compaction_lag_ms=60_000)
-    began_ms = now_ms()
-    run_batches(lagging, arrow)
-    [versions] = sink.batches[0].versions
-    assert versions.complete_from_ms is not None
-    assert began_ms - 60_000 <= versions.complete_from_ms <= now_ms() - 60_000
-
-
 def test_a_version_that_no_expression_can_be_evaluated_of_ends_what_the_history_is_complete_for(
     store: MemoryStore,
 ) -> None:

@@ -1,11 +1,9 @@
 """jobs.executor.rows: when rows are delivered, and when their batch may end."""
 
-import pytest
-
 from jobs.executor.driver_line import Until
 from jobs.executor.log_reader import Polled, Range
 from jobs.executor.result import Result
-from jobs.executor.rows import DeliveryPace, Rows, is_applied
+from jobs.executor.rows import DeliveryPace, Rows
 from sinks.memory import MemorySink, MemoryStore
 from tests.builders import table
 from tests.task_records import TOPIC, Recording, batch_of, put, refuse_twos, task
@@ -62,39 +60,9 @@ def test_a_batch_that_ends_with_the_log_delivers_the_newest_of_each_key_at_its_e
     assert result.next_offsets == {P0: second[4] + 1}, "what was stored with rows, and no marker"
 
 
-def test_a_range_is_a_result_as_a_whole_alone() -> None:
-    assert is_applied({}, {})
-    assert is_applied({P0: 0, P1: 3}, {P1: 3})
-    assert not is_applied({P0: 1, P1: 3}, {P1: 4})
-
-
-def test_deliveries_take_a_tenth_of_the_time_and_one_after_a_pause_waits_for_nothing() -> None:
-    now = 100.0
-    pace = DeliveryPace(monotonic=lambda: now)
-    assert pace.left_s == 0
-    with pace.delivering(4):
-        now += 0.005
-    assert pace.left_s == pytest.approx(0.045)
-    now += 0.045
-    assert pace.left_s == pytest.approx(0)
-    now += 60
-    assert pace.left_s == 0
-
-
 def test_what_many_rows_take_is_no_reason_to_wait_for_more() -> None:
     now = 100.0
     pace = DeliveryPace(monotonic=lambda: now)
     with pace.delivering(2_000):
         now += 0.1
-    assert pace.left_s == 0
-
-
-def test_a_store_that_is_out_of_breath_is_not_waited_for_without_end() -> None:
-    now = 100.0
-    pace = DeliveryPace(monotonic=lambda: now)
-    with pace.delivering(1):
-        now += 0.1
-    assert pace.left_s == pytest.approx(0.15)
-    with pace.delivering(1):
-        now += 30
     assert pace.left_s == 0

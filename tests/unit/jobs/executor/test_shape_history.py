@@ -1,6 +1,5 @@
 """Rows of a table's earlier shapes."""
 
-import pickle
 from dataclasses import replace
 
 import pytest
@@ -35,10 +34,6 @@ def _event(row: dict[str, JsonValue] | None, key: dict[str, JsonValue] | None = 
 def _row(history: TableHistory, shape: Table, row: dict[str, JsonValue]) -> dict[str, JsonValue] | None:
     translated = history.translate(_event(row), shape.schema_id)
     return None if translated is None else dict(translated.row or {})
-
-
-def test_a_table_with_one_shape_costs_nothing() -> None:
-    assert histories([SchemaRecord(FIRST, 1)]) == {}
 
 
 def test_a_renamed_column_keeps_its_value() -> None:
@@ -152,39 +147,6 @@ def test_an_event_of_a_newer_key_is_no_row_from_before() -> None:
             history.translate(_event(row, {"number": 1}), newer.schema_id)
 
 
-def test_the_values_of_added_columns_are_those_of_rows_from_before() -> None:
-    second = _of(ID, NOTE, PRICE)
-    third = _of(ID, NOTE, replace(PRICE, name="cost"))
-    records = [
-        SchemaRecord(FIRST, 1),
-        SchemaRecord(second, 2, ShapeChange(defaults={"price": "1.50"})),
-        SchemaRecord(third, 3, ShapeChange(renamed={"cost": "price"})),
-    ]
-    assert added_values(third, records) == {"cost": "1.50"}
-    assert added_values(FIRST, records) == {}
-    copied = SchemaRecord(_of(NOTE, ID, PRICE), 4, ShapeChange(rewritten="its rows were rewritten"))
-    assert added_values(copied.table, [*records, copied]) == {}
-
-
-def test_a_column_that_was_dropped_and_added_again_has_its_own_value() -> None:
-    first, again = replace(PRICE, number=4), replace(PRICE, number=5)
-    records = [
-        SchemaRecord(FIRST, 1),
-        SchemaRecord(_of(ID, NOTE, first), 2, ShapeChange(defaults={"price": "1"})),
-        SchemaRecord(_of(ID, NOTE), 3),
-        SchemaRecord(_of(ID, NOTE, again), 4, ShapeChange(defaults={"price": "2"})),
-    ]
-    assert added_values(records[-1].table, records) == {"price": "2"}
-    unnumbered = [replace(record, table=_without_numbers(record.table)) for record in records]
-    assert added_values(unnumbered[-1].table, unnumbered) == {"price": "2"}
-    row = _row(_history(*unnumbered), unnumbered[0].table, {"id": 1, "note": "x"})
-    assert row == {"id": 1, "note": "x", "price": "2"}
-
-
-def _without_numbers(shape: Table) -> Table:
-    return replace(shape, columns=tuple(replace(column, number=0) for column in shape.columns))
-
-
 COPIED = ShapeChange(rewritten="it was copied again")
 BONUS = replace(column("bonus", "numeric"), number=3)
 
@@ -234,11 +196,6 @@ def test_numbers_of_a_table_that_was_made_again_are_of_other_columns() -> None:
     made_again = ShapeChange(rewritten="it was dropped and made again")
     history = _history(SchemaRecord(old, 1), SchemaRecord(new, 2, made_again))
     assert _row(history, old, {"id": 1, "note": "x"}) == {"note": "x", "id": 1}
-
-
-def test_it_travels_to_other_machines() -> None:
-    history = _history(SchemaRecord(FIRST, 1), SchemaRecord(_of(ID, NOTE, PRICE), 2))
-    assert pickle.loads(pickle.dumps(history)) == history
 
 
 def test_an_earlier_key_is_followed_by_the_numbers_of_its_columns() -> None:

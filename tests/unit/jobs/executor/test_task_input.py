@@ -33,8 +33,3 @@ def test_a_task_of_many_tables_is_told_of_those_that_its_batch_has() -> None:
     both = many.only([TOPIC, "shop.public.t7"])
     assert both.shapes.keys() == {*few.shapes, MANY[7].name}
     assert both.histories.keys() == both.computed.keys() == set(both.versions) == {MANY[7].name}
-
-
-def test_a_task_may_be_told_of_everything() -> None:
-    everything = task(MemorySink(MemoryStore(), 1))
-    assert everything.only(everything.tables) == replace(everything, versions=[])

@@ -1,6 +1,5 @@
 """jobs.executor.task_pace: a cut again after markers alone, and a batch that waits for a record once it has all."""
 
-import time
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,15 +18,6 @@ class Log:
 
     def cut(self) -> Any:
         return self.cuts.pop() if self.cuts else None
-
-
-def test_the_last_cut_comes_again_behind_markers_but_not_while_something_waits() -> None:
-    only: Any = object()
-    found = NextCut(cast(ViewLog, Log([only])), is_long=True)
-    later = time.monotonic() + MARKERS_S + 1
-    assert found.find(later, waits=False) is only
-    assert found.find(later, waits=True) is None
-    assert found.find(later, waits=False) is only
 
 
 def test_a_position_before_which_nothing_was_new_is_stored_after_a_while() -> None:

@@ -108,19 +108,6 @@ def test_a_record_that_does_not_hold_for_a_table_is_no_cut() -> None:
     assert log.cut() is not None
 
 
-def test_the_newest_of_several_cuts_is_taken() -> None:
-    log = at_the_end()
-    log.add_record(record(16, a=1))
-    log.add_record(record(24, a=2))
-    log.add_record(record(32, a=3))
-    log.add(events("a", 0, (1, 8, 1), (1, 16, 1)))
-    log.reach({("a", 0): 2})
-    cut = log.cut()
-    assert cut is not None
-    assert cut.lsn == 24
-    assert log.cut() is None
-
-
 def test_a_record_that_is_older_than_the_rows_of_a_copy_below_its_bounds_is_no_cut() -> None:
     """A first copy that was interrupted goes on at a later point, and its end is told as of the first one."""
     log = at_the_end()
@@ -217,17 +204,6 @@ def test_a_long_pass_over_the_log_is_followed_by_another_one() -> None:
     assert log.has_caught_up(60.1)
 
 
-def test_who_takes_everything_takes_no_cut_that_is_not_newer() -> None:
-    log = at_the_end()
-    log.add(events("a", 0, (1, 24, 1)))
-    assert keys(log.take_all()) == [("a", b'{"id":1}')]
-    log.reach({("a", 0): 1})
-    log.add_record(record(24, a=1))
-    assert log.cut() is None
-    log.add_record(record(32, a=1))
-    assert log.cut() is not None
-
-
 def test_who_reaches_what_was_published_late_is_behind_though_it_reads_all_the_time() -> None:
     """Kafka may have compacted what it reads: a cut that isn't newer than that would show half a transaction."""
     log = at_the_end()
@@ -278,16 +254,3 @@ def test_no_cut_is_taken_that_is_older_than_what_somebody_has_applied_before() -
     log.reach({("b", 0): 1})
     log.add_record(record(24, b=1))
     assert log.cut() is not None
-
-
-def test_a_reader_gets_on_by_what_it_reads_and_by_records_that_it_reaches() -> None:
-    log = at_the_end()
-    log.add_record(record(16, uncopied=["b"], a=2))
-    assert (log.came, log.cut(), log.awaits_copy) == (0, None, True)
-    log.add(events("a", 0, (1, 8, 1)))
-    log.reach({("a", 0): 1})
-    assert (log.came, log.cut()) == (1, None)
-    log.reach({("a", 0): 2})
-    assert (log.cut(), log.came) == (None, 2), "it waits for the copy, and lacks nothing that was published"
-    log.add_record(record(24, a=2))
-    assert not log.awaits_copy

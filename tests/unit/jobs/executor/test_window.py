@@ -65,10 +65,6 @@ def test_what_was_before_a_row_that_is_left_out_stays() -> None:
     assert fold(*records) == [1, 2, 3, 5, 7]
 
 
-def test_a_repeated_event_counts_once_and_the_later_copy_stays() -> None:
-    assert fold(("t", b"a", value(tag(1)), None), ("t", b"a", value(tag(1)), None)) == [1]
-
-
 @pytest.mark.parametrize(
     "record",
     [

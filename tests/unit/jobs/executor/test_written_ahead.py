@@ -51,24 +51,6 @@ class Rows:
         return Outcome(len(taken), 0, [Rejection(event, "too large") for event in refused])
 
 
-def test_the_newest_rows_stay_and_all_others_are_written_in_order() -> None:
-    sink = Rows()
-    with ahead(sink.write) as writer:
-        stays = [item for number in range(9) for item in writer(rows(number))]
-        assert not stays
-        assert writer([]) == rows(8)
-    assert sink.written == rows(*range(8))
-    assert (writer.applied, writer.stale) == (8, 0)
-
-
-def test_a_result_of_few_rows_is_left_as_a_whole() -> None:
-    sink = Rows()
-    with ahead(sink.write) as writer:
-        assert writer(rows(1, 2)) == []
-        assert writer([]) == rows(1, 2)
-    assert not sink.written
-
-
 def test_large_rows_are_written_before_memory_has_many() -> None:
     sink = Rows()
     with ahead(sink.write, rows_max=1_000) as writer:

@@ -56,25 +56,6 @@ def test_a_closed_gate_lets_nobody_in_however_it_is_held() -> None:
     assert answers == [False]
 
 
-def test_closing_tells_when_a_batch_does_not_end() -> None:
-    gate = BatchGate()
-    assert gate.enter()
-    assert not gate.close(0.01)
-    gate.leave()
-    assert not gate.enter()
-
-
-def test_two_go_in_side_by_side_and_a_hold_waits_for_both() -> None:
-    gate = BatchGate(at_once=2)
-    assert gate.enter()
-    assert gate.enter()
-    assert not gate.is_wanted
-    gate.leave()
-    assert not gate.hold(0.01)
-    gate.leave()
-    assert gate.hold(0)
-
-
 def test_who_waits_for_nothing_else_is_woken_by_the_end() -> None:
     gate = BatchGate()
     assert not gate.wait_closed(0.01)
@@ -84,13 +65,3 @@ def test_who_waits_for_nothing_else_is_woken_by_the_end() -> None:
     gate.close(0)
     assert closed.wait(300)
     waiting.join()
-
-
-def test_whoever_is_wanted_at_the_gate_is_called() -> None:
-    calls: list[bool] = []
-    for want in (lambda gate: gate.hold(0), lambda gate: gate.close(0)):
-        gate = BatchGate()
-        gate.when_wanted(lambda gate=gate: calls.append(gate.is_wanted))
-        assert gate.enter()
-        want(gate)
-    assert calls == [True, True]

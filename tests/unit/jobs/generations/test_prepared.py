@@ -11,10 +11,6 @@ ORDERS = table()
 WIDER = table(*ORDERS.columns, column("more"))
 
 
-def test_nothing_is_known_before_a_job_has_prepared_anything() -> None:
-    assert load_prepared(MemorySink(MemoryStore()), 1) is None
-
-
 def test_the_shapes_are_known_once_they_are_prepared() -> None:
     store = MemoryStore()
     with preparing(MemorySink(store), 1, {ORDERS.name: ORDERS}):

@@ -18,16 +18,7 @@ from jobs.generations.record import (
     save_record,
 )
 from sinks.memory import MemorySink, MemoryStore, open_memory
-from tests.generations import ORDERS, AskedRecords, prepared_store
-
-
-def test_a_record_comes_back_as_it_was() -> None:
-    store = prepared_store(1, 2)
-    record = Record("shop", {"exclude": ["public.orders.note"]}, Phase.BUILDING, loaded=False, created_at_ms=5)
-    save_record(MemorySink(store), 2, record)
-    first, second = list_generations(open_memory(store, 1))
-    assert (first.number, first.is_live, first.record, first.phase) == (1, True, None, Phase.READY)
-    assert (second.number, second.is_live, second.record, second.phase) == (2, False, record, Phase.BUILDING)
+from tests.generations import ORDERS, prepared_store
 
 
 def _numbers(store: MemoryStore) -> list[int]:
@@ -47,25 +38,6 @@ def test_a_number_is_given_once_also_when_its_generation_is_gone() -> None:
     _drop(store, 2)
     assert _numbers(store) == [1]
     assert begin_generation(open_memory(store, 1), Record("shop", {})) == 3
-
-
-def test_generations_are_listed_with_one_request_for_their_records() -> None:
-    store = prepared_store(1)
-    begin_generation(open_memory(store, 1), Record("shop", {}))
-    MemorySink(store, 2).prepare([ORDERS])
-    records = AskedRecords(store)
-    listed = list_generations(replace(open_memory(store, 1), records=records))
-    assert [generation.number for generation in listed] == [1, 2]
-    assert records.requests == [["last", "record.1", "record.2", "record.3"]]
-
-
-def test_a_generation_that_is_only_planned_is_among_them() -> None:
-    store = prepared_store(1)
-    begin_generation(open_memory(store, 1), Record("shop", {}, Phase.BUILDING))
-    begin_generation(open_memory(store, 1), Record("shop", {}))
-    assert _numbers(store) == [1, 2, 3]
-    _drop(store, 2)
-    assert _numbers(store) == [1, 3]
 
 
 class _Interrupted(MemorySink):

@@ -12,14 +12,11 @@ from jobs.generations.set_aside import (
     Order,
     Orders,
     Wish,
-    asides_name,
     begun,
-    dump_asides,
     failed,
     give_again,
     give_order,
     is_done,
-    load_asides,
     load_orders,
     next_asides,
     orders_name,
@@ -34,11 +31,6 @@ A, B = TableName("public", "a"), TableName('Odd "schema"', "b")
 
 def _after(orders: Orders, before: Aside | None = None) -> Aside | None:
     return next_asides([A, B], orders, {} if before is None else {A: before}, now_ms=9).get(A)
-
-
-def test_without_orders_everything_is_read() -> None:
-    assert next_asides([A, B], {}, {}, now_ms=9) == {}
-    assert read_tables([A, B], {}) == [A, B]
 
 
 def test_a_paused_table_is_not_read_until_it_is_resumed() -> None:
@@ -141,13 +133,6 @@ def test_what_is_told_of_a_table_that_is_tried_again() -> None:
     assert Aside.from_json(again.to_json()) == again
 
 
-def test_what_an_earlier_version_has_set_aside_is_tried_again_by_an_order_alone() -> None:
-    records = MemorySink(MemoryStore())
-    records.save(asides_name(1), '[["public","a","failed",9,3,"no room",null,true,false]]')
-    assert load_asides(records, 1) == {A: Aside(AsideState.FAILED, 9, 3, "no room")}
-    assert not load_asides(records, 1)[A].is_due(10**15)
-
-
 def test_the_watermark_never_counts_a_table_that_was_out_until_it_has_caught_up() -> None:
     """It has moved on meanwhile. So a pause doesn't make a table of it that the watermark has waited for."""
     out = _after({A: Order(Wish.OUT, 1)}, Aside(AsideState.PAUSED, 5, 0))
@@ -165,15 +150,6 @@ def test_the_watermark_never_counts_a_table_that_was_out_until_it_has_caught_up(
     out_again = _after({A: Order(Wish.OUT, 4)}, refused)
     assert out_again is not None
     assert not out_again.holds_watermark
-
-
-def test_a_table_that_left_the_sink_is_forgotten_and_is_not_awaited_when_it_comes_back() -> None:
-    asides = {B: Aside(AsideState.FAILED, 5, 1, "no room")}
-    assert next_asides([A], {}, asides, now_ms=9) == {}
-    orders = {A: Order(Wish.PAUSE, 1)}
-    assert next_asides([A], orders, {}, left=[A], now_ms=9) == {A: Aside(AsideState.OUT, 9, 1, awaited=False)}
-    resumed = Aside(AsideState.RESUMING, 9, awaited=False)
-    assert next_asides([A], {}, {}, left=[A], now_ms=9) == {A: resumed}, "where it is too late, it alone is set aside"
 
 
 def test_a_table_that_is_named_and_not_captured_holds_nothing_up_and_is_new_once_it_joins() -> None:
@@ -206,22 +182,6 @@ def test_an_order_is_done_when_the_job_has_obeyed_or_refused_it() -> None:
     assert is_done(Order(Wish.PAUSE, 2), Aside(AsideState.PAUSED, 5, 2))
     assert not is_done(Order(Wish.OUT, 3), Aside(AsideState.PAUSED, 5, 2))
     assert is_done(Order(Wish.APPLY, 3), Aside(AsideState.FAILED, 5, 3))
-
-
-def test_orders_and_what_became_of_them_are_stored() -> None:
-    records = MemorySink(MemoryStore())
-    assert load_orders(records, 1) == {}
-    give_order(records, 1, [A], Wish.PAUSE, now_ms=5)
-    give_order(records, 1, [B], Wish.OUT, now_ms=6)
-    assert load_orders(records, 1) == {A: Order(Wish.PAUSE, 1, 5), B: Order(Wish.OUT, 2, 6)}
-    asides = {
-        A: Aside(AsideState.FAILED, 9, 3, "no room", None, tries=4, retry_at_ms=10),
-        B: Aside(AsideState.RESUMING, 4, awaited=False, begun=True),
-    }
-    records.save(asides_name(1), dump_asides(asides))
-    assert (load_asides(records, 1), load_asides(records, 2)) == (asides, {})
-    records.save(asides_name(1), dump_asides({}))
-    assert load_asides(records, 1) == {}
 
 
 def test_an_order_that_another_command_has_overwritten_is_given_again() -> None:

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from cdc.model.errors import LockstepError, Unavailable
-from jobs.generations.lease import HEARTBEAT_S, Clock, GenerationLease, LastBeat, heartbeat_name
+from jobs.generations.lease import Clock, GenerationLease, LastBeat, heartbeat_name
 from jobs.generations.read_so_far import ReadSoFar
 from jobs.generations.record import Phase, Record, save_record
 from jobs.generations.starting import STARTING_NAME, showing_start, starting_record
@@ -35,12 +35,6 @@ MINUTE_MS = 60_000
 
 def _lease(records: MemorySink, at_ms: int) -> GenerationLease:
     return GenerationLease(replace(open_memory(MemoryStore()), records=records), 1, clock=Clock(now_ms=lambda: at_ms))
-
-
-def test_before_any_job_nobody_has_begun() -> None:
-    status = job_status(MemorySink(MemoryStore()), 1, now_ms=MINUTE_MS)
-    assert status == JobStatus(JobState.ABSENT)
-    assert (status.sentence("cache") or "").startswith("cache: no job has begun to apply to it")
 
 
 def test_a_job_that_gives_signs_of_life_runs() -> None:
@@ -100,15 +94,6 @@ def test_a_driver_shows_that_it_starts_until_its_job_is_at_work() -> None:
         until(lambda: records.load(STARTING_NAME))
         signs.end("cache")
         until(lambda: records.load(STARTING_NAME) is None)
-
-
-def test_a_job_that_was_told_to_stop_is_absent_since_then() -> None:
-    records = MemorySink(MemoryStore())
-    lease = _lease(records, MINUTE_MS)
-    lease.heartbeat()
-    lease.end()
-    status = job_status(records, 1, now_ms=2 * MINUTE_MS)
-    assert (status.state, status.since_ms, status.needs_somebody) == (JobState.ABSENT, MINUTE_MS, False)
 
 
 def test_a_job_that_was_told_to_stop_is_absent_though_an_older_ones_goodbye_was_lost() -> None:
@@ -175,13 +160,6 @@ def test_the_error_that_ended_a_job_is_told_until_one_is_at_work_again() -> None
     assert job_status(records, 1, now_ms=6 * MINUTE_MS).since_ms == 5 * MINUTE_MS
     clear_stop(records, 1)
     assert job_status(records, 1, now_ms=6 * MINUTE_MS).state is JobState.ABSENT
-
-
-def test_another_job_that_runs_beside_counts_more_than_one_that_has_stopped() -> None:
-    records = MemorySink(MemoryStore())
-    save_stop(records, 1, LockstepError("mine"), now_ms=MINUTE_MS)
-    _lease(records, MINUTE_MS).heartbeat()
-    assert job_status(records, 1, now_ms=MINUTE_MS).state is JobState.RUNNING
 
 
 def test_a_job_whose_clock_is_another_one_runs_as_long_as_its_heartbeat_moves() -> None:
@@ -268,25 +246,6 @@ def _beats(beats: int, at_ms: int) -> str:
     jobs = {"x": {"beats": beats, "paused_for": None}}
     facts = {"jobs": jobs, "at_ms": at_ms, "claim": None, "once": False, "is_over": False, "read": None}
     return orjson.dumps(facts).decode()
-
-
-def test_many_jobs_that_ended_without_a_word_are_waited_for_once() -> None:
-    records = MemorySink(MemoryStore())
-    for number in (1, 2, 3):
-        records.save(f"g{number}.heartbeat", _beats(1, 0))
-    now, still = Time(), dict[int, LastBeat]()
-    took = []
-    for _ in range(2):
-        began = now.now
-        found = job_statuses(records, [1, 2, 3, 4], now_ms=MINUTE_MS, still=still, clock=now.clock())
-        took.append(now.now - began)
-    assert [status.state for status in found.values()] == [JobState.SILENT] * 3 + [JobState.ABSENT]
-    assert took[0] < 4 * HEARTBEAT_S
-    assert took[1] == 0
-    # A sign of life counts at once, also of one that was silent.
-    records.save("g2.heartbeat", _beats(2, MINUTE_MS))
-    found = job_statuses(records, [1, 2], now_ms=MINUTE_MS, still=still, clock=now.clock())
-    assert [status.state for status in found.values()] == [JobState.SILENT, JobState.RUNNING]
 
 
 def test_a_job_tells_with_its_sign_of_life_what_it_has_read() -> None:

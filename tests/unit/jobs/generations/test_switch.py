@@ -240,10 +240,3 @@ def test_a_table_that_leaves_capture_while_the_new_generation_comes_close_is_not
     with pytest.raises(LockstepError, match=r"topic shop\.public\.left \(1\)"):
         switch(lambda number: open_memory(store, number), 2, log_ends=ends, clock=now.clock())
     assert (store.live, store.records.get("g1.pause_request")) == (1, None)
-
-
-def test_a_generation_that_was_built_without_a_table_that_left_lacks_nothing_of_it() -> None:
-    store, now = prepared_store(1, 2), Time()
-    _with_left(store, 1, 5)
-    _at(store, 2, 10)
-    assert switch(lambda number: open_memory(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock()) == 1

@@ -40,9 +40,3 @@ def test_behind_a_gap_what_is_read_is_complete_and_the_log_is_not() -> None:
     assert (log.offsets, log.skipped, log.watermark.lsn) == ({AT: 5}, {AT: 9}, 100)
     assert (log.complete_at_ms, log.read_at_ms) == (1_000, 3_000)
     assert (log.has_caught_up, log.has_all, log.advanced) == (True, False, {"t"})
-
-
-def test_a_log_that_is_read_again_takes_nothing_back() -> None:
-    log = applied()
-    log.apply({AT: 3})
-    assert (log.offsets, log.advanced, log.watermark.lsn) == ({AT: 5}, frozenset(), 100)

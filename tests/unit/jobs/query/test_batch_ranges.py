@@ -52,11 +52,6 @@ def planning(
     return BatchPlan(plan, [A, B], keeper, TopicWatch("cache", log.topics), cluster), keeper
 
 
-def test_a_batch_takes_all_there_is_up_to_its_limit() -> None:
-    ends = {A: 30, B: 10}
-    assert planned_ends({A: 10, B: 10}, ends, most=20) == ends
-
-
 def test_beyond_it_each_partition_gives_the_same_share_of_what_it_has() -> None:
     assert planned_ends({A: 100}, {A: 1100, B: 500, C: 0}, most=300) == {A: 300, B: 100, C: 0}
 

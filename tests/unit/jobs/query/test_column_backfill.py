@@ -58,10 +58,6 @@ def test_a_new_generation_lacks_nothing() -> None:
     assert _lacking(_next(None, *RECORDS, has_rows=False)) == {}
 
 
-def test_rows_that_were_applied_before_lack_a_column_that_was_added_since() -> None:
-    assert _lacking(_next(FRESH, *RECORDS[:2])) == {"grade": 5}
-
-
 def test_columns_that_were_added_one_after_the_other_are_lacking_together_or_each_alone() -> None:
     assert _lacking(_next(FRESH, *RECORDS)) == {"grade": 5, "price": "1.50"}
     assert _lacking(_next(_done(_next(FRESH, *RECORDS[:2])), *RECORDS)) == {"price": "1.50"}
@@ -77,24 +73,6 @@ def test_what_is_lacking_is_known_by_its_number_when_it_has_another_name() -> No
     begun = _next(FRESH, *RECORDS[:2])
     renamed = SchemaRecord(_of(ID, NOTE, replace(GRADE, name="mark")), 3)
     assert _lacking(_next(begun, *RECORDS[:2], renamed)) == {"mark": 5}
-
-
-def test_a_column_that_was_dropped_again_is_not_lacking() -> None:
-    dropped = SchemaRecord(FIRST, 3)
-    assert _lacking(_next(_next(FRESH, *RECORDS[:2]), RECORDS[1], dropped)) == {}
-
-
-def test_a_column_without_a_default_is_not_lacking() -> None:
-    assert _lacking(_next(FRESH, RECORDS[0], SchemaRecord(GRADED, 2))) == {}
-
-
-def test_values_that_come_with_a_copy_are_not_lacking() -> None:
-    volatile = SchemaRecord(GRADED, 2, ShapeChange(rewritten="a value of its own for each row"))
-    assert _lacking(_next(FRESH, RECORDS[0], volatile)) == {}
-
-
-def test_nothing_happens_to_a_generation_whose_table_stays_as_it_is() -> None:
-    assert _next(FRESH, RECORDS[0]) == FRESH
 
 
 def test_where_nothing_is_known_of_a_generation_with_rows_every_added_column_may_be_lacking() -> None:
@@ -194,12 +172,6 @@ def test_what_was_lacking_before_a_recovery_is_not_filled_into_the_column_that_h
     lacking = _next(FRESH, *RECORDS[:2])
     at_once = SchemaRecord(AGAIN.table, 1, COPIED, from_epoch=1)
     assert _lacking(_next(lacking, *RECORDS[:2], at_once)) == {}
-
-
-def test_a_column_of_another_number_on_another_server_is_the_one_of_its_name() -> None:
-    elsewhere = SchemaRecord(replace(_of(ID, replace(NOTE, number=5)), epoch=1, oid=8), 1, from_epoch=1)
-    held = _next(FRESH, RECORDS[0], elsewhere).tables[FIRST.name]
-    assert (held.columns, held.relation) == ({"id": 1, "note": 5}, elsewhere.table.relation)
 
 
 def test_a_column_that_has_a_number_of_the_table_that_was_dropped_is_lacking() -> None:

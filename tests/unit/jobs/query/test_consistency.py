@@ -18,13 +18,6 @@ from tests.builders import progress
 from tests.generations import ORDERS
 from tests.stepping import SteppingStore, open_stepping
 
-
-def test_each_step_has_its_lsn_and_that_of_the_first_one() -> None:
-    first = Consistency().after(epoch=1, lsn=16, commit_time_ms=5)
-    assert (first.is_reached, Consistency().is_reached) == (True, False)
-    assert first.after(epoch=1, lsn=24, commit_time_ms=6) == Consistency(1, 24, 6, since_lsn=16)
-
-
 A, B = ("shop.public.a", 0), ("shop.public.b", 0)
 REACHED = Consistency(1, 16, 5, 16)
 

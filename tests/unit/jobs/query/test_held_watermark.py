@@ -21,13 +21,3 @@ def test_it_stays_until_it_is_released_and_for_good_where_a_table_waits_for_tabl
     assert held.position.lsn == lsn
     held.release()
     assert held.position.lsn == released
-
-
-def test_beside_a_paused_table_one_that_has_joined_is_told_to_be_there_unless_rows_lack_columns() -> None:
-    mark = Watermark(["a", "new"], lsn=100, joining=["new", "paused"])
-    held = HeldWatermark(mark, ["a", "new"], lacks_columns=True, waits_for_table=True)
-    mark.add(ProgressRecord(200, 0, {"new": (3,)}), learned_at_ms=0)
-    mark.advance({("new", 0): 3})
-    assert held.joining == ("new", "paused")
-    held.release()
-    assert (held.joining, held.position.lsn) == (("paused",), 100)

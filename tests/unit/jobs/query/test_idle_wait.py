@@ -46,12 +46,6 @@ class _Moments:
         return self.now
 
 
-def test_a_rest_ends_when_it_is_woken_for_something_that_is_not_applied() -> None:
-    moments = _Moments(woken_at=[3.05, 7.05], behind_from=7.05)
-    assert moments.rest() == 7.05
-    assert moments.asked_at == []
-
-
 def test_what_is_known_already_is_not_waited_for() -> None:
     moments = _Moments(behind_from=0)
     assert moments.rest() == 0

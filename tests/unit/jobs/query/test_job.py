@@ -125,12 +125,6 @@ def test_another_query_prepares_the_shape_that_the_first_did_not_know(looks: lis
     assert [type(report) for report in job.reports] == [SinkWaiting] * 2, "nobody gives up where nobody can tell"
 
 
-def test_without_another_shape_the_failure_is_final(looks: list[bool | Unavailable]) -> None:
-    looks += [_AWAY, False]
-    with pytest.raises(LockstepError, match="no room"):
-        _Job(LockstepError("no room")).run()
-
-
 @pytest.mark.parametrize(("denied", "queries"), [(["a"], 2), ([], 1), (["a", "b"], 1)])
 def test_a_job_that_may_not_read_some_tables_any_more_begins_again_without_them(
     denied: list[str], queries: int, looks: list[bool | Unavailable], monkeypatch: pytest.MonkeyPatch

@@ -38,20 +38,6 @@ def bell() -> _Bell:
     return _Bell()
 
 
-def test_it_rings_for_all_and_once_to_begin_with(bell: _Bell) -> None:
-    shared = SharedBell(bell)
-    first, second = shared.listener(), shared.listener()
-    for each in (first, second):
-        assert each.rings(300)
-        assert not each.rings(0)
-    bell.pulled.release()
-    assert first.rings(300)
-    assert second.rings(300)
-    assert not first.rings(0)
-    first.close()
-    second.close()
-
-
 def test_nobody_hears_it_once_nobody_listens_and_one_who_comes_later_does(bell: _Bell) -> None:
     shared = SharedBell(bell)
     first, second = shared.listener(), shared.listener()

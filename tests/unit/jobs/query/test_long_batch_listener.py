@@ -17,7 +17,7 @@ from jobs.executor.log_reader import IDLE_WAIT_S
 from jobs.executor.result import Failure, RejectedEvent
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import HEARTBEAT_S, SILENCE_S
-from jobs.query.long_batch_listener import LongBatches, Standstill, TaskSlots
+from jobs.query.long_batch_listener import LongBatches
 from jobs.query.threads import TICK_S
 from tests.databases import until
 from views.counters import Counters
@@ -164,28 +164,6 @@ def test_a_shard_waits_until_what_it_has_rejected_is_kept_also_where_its_batch_i
     assert line.take_stored() == 0
 
 
-def test_a_task_that_has_not_listened_for_long_hears_what_was_said_meanwhile() -> None:
-    now = 0.0
-    with listening() as driver, DriverLine(driver.path, monotonic=lambda: now) as line:
-        now = 100 * LISTENING_SILENT_S
-        line.tell(Told(shard=1))
-        line.wait_stored(1, 300)
-        assert line.take_stored() == 1
-
-
-def test_somebody_at_the_gate_ends_the_batch() -> None:
-    with listening() as driver:
-        for want in (lambda: driver.gate.hold(0), lambda: driver.gate.close(0)):
-            with DriverLine(driver.path) as line:
-                line.tell(Told(rows=1))
-                driver.wait_for_rows(1)
-                assert not line.is_over()
-                want()
-                wait_until_over(line)
-            driver.gate.release()
-            driver.told = Told()
-
-
 def test_somebody_at_the_gate_is_noticed_though_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobs.query.long_batch_listener.GO_ON_S", 1e6)
     with listening() as driver, DriverLine(driver.path) as line:
@@ -222,25 +200,6 @@ def test_a_task_that_reads_much_before_it_applies_anything_is_not_ended(monkeypa
             line.tell(Told())
             now += 10.0
             wait_until_over(line)
-
-
-def test_a_standstill_is_to_be_behind_and_to_reach_nothing() -> None:
-    standstill = Standstill(100.0)
-    assert not standstill.is_too_long(900.0, is_behind=False), "all that was published is applied"
-    assert not standstill.is_too_long(914.0, is_behind=True)
-    standstill.has_moved(914.0)
-    assert not standstill.is_too_long(928.0, is_behind=True)
-    assert not standstill.is_too_long(929.0, is_behind=False)
-    assert not standstill.is_too_long(943.0, is_behind=True)
-    assert standstill.is_too_long(944.0, is_behind=True)
-
-
-def test_a_task_that_hangs_up_makes_room_for_the_next() -> None:
-    with listening() as driver:
-        for number in range(1, 4):
-            with DriverLine(driver.path) as line:
-                line.tell(Told(rows=1))
-                driver.wait_for_rows(number)
 
 
 def test_tasks_of_one_batch_end_with_the_first_of_them() -> None:
@@ -304,19 +263,6 @@ def test_a_task_waits_for_its_next_attempt_no_longer_than_its_batch_lasts() -> N
         assert line.is_over_within(1e6)
 
 
-def test_one_task_after_another_is_not_of_one_batch() -> None:
-    with listening() as driver, DriverLine(driver.path) as line:
-        line.tell(Told(rows=1))
-        driver.wait_for_rows(1)
-        with DriverLine(driver.path) as killed:
-            killed.tell(Told(rows=1))
-            driver.wait_for_rows(2)
-        with DriverLine(driver.path) as late:
-            late.tell(Told(rows=1))
-            driver.wait_for_rows(3)
-        assert not line.is_over()
-
-
 def test_without_a_driver_every_batch_is_over() -> None:
     with listening() as driver:
         line = DriverLine(driver.path)
@@ -369,21 +315,6 @@ def test_a_driver_that_has_nothing_to_say_says_so(monkeypatch: pytest.MonkeyPatc
         until(lambda: not line.is_over())
 
 
-def test_a_slot_is_left_for_others() -> None:
-    slots = TaskSlots()
-    assert not slots.take(1)
-    assert [slots.take(3), slots.take(3), slots.take(3)] == [True, True, False]
-    slots.give_back()
-    assert slots.take(3)
-
-
-def test_shards_of_a_view_take_all_of_their_slots_or_none() -> None:
-    slots = TaskSlots()
-    assert [slots.take(4, 2), slots.take(4, 2), slots.take(4)] == [True, False, True]
-    slots.give_back(2)
-    assert slots.take(4, 2)
-
-
 def test_the_driver_hears_of_what_was_read_once_the_work_on_it_takes_long() -> None:
     """The task may hang in it. It isn't one of those that the driver answers."""
     with listening() as driver, DriverLine(driver.path) as line:
@@ -393,13 +324,3 @@ def test_the_driver_hears_of_what_was_read_once_the_work_on_it_takes_long() -> N
         line.tell(Told(rows=1))
         driver.wait_for_rows(1)
         until(lambda: not line.is_over() and line.take_stored() == 1)
-
-
-def test_the_driver_hears_nothing_of_what_is_done_at_once() -> None:
-    with listening() as driver, DriverLine(driver.path) as line:
-        for offset in range(50):
-            with line.at_work_on({P0: offset}):
-                pass
-        line.tell(Told(rows=1))
-        driver.wait_for_rows(1)
-        assert driver.told.read == {}

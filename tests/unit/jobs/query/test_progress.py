@@ -62,21 +62,6 @@ def record(lsn: int, *ends: int) -> ProgressRecord:
     return ProgressRecord(lsn, lsn, {TOPIC: ends})
 
 
-def test_a_batch_is_stored_with_the_watermark_known_by_then() -> None:
-    kept, generations = keeper()
-    kept.learn([record(100, 5)])
-    stored = kept.batch_applied({(TOPIC, 0): 5}, rejected=2)
-    assert stored == generations.load_progress()
-    assert stored == Progress({(TOPIC, 0): 5}, 100, 100, 1_000_000, {TOPIC: "id"}, 2)
-
-
-def test_a_record_that_comes_after_its_batch_raises_the_watermark() -> None:
-    kept, generations = keeper()
-    kept.batch_applied({(TOPIC, 0): 5}, rejected=0)
-    assert kept.learn([record(100, 5)]) == generations.load_progress()
-    assert kept.learn([]) is None
-
-
 def test_while_rows_from_before_lack_a_column_the_watermark_stays_and_batches_count() -> None:
     kept, generations = keeper(Progress({(TOPIC, 0): 5}, 100, 7, 0, {}), lacks_columns=True)
     assert kept.learn([record(200, 9)]) is None
@@ -126,19 +111,6 @@ def test_a_batch_that_comes_again_counts_its_rejections_once() -> None:
     kept, _ = keeper(Progress({(TOPIC, 0): 5}, 0, 0, 0, {}, 3))
     assert kept.batch_applied({(TOPIC, 0): 5}, rejected=3).rejected == 3
     assert kept.batch_applied({(TOPIC, 0): 6}, rejected=1).rejected == 4
-
-
-def test_an_idle_sink_renews_its_progress_now_and_then() -> None:
-    clock = Clock()
-    kept, generations = keeper(clock=clock)
-    kept.batch_applied({(TOPIC, 0): 5}, rejected=0)
-    clock.now_ms += RENEWAL_MS - 1
-    assert kept.learn([]) is None
-    clock.now_ms += 1
-    assert kept.learn([]) == generations.load_progress()
-    stored = generations.load_progress()
-    assert stored is not None
-    assert stored.updated_at_ms == clock.now_ms
 
 
 def test_a_sink_has_been_here_when_the_log_was_last_looked_at() -> None:
@@ -231,15 +203,6 @@ def test_a_batch_that_was_read_after_tombstones_may_be_gone_is_refused_again_and
             kept.batch_applied({(TOPIC, 0): 9}, rejected=0)
     assert "lockstep rebuild search" in str(raised.value.hint)
     assert generations.load_progress() == stored
-
-
-def test_what_was_applied_before_and_what_is_new_after_a_quiet_time_is_no_backlog() -> None:
-    clock = Clock()
-    kept, _ = keeper(Progress({(TOPIC, 0): 5}, 0, 0, clock.now_ms, {TOPIC: "id"}), clock)
-    clock.now_ms += 10_000_000
-    kept.batch_applied({(TOPIC, 0): 5}, rejected=0)
-    kept.learn([])
-    kept.batch_applied({(TOPIC, 0): 6}, rejected=0)
 
 
 def test_a_job_in_whose_place_another_one_applies_stores_nothing() -> None:

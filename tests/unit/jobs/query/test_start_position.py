@@ -38,11 +38,6 @@ def test_all_that_was_published_before_a_recovery_was_before_an_lsn_of_after_it(
         assert start == {(ORDERS, 0): 7, (ORDERS, 1): 8, (ITEMS, 0): 0}
 
 
-def test_where_nothing_is_known_of_a_partition_it_is_read_from_its_start() -> None:
-    assert offsets_after_lsn(RECORDS, 150, PARTITIONS) == dict.fromkeys(PARTITIONS, 0)
-    assert offsets_after_lsn(RECORDS, 99, PARTITIONS) == dict.fromkeys(PARTITIONS, 0)
-
-
 O0, O1 = (ORDERS, 0), (ORDERS, 1)
 
 

@@ -73,15 +73,6 @@ def test_a_recreated_topic_ends_a_running_query_for_good(watch: Watch) -> None:
     assert isinstance(early.failure, PositionMismatch)
 
 
-@pytest.mark.parametrize("error", [Unavailable("no broker answers"), LockstepError("a broker refuses")])
-def test_a_query_goes_on_while_the_brokers_do_not_say_what_topics_they_have(watch: Watch, error: LockstepError) -> None:
-    cluster = _Answers(error)
-    with watch(cluster) as early:
-        until(lambda: cluster.questions > 2)
-        assert not early.ending.is_set()
-    assert early.failure is None
-
-
 def test_a_query_does_not_go_on_when_a_bug_keeps_it_from_looking_at_its_topics(watch: Watch) -> None:
     with watch(_Answers(RuntimeError("a bug"))) as early:
         assert early.ending.wait(300)
@@ -205,13 +196,6 @@ def test_what_a_destination_lost_ends_a_long_batch(error: Exception) -> None:
     assert store_told(state, _raising(error)) is None
     assert state.failure is error
     assert state.ended.is_set()
-
-
-def test_a_destination_that_does_not_answer_gets_it_the_next_time() -> None:
-    state = QueryState()
-    assert store_told(state, _raising(Unavailable("it restarts"))) is None
-    assert state.failure is None
-    assert not state.ended.is_set()
 
 
 def test_a_batch_is_overdue_when_it_takes_longer_than_its_rows_do() -> None:

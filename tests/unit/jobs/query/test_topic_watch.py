@@ -36,27 +36,12 @@ def watch(count: int = len(TOPICS)) -> TopicWatch:
     return TopicWatch("s", {topic: TopicFacts("a", 1, 0) for topic in TOPICS[:count]})
 
 
-def test_few_topics_are_all_asked_about_each_time(brokers: Any) -> None:
-    few = watch(3)
-    few.look(brokers)
-    few.look(brokers)
-    assert brokers.asked == [TOPICS[:3], TOPICS[:3]]
-
-
 def test_many_topics_are_asked_about_in_turn(brokers: Any) -> None:
     many = watch()
     for _ in range(4):
         many.look(brokers)
     assert [len(topics) for topics in brokers.asked] == [TOPICS_AT_ONCE, TOPICS_AT_ONCE, 1, TOPICS_AT_ONCE]
     assert {topic for topics in brokers.asked[:3] for topic in topics} == set(TOPICS)
-
-
-def test_a_topic_that_was_heard_of_is_asked_about_next(brokers: Any) -> None:
-    many = watch()
-    many.heard_of([TOPICS[-1]])
-    brokers.recreated = {TOPICS[-1]}
-    with pytest.raises(PositionMismatch, match="was recreated"):
-        many.look(brokers)
 
 
 def test_a_look_without_an_answer_forgets_nothing(brokers: Any) -> None:
@@ -93,12 +78,6 @@ def test_all_topics_have_their_turn_after_something_was_published_and_then_looks
     for _ in range(3):
         assert looks.is_due(2.0 + QUIET_S, has_news=True)
         looks.has_looked(2.0 + QUIET_S)
-
-
-def test_a_look_without_answers_is_due_again() -> None:
-    looks = Looks(1)
-    assert looks.is_due(1.0, has_news=True)
-    assert looks.is_due(2.0, has_news=False)
 
 
 def test_a_topic_of_which_something_was_read_is_heard_of_until_the_next_look(brokers: Any) -> None:

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from cdc.model.errors import Unavailable
 from jobs.generations.view_state import load_told, told_name
 from jobs.query.view_figures import SAVE_S, FiguresKeeper
@@ -66,24 +64,6 @@ def figures(changes_in: int, *, at_ms: int = 0, building: Building | None = None
 READING = Building(5_000, Doing.READING, 10, 100, 5.0)
 
 
-def test_what_was_done_is_counted_once_also_by_a_later_run() -> None:
-    lease = Lease()
-    job = Job(lease)
-    job.tell(figures(10))
-    job.tell(figures(15))
-    assert job.done == [10, 5]
-    later = Job(lease)
-    later.tell(figures(18))
-    assert later.done == [3]
-
-
-def test_a_state_that_was_built_anew_counts_from_its_begin() -> None:
-    job = Job(Lease())
-    job.tell(figures(10))
-    job.tell(figures(2, at_ms=11))
-    assert job.done == [10, 2]
-
-
 def test_a_building_is_told_of_at_once_with_since_when() -> None:
     lease = Lease()
     job = Job(lease)
@@ -143,9 +123,3 @@ def test_nothing_is_counted_before_it_is_known_what_an_earlier_run_has_counted()
 
 def test_a_record_has_its_generation_in_its_name() -> None:
     assert told_name(3) == "g3.view"
-
-
-@pytest.mark.parametrize("building", [None, READING])
-def test_figures_are_read_as_they_were_written(building: Building | None) -> None:
-    own = figures(7, building=building)
-    assert ViewFigures.from_json(own.to_json()) == own

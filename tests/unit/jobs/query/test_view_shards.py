@@ -10,7 +10,7 @@ from jobs.query.view_shards import ViewShards
 from sinks.contract import Progress
 from tests.builders import progress
 from views.counters import Counters
-from views.figures import Building, Doing, ViewFigures, together
+from views.figures import Building, Doing, ViewFigures
 
 P0, P1 = ("t", 0), ("t", 1)
 
@@ -55,12 +55,6 @@ def test_what_is_not_stored_is_not_known_to_be() -> None:
     assert (again.stored(0), again.stored(1), again.least) == ({P0: 5}, {P0: 1}, {P0: 1})
 
 
-@pytest.mark.parametrize("stored", [(), ({P0: 9}, {P0: 4})])
-def test_where_nothing_is_known_of_so_many_shards_all_are_where_the_view_is(stored: Sequence[Offsets]) -> None:
-    shards = ViewShards.of_progress(stored, count=3, reached={P0: 4})
-    assert shards.least == shards.stored(2) == {P0: 4}
-
-
 def test_no_shard_is_behind_the_view() -> None:
     """As one whose view a single task has kept since it was stored."""
     shards = ViewShards.of_progress([{P0: 9}, {P0: 2}], count=2, reached={P0: 4, P1: 1})
@@ -78,20 +72,6 @@ def test_a_shard_that_waits_for_others_is_ahead() -> None:
 
 def figures(lsn: int, rows: int, *, building: Building | None = None, at_ms: int = 0) -> ViewFigures:
     return ViewFigures(lsn, 10 * rows, 100 * rows, Counters(1, 2, 3, 4, 1, rows), building, at_ms, 60_000 * lsn)
-
-
-def test_figures_are_those_of_all_shards() -> None:
-    assert together([figures(16, 3, at_ms=7), figures(8, 4)]) == ViewFigures(
-        8, 70, 700, Counters(2, 4, 6, 8, 2, 7), None, 7, 480_000
-    )
-
-
-def test_of_several_buildings_the_one_is_told_that_has_most_to_do() -> None:
-    first = Building(1, Doing.WRITING, 0, 900, 1.0)
-    second = Building(1, Doing.READING, 5, 10, 1.0)
-    third = Building(1, Doing.READING, 5, 20, 1.0)
-    buildings = [figures(0, 0, building=each) for each in (first, second, third)]
-    assert together([figures(8, 1), *buildings]).building == third
 
 
 def test_figures_are_told_once_all_shards_have_told_theirs_but_for_a_building() -> None:

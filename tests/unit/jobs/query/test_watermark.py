@@ -34,17 +34,6 @@ def test_a_record_is_covered_once_every_partition_has_reached_its_bound() -> Non
     assert (mark.lsn, mark.commit_time_ms) == (100, 1000)
 
 
-def test_offsets_beyond_the_bounds_cover_a_record_too() -> None:
-    mark = watermark(record(100, orders=(5,)))
-    assert mark.advance({(ORDERS, 0): 7})
-
-
-def test_the_newest_covered_record_counts() -> None:
-    mark = watermark(record(100, orders=(5,)), record(200, orders=(8,)), record(300, orders=(9,)))
-    assert mark.advance({(ORDERS, 0): 8})
-    assert mark.lsn == 200
-
-
 def test_a_covered_record_after_an_uncovered_one_raises_nothing() -> None:
     mark = watermark(record(100, orders=(5,)), record(200, items=(1,)))
     assert not mark.advance({(ORDERS, 0): 4, (ITEMS, 0): 1})
@@ -57,23 +46,11 @@ def test_an_idle_partition_holds_nothing_back() -> None:
     assert mark.lsn == 200
 
 
-def test_a_heartbeat_raises_it_without_any_event() -> None:
-    mark = watermark(record(100))
-    assert mark.advance({})
-    assert mark.lsn == 100
-
-
 def test_a_heartbeat_waits_for_the_record_before_it() -> None:
     mark = watermark(record(100, orders=(5,)), record(200), record(300))
     assert not mark.advance({(ORDERS, 0): 4})
     assert mark.advance({(ORDERS, 0): 5})
     assert mark.lsn == 300
-
-
-def test_topics_of_others_are_of_no_concern() -> None:
-    mark = watermark(record(100, other=(9, 9)))
-    assert mark.advance({})
-    assert mark.lsn == 100
 
 
 def test_it_goes_on_from_what_was_stored_and_never_back() -> None:
@@ -92,15 +69,6 @@ def test_waiting_records_are_bounded_and_still_right(monkeypatch: pytest.MonkeyP
         reached.append(mark.lsn)
     assert reached[-1] == 100
     assert len(set(reached)) <= 5
-
-
-def test_it_tells_since_when_something_is_missing() -> None:
-    mark = watermark(record(100, orders=(5,)), record(200, orders=(8,)), record(300))
-    assert mark.behind_since_ms == 100
-    mark.advance({(ORDERS, 0): 5})
-    assert mark.behind_since_ms == 200
-    mark.advance({(ORDERS, 0): 8})
-    assert mark.behind_since_ms is None
 
 
 @st.composite
@@ -165,12 +133,6 @@ def test_a_record_that_does_not_hold_for_a_table_of_the_sink_raises_nothing_and_
     assert not mark.advance({(ORDERS, 0): 8})
     assert mark.advance({(ORDERS, 0): 9})
     assert mark.lsn == 400
-
-
-def test_a_table_of_another_sink_that_waits_for_its_copy_does_not_matter() -> None:
-    mark = watermark(replace(record(100, orders=(5,)), uncopied=(OTHER,)))
-    assert mark.advance({(ORDERS, 0): 5})
-    assert mark.lsn == 100
 
 
 def test_a_new_epoch_begins_with_nothing_known_though_its_lsns_are_smaller() -> None:

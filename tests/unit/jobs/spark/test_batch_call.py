@@ -1,7 +1,5 @@
-import gc
-import weakref
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -39,23 +37,6 @@ def test_the_connection_of_a_querys_thread_is_closed_with_the_query() -> None:
     call.close()
     assert not jvm.open
     call.close()
-
-
-def test_a_query_that_never_had_a_batch_is_closed() -> None:
-    BatchCall(Query().batch).close()
-
-
-def test_whoever_keeps_the_call_and_its_error_keeps_nothing_of_the_query() -> None:
-    query = Query()
-    known, call = weakref.ref(query), BatchCall(query.batch)
-    with pytest.raises(BatchFailed) as failed:
-        call(Jvm().frame, 2)
-    kept = cast("Any", failed.value)
-    call.close()
-    del query
-    gc.collect()
-    assert kept.__context__ is None
-    assert known() is None
 
 
 def test_a_call_for_a_query_that_is_over_is_refused() -> None:

@@ -71,11 +71,6 @@ def test_executors_of_a_cluster_unpack_the_archive_and_import_from_it() -> None:
     assert conf["spark.executorEnv.PYTHONPATH"] == directory
 
 
-def test_a_local_master_needs_no_archive() -> None:
-    conf = spark_conf(SparkSettings(package=Path("/x/package.zip")), log_settings=LOG)
-    assert "spark.archives" not in conf
-
-
 def test_own_archives_and_paths_come_after_those_that_the_jobs_need() -> None:
     own = {"spark.archives": "e.tgz#e", "spark.executorEnv.PYTHONPATH": "e/packages"}
     settings = SparkSettings(master=CLUSTER, package=Path("/x/p.zip"), conf=own)
@@ -179,10 +174,6 @@ def test_a_jvm_that_was_killed_has_ended_once_its_connection_broke() -> None:
     finally:
         process.kill()
         process.wait()
-
-
-def test_a_session_without_a_process_of_its_own_goes_on() -> None:
-    assert not has_jvm_ended(cast(SparkSession, object()), ConnectionResetError())
 
 
 def test_what_the_bridge_tells_the_root_logger_is_left_out() -> None:

@@ -52,14 +52,6 @@ def archive(path: Path, content: Mapping[str, str]) -> Path:
     return path
 
 
-def test_sources_are_listed_by_name_and_nothing_else_is() -> None:
-    names = list(source_files())
-    assert "jobs/spark/worker_daemon.py" in names
-    assert names == sorted(names)
-    assert {name.split("/")[0] for name in names} - {"extensions"} == set(PACKAGES)
-    assert {Path(name).suffix for name in names} == {".py"}
-
-
 def test_an_archive_of_the_same_code_is_accepted_whatever_else_it_holds(root: Path, tmp_path: Path) -> None:
     check_archive(archive(tmp_path / "a.zip", CODE), root)
     check_archive(archive(tmp_path / "b.zip", CODE | {"redis/client.py": "", "cdc/data.sql": ""}), root)
