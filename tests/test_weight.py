@@ -33,7 +33,7 @@ BUDGETS: Final = {
     "lines of the core": 89_595,
     "lines of extensions": 14_511,
     "lines of stack and bench": 9_238,
-    "lines of tests": 95_662,
+    "lines of tests": 94_652,
     "words of docs": 43_071,
     "settings": 166,
 }

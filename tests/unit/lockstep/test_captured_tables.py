@@ -40,14 +40,6 @@ def test_what_capture_says_counts_and_not_what_this_configuration_names(
     assert now.lacks(["public.items"]) == [ITEMS]
 
 
-def test_where_the_last_table_has_left_none_is_captured_whatever_was_copied_before(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorded = replace(state(), phase=SnapshotPhase.DONE, memberships={ORDERS: "a"}, captured=())
-    now = _now(pipeline, recorded, monkeypatch)
-    assert (list(now.keyed), now.selection) == ([], selection_of(()))
-
-
 @pytest.mark.parametrize("recorded", [None, replace(state(), phase=SnapshotPhase.CREATING, captured=(LATE,))])
 def test_before_capture_has_told_it_is_what_the_configuration_names(
     pipeline: Pipeline, recorded: CaptureState | None, monkeypatch: pytest.MonkeyPatch

@@ -30,14 +30,6 @@ tables = ["public.orders"]
 """
 
 
-VIEW = """
-[views.totals]
-sink = "search"
-key = ["id"]
-sql = "select id from orders"
-"""
-
-
 @pytest.fixture
 def write(tmp_path: Path):
     def _write(text: str) -> Path:
@@ -67,19 +59,6 @@ def test_the_section_of_an_extension_that_is_not_there_says_what_it_may_be(tmp_p
     assert done.stdout.splitlines() == [
         "searches: unknown section: check its spelling, or install the extension that it belongs to",
     ]
-
-
-def test_capture_knows_that_a_view_or_a_consistent_sink_waits_for_its_progress(write) -> None:
-    warehouse = '[sinks.lake]\ntype = "warehouse"\nurl = "postgresql+psycopg://w/w"\nschema = "s"\n'
-    assert not load(write(VALID)).as_pipeline().has_whole_transactions
-    assert load(write(VALID + VIEW.replace("search", "cache"))).as_pipeline().has_whole_transactions
-    assert not load(write(VALID + warehouse)).as_pipeline().has_whole_transactions
-    assert load(write(VALID + warehouse + "consistent = true\n")).as_pipeline().has_whole_transactions
-
-
-def test_relative_checkpoints_count_from_the_file(write, tmp_path: Path) -> None:
-    config = load(write(VALID + '[spark]\ncheckpoint_directory = "somewhere"\n'))
-    assert config.spark.checkpoint_directory == str(tmp_path / "somewhere")
 
 
 def test_pipelines_whose_files_lie_side_by_side_have_alerts_of_their_own(write, tmp_path: Path) -> None:
@@ -168,16 +147,6 @@ def test_all_problems_are_reported_at_once_with_their_paths(write) -> None:
         load(write(text + "colour = 1\n"))
     paths = {problem.split(":")[0] for problem in caught.value.problems}
     assert paths == {"pipeline.name", "kafka.bootstrap_servers", "kafka.bootstrap_server", "sinks.cache.colour"}
-
-
-def test_an_unknown_setting_is_an_error(write) -> None:
-    with pytest.raises(ConfigurationError, match=r"capture\.batch_row: unknown setting"):
-        load(write(VALID + "[capture]\nbatch_row = 1\n"))
-
-
-def test_a_sink_cannot_ask_for_a_table_that_is_not_captured(write) -> None:
-    with pytest.raises(ConfigurationError, match=r"public\.customers"):
-        load(write(VALID.replace('tables = ["public.orders"]', 'tables = ["public.customers"]')))
 
 
 @pytest.mark.parametrize(
@@ -379,29 +348,8 @@ def test_what_is_no_file_is_a_configuration_error(write, tmp_path: Path, name: s
         load(tmp_path / name)
 
 
-@pytest.mark.parametrize("text", [f"a = {'[' * 5000}{']' * 5000}", f"a = {'9' * 5000}"])
-def test_toml_beyond_all_measure_is_a_configuration_error(write, text: str) -> None:
-    with pytest.raises(ConfigurationError, match="not valid TOML"):
-        load(write(text))
-
-
 def test_a_byte_order_mark_before_the_file_is_no_part_of_it(write) -> None:
     assert load(write("\ufeff" + VALID)).pipeline.name == "shop"
-
-
-def test_a_connection_string_that_is_none_is_told_at_once_with_all_else(write) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        load(write(VALID.replace("host=db", "hostt=db") + "colour = 1\n"))
-    assert 'source.dsn: is not a libpq connection string: invalid connection option "hostt"' in caught.value.problems
-    assert len(caught.value.problems) == 2
-
-
-def test_the_tables_of_all_sinks_are_checked_at_once(write) -> None:
-    text = VALID.replace('tables = ["public.orders"]', 'tables = ["public.nowhere"]')
-    with pytest.raises(ConfigurationError) as caught:
-        load(write(text + '[sinks.search]\ntype = "opensearch"\ntables = ["public.neither"]\n'))
-    assert "sinks.cache.tables names tables that aren't captured with a key: public.nowhere" in str(caught.value)
-    assert "sinks.search.tables names tables that aren't captured with a key: public.neither" in str(caught.value)
 
 
 def test_texts_that_are_no_tables_are_named_where_they_are(write) -> None:
@@ -462,11 +410,6 @@ def test_problems_speak_of_the_file_and_not_of_our_code(write, old: str, new: st
     _assert_only_problem(write(VALID.replace(old, new)), problem)
 
 
-def test_broken_toml_is_a_configuration_error(write) -> None:
-    with pytest.raises(ConfigurationError, match="not valid TOML"):
-        load(write("[pipeline"))
-
-
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
@@ -511,13 +454,6 @@ _APPEND_ONLY = VALID.replace('"public.items"', '"public.items", "public.log"') +
 _DWH = '[sinks.dwh]\ntype = "warehouse"\nurl = "postgresql://db/dwh"\n'
 
 
-def test_a_sink_has_an_append_only_table_only_where_it_names_it(write) -> None:
-    config = load(write(f'{_APPEND_ONLY}{_DWH}tables = ["public.log"]\n[sinks.all]\ntype = "delta"\nroot = "/lake"\n'))
-    log = TableName("public", "log")
-    assert config.sink_tables(config.sinks["dwh"]) == (log,)
-    assert log not in config.sink_tables(config.sinks["all"]) == config.source.keyed_names
-
-
 def test_sinks_that_can_not_take_append_only_tables_say_so(write) -> None:
     text = _APPEND_ONLY.replace('tables = ["public.orders"]', 'tables = ["public.orders", "public.log"]')
     with pytest.raises(ConfigurationError) as caught:
@@ -546,36 +482,6 @@ def test_settings_may_speak_of_an_append_only_table_that_the_sink_has_and_of_no_
     with pytest.raises(ConfigurationError) as caught:
         load(write(f'{_APPEND_ONLY}{_DWH}exclude = ["public.log.secret"]\n'))
     assert "sinks.dwh names tables that aren't captured with a key: public.log" in str(caught.value)
-
-
-PATTERNS = VALID.replace('"public.items"', '"public.*", "sales.order_*"').replace(
-    "[kafka]", 'exclude_tables = ["public.*_old"]\n[kafka]', 1
-)
-
-
-def test_patterns_stay_as_they_are_until_somebody_says_which_tables_there_are(write) -> None:
-    source = read(write(PATTERNS)).source
-    orders, old, other = map(TableName.parse, ("sales.order_1", "public.items_old", "other.t"))
-    assert source.has_patterns
-    assert not source.is_resolved
-    with pytest.raises(RuntimeError, match="patterns that nobody has resolved"):
-        _ = source.table_names
-    resolved = source.resolved([other, orders, old, TableName("public", "orders")])
-    assert resolved.table_names == (TableName("public", "orders"), orders)
-    assert resolved.keyed_names == resolved.table_names
-    assert resolved.resolved([]).table_names == resolved.named
-
-
-def test_sinks_may_name_what_matches_and_have_of_it_what_is_captured(write) -> None:
-    config = read(write(PATTERNS.replace('tables = ["public.orders"]', 'tables = ["sales.order_1"]')))
-    order = TableName("sales", "order_1")
-    for found in ([order], []):
-        known = config.capturing(config.source.resolved(found))
-        cache = known.sinks["cache"]
-        assert known.sink_tables(cache) == tuple(found)
-        assert known.uncaptured_tables(cache) == tuple({order}.difference(found))
-    with pytest.raises(ConfigurationError, match=r"sinks\.cache\.tables names tables that aren't captured"):
-        read(write(PATTERNS.replace('tables = ["public.orders"]', 'tables = ["public.items_old"]')))
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,6 @@ def test_the_same_code_gives_the_same_bytes(tmp_path: Path) -> None:
     assert package(tmp_path / "second.zip").read_bytes() == first.read_bytes()
 
 
-def test_it_holds_the_code_that_runs_here(tmp_path: Path) -> None:
-    made = package(tmp_path / "made.zip")
-    check_archive(made)
-    assert ZipFile(made).namelist() == list(source_files())
-
-
 def test_an_older_archive_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
     made = package(tmp_path / "made.zip")
     with ZipFile(made, "a") as archive:  # of a version with one module more
@@ -129,8 +123,3 @@ def requiring(directory: Path, *requirements: str) -> Distribution:
 def test_requirements_are_followed_with_their_extras(tmp_path: Path, requirement: str, expected: list[str]) -> None:
     names = [package.name for package in required(requiring(tmp_path, requirement))]
     assert [name for name in names if name != "tzdata"] == expected
-
-
-def test_an_extra_that_is_asked_for_later_counts_too(tmp_path: Path) -> None:
-    names = [package.name for package in required(requiring(tmp_path, "psycopg", "psycopg[binary]"))]
-    assert "psycopg-binary" in names

@@ -84,13 +84,6 @@ def test_a_process_of_an_extension_runs_beside_the_others_and_nobody_waits_for_i
     assert starts.read_text().split().count("apply") > 0
 
 
-def test_a_web_page_that_fails_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.supervisor.WAIT_MAX_S", 0.0)
-    starts = _members(tmp_path, monkeypatch, "exit 1")
-    stopping = _Until(lambda: starts.exists() and starts.read_text().split().count("dashboard") == 2)
-    assert run_group(tmp_path / "lockstep.toml", stopping) == 0
-
-
 def test_an_address_that_others_reach_without_a_token_starts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import pytest
 from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import parse_lsn
@@ -92,15 +91,6 @@ def test_a_terminal_shows_every_cell_whole_within_its_width(name: str, columns: 
     assert [cell for cell in cells if not any(cell in line for line in lines)] == []
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_a_pipe_gets_a_line_for_each_row_without_borders(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    renderable, cells = ALL[name]
-    lines = _printed(renderable(), columns=None)
-    assert [cell for cell in cells if not any(cell in line for line in lines)] == []
-    assert [line for line in lines if any(border in line for border in "│┃─━…") or line != line.rstrip()] == []
-
-
 def test_columns_of_a_pipe_stand_below_their_headings() -> None:
     assert _printed(_servers(), columns=None) == [
         f"server     state    {'address':{len(ADDRESS)}}  rows there",
@@ -128,7 +118,3 @@ def test_control_characters_of_a_cell_reach_neither_a_terminal_nor_a_pipe(column
     table.add_column("name")
     table.add_row("a\x1b[2Jb")
     assert "\x1b[2J" not in "".join(_printed(table, columns=columns))
-
-
-def test_a_long_sentence_is_one_line_in_a_pipe() -> None:
-    assert _printed(Text("word " * 100 + "end"), columns=None) == ["word " * 100 + "end"]

@@ -53,8 +53,3 @@ def test_who_asks_about_its_records_is_told(
         monkeypatch.setattr(f"{module}.TopicAdmin", _Cluster)
     with pytest.raises(Unavailable, match="don't list topic"):
         ask([ITEMS, ORDERS])
-
-
-def test_other_tables_are_not_concerned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.generations.TopicAdmin", _Cluster)
-    assert log_ends(_CONFIG, [ITEMS]) == {(TOPICS[ITEMS], 0): 7}

@@ -1,16 +1,14 @@
 """``[views.NAME]`` of ``lockstep.toml``: one more sink, with every error at once."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
-from lockstep.config import Config, read
+from lockstep.config import read
 from sinks.redis.settings import RedisSettings
 from sinks.registry import changed_settings, definition, with_definition
-from sinks.view_settings import TopSettings
 from views.sql.tables_read import tables_read
 
 VALID = """
@@ -47,45 +45,6 @@ def problems(directory: Path, text: str) -> list[str]:
     with pytest.raises(ConfigurationError) as refused:
         read(written(directory, text))
     return list(refused.value.problems)
-
-
-def test_a_view_is_a_sink_with_the_store_of_another_one(tmp_path: Path) -> None:
-    config = read(written(tmp_path))
-    cache, view = config.sinks["cache"], config.sinks["totals"]
-    assert isinstance(cache, RedisSettings)
-    assert isinstance(view, RedisSettings)
-    assert (view.url, view.login) == (cache.url, cache.login)
-    assert view.login.password_file == tmp_path / "cache"
-    assert (view.prefix, view.keys, view.schema_changes) == (None, {}, "stop")
-    assert (view.lender, cache.lender) == ("cache", "")
-    assert view.view is not None
-    assert view.view.top == TopSettings(per=("person",), order="n desc", n=3)
-    assert config.sink_tables(view) == (TableName("crm", "people"), TableName("public", "orders"))
-    assert config.views == {"totals": view.view}
-    assert view.held_tables == (TableName("views", "totals"),)
-
-
-def test_a_configuration_is_read_again_as_it_was_dumped(tmp_path: Path) -> None:
-    config = read(written(tmp_path))
-    assert Config.model_validate(config.model_dump()) == config
-
-
-def test_a_view_has_settings_of_its_kind_of_sink(tmp_path: Path) -> None:
-    more = 'keys = { "views.totals" = "t:{person}" }\nprefix = "t"\nvalues = "fields"\n'
-    view = read(written(tmp_path, VALID + more)).sinks["totals"]
-    assert isinstance(view, RedisSettings)
-    assert (view.keys, view.prefix, view.values) == ({"views.totals": "t:{person}"}, "t", "fields")
-
-
-def test_a_view_is_none_of_the_sinks_that_get_a_tables_rows(tmp_path: Path) -> None:
-    config = read(written(tmp_path))
-    assert list(config.sinks_of(TableName("public", "orders"))) == ["cache"]
-    assert list(config.sinks_of(TableName("crm", "people"))) == []
-
-
-def test_a_sink_may_only_lend_its_address(tmp_path: Path) -> None:
-    config = read(written(tmp_path, VALID.replace("prefix", "apply = false\nprefix")))
-    assert list(config.sinks) == ["totals"]
 
 
 def test_a_sink_of_which_nobody_takes_the_address_is_applied_or_removed(tmp_path: Path) -> None:
@@ -125,43 +84,6 @@ def test_the_query_is_part_of_what_a_generation_is_built_with(tmp_path: Path) ->
     rebuilt = with_definition(other, definition(view))
     assert isinstance(rebuilt, RedisSettings)
     assert (rebuilt.view, rebuilt.max_value_bytes) == (view.view, 700)
-
-
-def test_how_many_tasks_keep_a_view_is_part_of_what_a_generation_is_built_with(tmp_path: Path) -> None:
-    before = read(written(tmp_path)).sinks["totals"]
-    after = read(written(tmp_path, VALID + "tasks = 2\n")).sinks["totals"]
-    assert before.view is not None
-    assert after.view is not None
-    assert (before.view.tasks, after.view.tasks) == (1, 2)
-    assert changed_settings(definition(before), definition(after)) == ["tasks"]
-    of_earlier_version = definition(before) | {"view": {**definition(before)["view"]}}
-    del of_earlier_version["view"]["tasks"]
-    assert changed_settings(of_earlier_version, definition(before)) == []
-    assert with_definition(after, of_earlier_version) == before
-
-
-@pytest.mark.parametrize(
-    ("store", "reason"),
-    [
-        ('type = "warehouse"\nurl = "postgresql://db/w"', "tasks: readers of a warehouse see a view's transactions"),
-        ('type = "delta"\nroot = "/lake"', "tasks: a Delta table has one writer"),
-        ('type = "redis"\nurl = "redis://cache"', "tasks: not with topic: it has whole steps"),
-    ],
-)
-def test_a_view_whose_readers_see_whole_steps_has_one_task(tmp_path: Path, store: str, reason: str) -> None:
-    text = VALID.replace('sink = "cache"', 'sink = "lake"').replace(
-        "[views.totals]", f"[sinks.lake]\n{store}\n[views.totals]"
-    )
-    more = "tasks = 2\n" + ("topic = true\n" if "redis" in store else "")
-    (told,) = problems(tmp_path, text.replace("[sinks.lake]", "[sinks.lake]\napply = false") + more)
-    assert reason in told
-
-
-def test_the_shards_of_an_index_are_not_tasks(tmp_path: Path) -> None:
-    search = '[sinks.search]\ntype = "opensearch"\nurls = ["http://search:9200"]\napply = false\n'
-    text = VALID.replace('sink = "cache"', 'sink = "search"').replace("[views.totals]", f"{search}[views.totals]")
-    view: Any = read(written(tmp_path, text + "shards = 3\ntasks = 2\n")).sinks["totals"]
-    assert (view.shards, view.view.tasks) == (3, 2)
 
 
 def test_which_rows_count_is_part_of_what_a_generation_is_built_with(tmp_path: Path) -> None:
@@ -244,15 +166,6 @@ sql = "select t.person, u.name from views.totals t join items u on u.id = t.pers
 )
 
 
-def test_a_view_may_read_another_one_whose_query_is_part_of_its_own(tmp_path: Path) -> None:
-    many = read(written(tmp_path, OVER)).sinks["many"]
-    assert many.view is not None
-    assert many.tables == ("crm.people", "public.items", "public.orders")
-    assert 'count(*) as n from "public".orders o join crm.people p' in many.view.sql
-    other = read(written(tmp_path, OVER.replace("count(*)", "count(o.id)"))).sinks["many"]
-    assert definition(other)["view"] != definition(many)["view"]  # so a rebuild takes the other view's new query
-
-
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
@@ -300,12 +213,6 @@ def test_a_type_that_is_none_is_told_of_the_sink_whose_store_a_view_takes(
     text = VALID.replace('type = "redis"\n', type_line + lends_only)
     [told] = problems(tmp_path, text)
     assert told.startswith(f"sinks.cache.type: {problem}")
-
-
-def test_problems_of_views_and_of_the_rest_are_told_at_once(tmp_path: Path) -> None:
-    text = VALID.replace('key = ["person"]\n', "").replace("redis://cache:6379/3", "http://cache")
-    told = problems(tmp_path, text)
-    assert [problem.split(":")[0] for problem in told] == ["views.totals.key", "sinks.cache.url"]
 
 
 @pytest.mark.parametrize(

@@ -42,11 +42,6 @@ def connected(address: tuple[str, int], sent: bytes = b"") -> Iterator[socket.so
         yield wire
 
 
-def send_for_ever(wire: socket.socket) -> None:
-    while True:
-        wire.sendall(b"a")
-
-
 def is_cut(wire: socket.socket) -> bool:
     """Waits for it."""
     try:
@@ -81,14 +76,3 @@ def test_whoever_asks_gets_an_answer_however_many_others_hold_connections(sent: 
 def test_a_request_that_does_not_come_is_given_up(sent: bytes) -> None:
     with listening(Hasty) as address, connected(address, sent) as wire:
         assert is_cut(wire)
-
-
-def test_a_request_that_comes_byte_by_byte_is_given_up() -> None:
-    with listening(Hasty) as address, connected(address) as wire, pytest.raises(OSError, match=r"reset|[Bb]roken"):
-        send_for_ever(wire)
-
-
-def test_a_connection_is_asked_again_after_an_answer() -> None:
-    with listening(Few) as address, connected(address) as wire:
-        assert answers(wire)
-        assert answers(wire)

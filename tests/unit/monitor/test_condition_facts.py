@@ -107,12 +107,6 @@ def test_a_certificate_that_can_not_be_read_now_stays_known_and_one_without_tls_
     assert after({"a": one, "b": None}, {}) == {"a": one}, "it was asked, and has none"
 
 
-def test_a_file_that_is_being_written_is_asked_for_again(tmp_path: Path) -> None:
-    path = tmp_path / "client.pem"
-    path.touch()
-    assert expiries({"client": partial(file_validity, path)}) == {"client": None}
-
-
 def test_a_certificate_that_was_not_read_is_asked_for_again_after_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,12 +120,6 @@ def test_a_certificate_that_was_not_read_is_asked_for_again_after_a_minute(
     assert facts.look().certificates == dict.fromkeys(files)
     trustme.CA().issue_cert("c").cert_chain_pems[0].write_to_path(tmp_path / "client.pem")
     assert (facts.look().certificates or {}).get(str(tmp_path / "client.pem"))
-
-
-def test_a_port_that_is_left_out_of_a_list_is_the_usual_one(tmp_path: Path) -> None:
-    config = _load(tmp_path, _TOML.replace("port=5433", "port=5433,"))
-    found = certificates_of(config.as_pipeline(), config.sinks)
-    assert {"source db1:5433", "source db2:5432"} <= found.keys()
 
 
 def test_whatever_one_ask_raises_it_is_unknown_and_the_others_go_on(

@@ -99,19 +99,6 @@ def test_what_an_extension_finds_counts_whoever_else_is_silent(report: LagReport
     assert (nothing.is_unknown("extra", "search"), nothing.is_unknown("extra", "cache")) == (True, False)
 
 
-def test_a_slot_may_hold_back_ten_gigabytes() -> None:
-    def opens(retained_bytes: int) -> bool:
-        report = _report(retained_bytes=retained_bytes)
-        return bool(find_conditions(report, _NO_FACTS, ConditionSettings(), now_ms=_NOW_MS).open)
-
-    assert (opens(10 * 1024**3), opens(10 * 1024**3 + 1)) == (False, True)
-
-
-def test_nobody_reads_the_slot_during_the_first_copy() -> None:
-    copying = _report(Stage(RECEIVED, None, None, None, None, state=StageState.BUILDING), slot_active=False)
-    assert _found(copying) == {}
-
-
 def test_an_open_gap_is_a_condition_and_a_closed_one_is_not() -> None:
     assert "gap/capture" in _found(_report(gap=_OPEN_GAP))
     assert _found(_report(gap=Gap(1, 5, 2, "why"))) == {}
@@ -130,12 +117,6 @@ def test_what_no_search_finds_yet_counts_as_behind_and_what_lies_with_the_job_do
     late = replace(applied, sink=None, of_sink=sink, seconds_behind=400.0)
     assert _found(_report(applied, replace(late, name="visible: cache"))) == {"lag/cache": Severity.WARNING}
     assert _found(_report(replace(late, name="read: cache"), applied)) == {}
-
-
-def test_a_job_that_was_told_to_stop_is_no_alert() -> None:
-    for state, opens in ((JobState.STOPPED, True), (JobState.SILENT, True), (JobState.ABSENT, False)):
-        sink = _sink(job=JobStatus(state, 7, "the index is gone", "make it"))
-        assert ("job-stopped/cache" in _found(_report(_applied(sink)))) is opens
 
 
 @pytest.mark.parametrize("state", list(AsideState))
@@ -306,14 +287,6 @@ def test_a_capture_that_begins_and_ends_again_and_again_stays_stopped() -> None:
     findings = find_conditions(_report(starting, slot_active=False), _NO_FACTS, ConditionSettings(), now_ms=_NOW_MS)
     assert findings.open == ()
     assert findings.is_unknown("capture-stopped", "capture")
-
-
-def test_what_is_told_of_a_capture_is_what_its_stage_says_to_do() -> None:
-    hangs = Stage(RECEIVED, None, None, None, None, state=StageState.ABSENT, hint="its log says what it waits for")
-    [condition] = find_conditions(
-        _report(hangs, slot_active=False), _NO_FACTS, ConditionSettings(), now_ms=_NOW_MS
-    ).open
-    assert condition.step == "its log says what it waits for"
 
 
 @pytest.mark.parametrize(

@@ -53,11 +53,6 @@ def test_each_table_is_where_its_ranges_are() -> None:
     ]
 
 
-def test_the_rate_and_the_time_left_come_from_the_ranges() -> None:
-    report = _report()
-    assert (report.rows_per_s, report.bytes_per_s, report.seconds_left) == (100, 5000, 10)
-
-
 def test_a_table_of_unknown_size_leaves_the_time_open() -> None:
     assert copy_report([BIG, LATE], COPYING, RANGES, {BIG: 1000}, None).seconds_left is None
 
@@ -66,12 +61,6 @@ def test_ranges_of_another_copy_do_not_count() -> None:
     report = _report(ranges=[_range(0, committed_ms=11_000, begun_lsn=1)])
     assert [table.rows for table in report.tables] == [0, 5, 0]
     assert report.rows_per_s is None
-
-
-def test_behind_the_first_copy_a_table_is_copied_in_the_stream() -> None:
-    report = _report(replace(COPYING, phase=SnapshotPhase.DONE), [])
-    assert [table.stage for table in report.tables] == [CopyStage.IN_STREAM, CopyStage.COPIED, CopyStage.IN_STREAM]
-    assert report.seconds_left is None
 
 
 def test_a_copy_beside_the_stream_says_how_far_it_is_and_that_it_is_paused() -> None:

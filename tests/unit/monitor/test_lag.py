@@ -31,11 +31,6 @@ def test_each_stage_is_measured_against_the_end_of_the_wal() -> None:
     ]
 
 
-def test_a_stage_that_has_everything_is_no_seconds_behind() -> None:
-    (*_, sink) = report(_source(), [_sink(watermark_lsn=1000, records_behind=0)], now_ms=NOW_MS).stages
-    assert (sink.bytes_behind, sink.seconds_behind, sink.events_behind) == (0, 0.0, 0)
-
-
 def test_a_sink_that_lacks_rows_of_a_table_that_joined_does_not_have_all_of_kafka() -> None:
     source = _source(complete_lsn=900, complete_ms=NOW_MS)
     whole = _sink(watermark_lsn=800, records_behind=0)
@@ -49,17 +44,6 @@ def test_a_sink_that_lacks_rows_of_a_table_that_joined_does_not_have_all_of_kafk
 def test_a_sink_without_a_watermark_is_unknown_not_zero() -> None:
     (*_, sink) = report(_source(), [_sink(watermark_lsn=0)], now_ms=NOW_MS).stages
     assert (sink.lsn, sink.bytes_behind, sink.seconds_behind, sink.events_behind) == (None, None, None, 7)
-
-
-def test_before_capture_has_run_its_stages_are_unknown() -> None:
-    never = _source(received_lsn=None, published_lsn=None, published_commit_time_ms=None)
-    _, received, published = report(never, [], now_ms=NOW_MS).stages
-    assert (received.lsn, published.lsn) == (None, None)
-
-
-def test_what_was_published_counts_as_received_while_capture_is_down() -> None:
-    _, received, _ = report(_source(received_lsn=None), [], now_ms=NOW_MS).stages
-    assert received.lsn == 800
 
 
 def test_a_generation_that_readers_do_not_see_has_its_number_with_it() -> None:
@@ -103,17 +87,6 @@ def test_a_gap_is_in_the_document_also_when_it_is_closed() -> None:
     assert report(_source(gap=gap._replace(to_lsn=0)), [], now_ms=NOW_MS).to_json()["gap"] == told | {"to_lsn": None}
 
 
-def test_how_often_capture_commits_is_in_the_document() -> None:
-    assert report(_source(), [], now_ms=NOW_MS).to_json()["commit_interval_ms"] is None
-    assert report(_source(commit_interval_ms=12), [], now_ms=NOW_MS).to_json()["commit_interval_ms"] == 12
-
-
-def test_the_time_until_the_slot_is_lost_is_measured_by_the_wals_rate() -> None:
-    lag = report(_source(safe_wal_bytes=600_000, wal_rate=1000.0), [], now_ms=NOW_MS)
-    assert (lag.to_json()["minutes_until_full"], lag.to_json()["wal_bytes_per_s"]) == (10.0, 1000.0)
-    assert report(_source(wal_rate=1000.0), [], now_ms=NOW_MS).minutes_until_full is None
-
-
 def test_wal_that_has_nothing_for_us_puts_nobody_behind() -> None:
     """Capture has said that everything before the WAL's end is in Kafka, and the sink has all of Kafka."""
     idle = _source(complete_lsn=1000)
@@ -121,15 +94,6 @@ def test_wal_that_has_nothing_for_us_puts_nobody_behind() -> None:
     stages = report(idle, [has_all], now_ms=NOW_MS).stages
     assert [(stage.bytes_behind, stage.seconds_behind) for stage in stages] == [(0, 0.0)] * 5
     assert stages[-1].lsn == 1000, "everything that committed up to there is applied"
-
-
-def test_a_sink_that_lacks_something_of_kafka_is_behind_on_an_idle_source_too() -> None:
-    idle = _source(complete_lsn=1000)
-    for lacks in ({"watermark_lsn": 600, "records_behind": 0}, {"watermark_lsn": 800, "records_behind": 1}):
-        (*_, stage) = report(idle, [_sink(**lacks)], now_ms=NOW_MS).stages
-        assert (stage.lsn, stage.seconds_behind) == (lacks["watermark_lsn"], 5.0)
-    (*_, unknown) = report(idle, [_sink(watermark_lsn=800, records_behind=None)], now_ms=NOW_MS).stages
-    assert (unknown.lsn, unknown.seconds_behind) == (800, 5.0)
 
 
 def test_what_a_stage_lacks_is_no_older_than_the_look_that_found_it_complete() -> None:
@@ -158,11 +122,6 @@ def test_what_a_job_has_read_and_not_applied_lies_with_it() -> None:
     assert (read.sink, applied.sink) == (None, sink), "each generation comes once"
     (told,) = [stage for stage in report(_source(), [sink], now_ms=NOW_MS).to_json()["stages"] if "job" in stage]
     assert told["stage"] == "applied: cache"
-
-
-def test_what_was_applied_was_read_whatever_the_job_told_last() -> None:
-    *_, read, applied = report(_source(), [_sink(read_lsn=500, in_hand=0)], now_ms=NOW_MS).stages
-    assert (read.lsn, read.events_behind) == (applied.lsn, applied.events_behind)
 
 
 def test_what_queries_do_not_find_yet_is_a_stage_of_its_own() -> None:

@@ -56,10 +56,6 @@ def test_a_sink_that_cannot_be_asked_says_why_and_what_to_do() -> None:
     assert lag.to_json()["unanswered"] == {"cache": "redis refuses the login"}
 
 
-def test_where_all_is_well_there_is_nothing_to_say() -> None:
-    assert _shown(_lag(applied_stage("cache", 5))) == _shown(LagReport((applied_stage("cache", 5),), True, 0, {}))
-
-
 def test_how_often_capture_commits_is_said_where_it_is_known() -> None:
     assert "capture commits every 12 ms" in _shown(_lag(commit_interval_ms=12))
     assert "capture commits" not in _shown(_lag())
@@ -94,14 +90,6 @@ def test_a_paused_copy_is_told_with_what_lets_it_go_on() -> None:
     assert "`lockstep snapshot resume public.orders`" in _shown(lag)
     assert lag.to_json()["paused_copies"] == ["public.orders"]
     assert "paused" not in _shown(_lag())
-
-
-def test_a_paused_first_copy_is_told_as_a_whole() -> None:
-    lag = _lag(first_copy_paused=True)
-    assert "the first copy is paused" in _shown(lag)
-    assert "`lockstep snapshot resume`" in _shown(lag)
-    assert (lag.to_json()["first_copy_paused"], lag.to_json()["paused_copies"]) == (True, [])
-    assert _lag().to_json()["first_copy_paused"] is False
 
 
 def _idle(job: JobStatus, *, is_live: bool = True) -> LagReport:

@@ -24,14 +24,6 @@ def test_rows_are_passed_on_with_their_step() -> None:
     assert cutter.portion() is None
 
 
-def test_several_steps_that_are_there_are_one() -> None:
-    cutter = StepCutter(0)
-    for offset in range(3):
-        cutter.add(row(offset))
-        cutter.add_step(step(offset + 1))
-    assert cutter.portion() == Portion([row(0), row(1), row(2)], step(3))
-
-
 def test_a_step_without_rows_is_one() -> None:
     cutter = StepCutter(0)
     cutter.add_step(step(0))

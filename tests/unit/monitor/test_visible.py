@@ -20,10 +20,6 @@ def test_where_nothing_waits_queries_find_all_that_was_applied() -> None:
     assert VisibleRows().look(applied(5), refreshes(0, waits=False)) == Visible(True, 5, 50, 0)
 
 
-def test_nobody_knows_what_was_found_before_the_first_look() -> None:
-    assert VisibleRows().look(applied(5), refreshes(0, waits=True)) == Visible(False)
-
-
 def test_what_waits_is_found_at_the_latest_with_the_second_refresh_after_it() -> None:
     """The first one may have been under way when the rows were written."""
     rows = VisibleRows()

@@ -18,7 +18,7 @@ from tests.unit.views.test_view import NEWEST, Killed, KillingState, a, as_of_th
 from tests.view_queries import TABLES, Question, RowWrite, events
 from views.failures import FanOutExceeded
 from views.operators import building, join
-from views.operators.building import Building, Item, Sorter, merged
+from views.operators.building import Building, Item, Sorter
 from views.result_rows import rows_of
 from views.shard import Shard, Sharding
 from views.state.contract import State
@@ -136,26 +136,7 @@ def test_of_all_that_is_handed_on_at_a_time_memory_has_as_much_as_of_one(
     assert begun(15)[1] == 15, "the others are over"
 
 
-def test_runs_are_merged() -> None:
-    runs = [[items(1, 4), items(6)], [], [items(2, 3), items(5, 9)], [items(7, 8)]]
-    assert [item for portion in merged(map(iter, runs)) for item in portion] == items(*range(1, 10))
-
-
 # --- computing ---
-
-
-def test_it_is_told_how_many_rows_of_tables_were_read() -> None:
-    rows, told = as_of_the_end(), list[int]()
-    view = build(MemoryState(), rows)
-    assert view.position().counters.rows == 0
-    view.compute(told.append)
-    assert sum(told) == len(rows)
-    assert view.position().counters.rows > 0
-    assert view.position().is_building
-    view.compute(told.append)
-    assert sum(told) == len(rows), "all was computed"
-    view.end_building(epoch=1, lsn=8, offsets={})
-    assert view.pending() is not None
 
 
 @pytest.mark.parametrize("in_memory", [7, 1_000])
@@ -212,20 +193,6 @@ def test_rows_that_are_written_while_others_are_computed_are_not_pending(monkeyp
     for view, output in ((plain, whole), (ahead, rest)):
         view.acknowledge(output)
     assert everything(states[1]) == everything(states[0])
-
-
-def test_who_is_told_can_end_it_and_it_begins_again() -> None:
-    def ended(_: int) -> None:
-        raise Killed
-
-    state = MemoryState()
-    with pytest.raises(Killed):
-        build(state, as_of_the_end()).compute(ended)
-    view = build(state, as_of_the_end())
-    view.end_building(epoch=1, lsn=8, offsets={})
-    other = MemoryState()
-    build(other, as_of_the_end()).end_building(epoch=1, lsn=8, offsets={})
-    assert everything(state) == everything(other)
 
 
 @pytest.mark.parametrize("collects", [True, False])

@@ -76,11 +76,6 @@ def test_scans_of_one_table_share_its_copy() -> None:
     assert {text: of.rows for text, of in kept.items()} == {"join on a.g = a_2.g": 4, "public.a": 2}
 
 
-def test_an_empty_state_keeps_nothing() -> None:
-    kept, _ = kept_of(LISTS, [])
-    assert set(kept.values()) == {Kept()}
-
-
 def test_of_an_append_only_table_each_event_that_is_left_is_a_row() -> None:
     log = TableName("public", "log")
     shapes = {log: shape("log", [], column("line", "text"))}

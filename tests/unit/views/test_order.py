@@ -1,7 +1,5 @@
 """In which order rows come while a state is built, and who makes use of it."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.unit.views.test_view import a, built, everything, opened
@@ -9,7 +7,7 @@ from tests.view_queries import Question, events
 from views.operators import building
 from views.operators.building import Building, Item
 from views.operators.order import part_of
-from views.plan import Join, Node, nodes
+from views.plan import Node
 from views.sql.reader import TopRows
 from views.state.memory import MemoryState
 from views.values import Row
@@ -19,10 +17,6 @@ AT_ONCE = 4
 
 def root_of(sql: str, *key: str, top: TopRows | None = None) -> Node:
     return opened(Question(sql, key, top), MemoryState()).plan.root
-
-
-def join_in(root: Node) -> Join:
-    return next(node for node in nodes(root) if isinstance(node, Join))
 
 
 def in_portions(rows: list[Row], size: int) -> list[list[Row]]:
@@ -50,35 +44,6 @@ def builder() -> Building:
 # --- which order ---
 
 
-def test_a_table_comes_in_the_order_of_its_key() -> None:
-    join = join_in(root_of("select a.id, b.id as b_id from a join b on b.id = a.g", "id", "b_id"))
-    assert [part_of(side, on) is not None for side, on in ((join.left, join.left_on), (join.right, join.right_on))] == [
-        False,
-        True,
-    ]
-
-
-def test_pairs_come_in_the_order_of_what_they_have_in_common() -> None:
-    join = join_in(root_of("select a.id, b.id as b_id from a join b on b.c_k = a.g", "id", "b_id"))
-    assert part_of(join, join.left_on) is not None
-    assert part_of(join, join.right_on) is not None
-    assert part_of(join, join.left.key) is None
-
-
-def test_rows_without_a_partner_come_in_no_order() -> None:
-    join = join_in(root_of("select a.id, b.c_k from a left join b on b.id = a.b_id", "id"))
-    assert part_of(join, join.left_on) is None
-
-
-def test_the_first_rows_of_each_part_come_in_the_order_of_the_parts() -> None:
-    root = root_of("select id, g from a where g is not null", "id", top=TopRows(("g",), "id desc", 2))
-    by_part, by_key = root.columns[1], root.columns[0]
-    part = part_of(root, [by_part, by_key])
-    assert part is not None
-    assert part((7, 3)) == part((8, 3)) < part((1, 4)), "of what they are to be in order by, they have the beginning"
-    assert part_of(root, [by_key]) is None
-
-
 def test_parts_that_may_be_null_are_no_order_without_nulls() -> None:
     """A left join hands on rows whose key is null by itself: where it has them in order, none may be."""
     root = root_of("select id, g from a", "id", top=TopRows(("g",), "id desc", 2))
@@ -87,31 +52,6 @@ def test_parts_that_may_be_null_are_no_order_without_nulls() -> None:
 
 
 # --- sorting by parts ---
-
-
-@pytest.mark.usefixtures("few_at_once")
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
-@pytest.mark.parametrize("parts", [1, 4, 20])
-def test_parts_are_sorted_as_all_would_be(builder: Building, size: int, parts: int) -> None:
-    rows: list[Row] = [(number * parts // 20, 19 - number) for number in range(20)]
-    by_parts = [item for items in builder.sorted(in_portions(rows, size), made, first) for item in items]
-    assert by_parts == sorted(made(rows))
-    assert by_parts == [item for items in builder.sorted(in_portions(rows, size), made, None) for item in items]
-
-
-@pytest.mark.usefixtures("few_at_once")
-def test_few_parts_are_at_hand_at_a_time(builder: Building) -> None:
-    taken = 0
-
-    def portions() -> Iterator[list[Row]]:
-        nonlocal taken
-        for number in range(20):
-            taken += 1
-            yield [(number, 0)]
-
-    items = next(builder.sorted(portions(), made, first))
-    assert len(items) == AT_ONCE
-    assert taken == AT_ONCE + 1, "the next one says that the part is whole"
 
 
 @pytest.mark.usefixtures("few_at_once")

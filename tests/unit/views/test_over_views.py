@@ -43,13 +43,6 @@ def test_a_view_stands_in_from_as_its_query_does(sql: str, expected: str) -> Non
     assert over_tables(sql, VIEWS) == expected
 
 
-def test_its_plan_is_that_of_the_subquery() -> None:
-    over = read_view(over_tables("select g, s from views.sums where s > 2", VIEWS), TABLES, key=["g"])
-    big = "select id, g, n from a where n > 1"
-    whole = f"select g, s from (select g, sum(n) as s from ({big}) q where g > 0 group by g) r where s > 2"
-    assert over == read_view(whole, TABLES, key=["g"])
-
-
 def test_a_with_around_it_means_nothing_inside() -> None:
     sql = over_tables("with a as (select id from b) select v.id from views.big v join a on a.id = v.id", VIEWS)
     plan = read_view(sql, TABLES, key=["id"])

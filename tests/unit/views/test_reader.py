@@ -8,10 +8,8 @@ from cdc.model.append_only import stored_tables
 from cdc.model.table import TableName
 from tests.view_queries import TABLES, column, shape
 from views.failures import Refusal, Refused
-from views.plan import Join, Scan, ViewPlan, nodes
-from views.retention import Retained
+from views.plan import Scan, ViewPlan, nodes
 from views.sql.reader import RetainedRows, TopRows, read_view
-from views.values import Kind
 
 ODD = {
     **TABLES,
@@ -225,11 +223,6 @@ def test_what_a_query_cant_have(sql: str, reason: str) -> None:
     assert any(reason in refusal.reason for refusal in found), found
 
 
-def test_all_refusals_are_told_at_once() -> None:
-    found = refusals("select id, now() as n, lower(t) as l from a where random() > 0.5 order by id")
-    assert [refusal.clause for refusal in found] == ["ORDER BY id", "RANDOM()", "CURRENT_TIMESTAMP", "LOWER(t)"]
-
-
 @pytest.mark.parametrize(
     ("sql", "key", "reason"),
     [
@@ -311,17 +304,6 @@ def test_a_top_that_cant_be_kept(top: TopRows, reason: str) -> None:
     assert any(reason in refusal.reason for refusal in refusals("select id, g, t from a", top=top))
 
 
-def test_only_the_columns_that_are_read_are_kept() -> None:
-    plan = kept("select a.id, b.t from a join b on a.b_id = b.id where a.f")
-    assert [node.names for node in nodes(plan.root) if isinstance(node, Scan)] == [("id", "b_id", "f"), ("id", "t")]
-
-
-def test_a_joins_key_is_as_small_as_the_tables_keys_make_it() -> None:
-    plan = kept("select a.id, c.l from a join b on a.b_id = b.id join c on c.k = b.c_k", ["id", "l"])
-    (outer, _) = [node for node in nodes(plan.root) if isinstance(node, Join)]
-    assert len(outer.key) == 2
-
-
 @pytest.mark.parametrize(
     ("from_", "order"),
     [
@@ -349,11 +331,6 @@ def test_columns_that_are_joined_by_name_are_compared_as_others_are() -> None:
 def test_names_are_in_lower_case_unless_they_are_quoted() -> None:
     plan = kept('select ID, "Big", A.t as "T" from odd join a using (id)')
     assert [name for name, _ in plan.outputs] == ["id", "Big", "T"]
-
-
-def test_tables_are_those_that_the_query_reads() -> None:
-    plan = kept("select x.id from a x join b on x.b_id = b.id join a y on y.id = x.id")
-    assert plan.tables == (TableName("public", "a"), TableName("public", "b"))
 
 
 # --- append-only tables ---
@@ -405,27 +382,3 @@ def test_retention_of_a_table_in_an_unused_part_of_with_is_refused() -> None:
         "the query reads this table in a part of `with` alone that nothing uses",
         "name one of public.b, or remove it",
     )
-
-
-def test_what_is_wrong_with_retention_and_with_the_key_is_told_at_once() -> None:
-    retain = [RetainedRows(TableName("public", "a"), "d", 24)]
-    with pytest.raises(Refused) as refused:
-        read_view("select id from odd", ODD, key=["x"], retain=retain)
-    assert [refusal.clause for refusal in refused.value.refusals] == ["retain of public.a by 'd'", "key = [x]"]
-
-
-def test_retention_of_a_table_is_part_of_the_plan_and_nothing_else_of_it() -> None:
-    plain = kept("select id from odd")
-    retained = [RetainedRows(TableName("public", "odd"), name, 24) for name in ("z",)]
-    plan = read_view("select id from odd", ODD, key=["id"], retain=retained)
-    assert (plan.root, plan.outputs, plain.retained) == (plain.root, plain.outputs, ())
-    assert plan.retained == (Retained(TableName("public", "odd"), "z", 24, Kind.TIMESTAMPTZ),)
-
-
-def test_what_the_parser_has_otherwise_is_told_with_all_else() -> None:
-    found = refusals("select id, date '2024-01-01'::timestamp as d, now() as n, date_trunc(day, d) as t from a")
-    assert [refusal.reason for refusal in found] == [
-        "a type stands before the literal and after it",
-        "its unit isn't a literal",
-        "its result changes without a change of a table",
-    ]

@@ -23,14 +23,6 @@ def described(sql: str, *key: str) -> dict[str, tuple[str, str, bool, int]]:
     }
 
 
-def test_a_column_of_a_table_keeps_its_type() -> None:
-    columns = described("select o.id as order_id, total, mood, doc from orders o", "order_id")
-    source = {one.name: one for one in ORDERS.columns}
-    for name, of in {"order_id": "id", "total": "total", "mood": "mood", "doc": "doc"}.items():
-        same = source[of]
-        assert columns[name] == (same.type_name, same.value_type, False, same.type_oid)
-
-
 @pytest.mark.parametrize(
     ("made", "expected"),
     [

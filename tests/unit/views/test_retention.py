@@ -61,22 +61,6 @@ def test_a_row_goes_when_the_views_time_has_passed_it_and_leaves_nothing() -> No
     assert (view.rows, sizes(state)) == ({}, (0, 0))
 
 
-def test_a_row_that_comes_too_late_never_counts() -> None:
-    state = MemoryState()
-    view = kept(COUNTS, state)
-    done = view.view.step(events([a(1, g=1, d="2026-03-01T11:59:59")], 8), epoch=1, lsn=8, offsets={}, time_ms=NOON_MS)
-    assert (done.changes_in, done.changes_out, sizes(state)) == (0, 0, (0, 0))
-
-
-def test_the_time_is_in_whole_minutes_and_never_goes_back() -> None:
-    view = kept(COUNTS)
-    for at_ms in (NOON_MS + 59_999, NOON_MS - HOUR_MS, 0):
-        view.step([], time_ms=at_ms)
-        assert view.view.position().time_ms == NOON_MS
-    view.step([a(1, g=1, d="2026-03-01T12:00:00")], time_ms=NOON_MS - HOUR_MS)
-    assert view.rows == {}
-
-
 def test_an_update_brings_a_row_to_another_age_or_beyond_all() -> None:
     state = MemoryState()
     view = kept(COUNTS, state)
@@ -89,14 +73,6 @@ def test_an_update_brings_a_row_to_another_age_or_beyond_all() -> None:
     assert len(view.rows) == 2, "it is young again"
     view.step([(table, key, None) for table, key, _ in (a(1), a(2))])
     assert (view.rows, sizes(state)) == ({}, (0, 0))
-
-
-@pytest.mark.parametrize("when", [None, "infinity"])
-def test_a_row_without_a_time_or_of_the_end_of_time_never_goes(when: str | None) -> None:
-    view = kept(COUNTS)
-    view.step([a(1, g=1, d=when), a(2, g=2, d="-infinity")], time_ms=NOON_MS)
-    view.step([], time_ms=NOON_MS + 1_000_000 * HOUR_MS)
-    assert list(view.rows.values()) == [{"g": 1, "n": 1}]
 
 
 DAYS = shape("days", ["id"], column("id", "int4"), column("day", "date", oid=1082), column("at", "timestamptz"))
@@ -266,16 +242,6 @@ def test_all_rows_that_go_at_once_are_counted_before_memory_has_them(monkeypatch
     assert state.update(partial(aged, limit=9, most=5)) == 5
     assert state.update(partial(aged, limit=9, most=1_000_000)) == 4
     assert sizes(state) == (0, 0)
-
-
-def test_a_view_says_whether_time_alone_would_change_it() -> None:
-    view = kept(COUNTS)
-    view.step([a(1, g=1, d="2026-03-01T12:00:00")])
-    assert not view.view.has_aged(NOON_MS - 1)
-    assert view.view.has_aged(NOON_MS)
-    plain = KeptView(COUNTS, MemoryState())
-    plain.step([a(1, g=1, d="2026-03-01T12:00:00")])
-    assert not plain.view.has_aged(NOON_MS)
 
 
 # --- shards ---

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from cdc.model.errors import LockstepError
-from cdc.model.event import Position, RowEvent
+from cdc.model.event import RowEvent
 from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
 from tests.view_queries import TABLES, KeptView, Question, RowWrite, column, events
 from views.counters import Counters
-from views.failures import EvaluationError, FanOutExceeded
+from views.failures import FanOutExceeded
 from views.sql.reader import TopRows, read_view
 from views.state.contract import State, Step
 from views.state.file import FileState
@@ -66,33 +66,6 @@ def step(view: View, writes: list[RowWrite], lsn: int) -> Counters:
 # --- what comes out ---
 
 
-def test_a_change_of_several_rows_of_one_key_is_one_change() -> None:
-    view = opened(COUNTS, MemoryState())
-    step(view, [a(1, g=1), a(2, g=1), a(3, g=2)], 8)
-    output = view.pending()
-    assert output is not None
-    assert (output.tag, output.is_last, list(output.changes)) == (
-        Tag(1, 8, 0),
-        True,
-        [ViewChange({"g": 1}, {"g": 1, "n": 2}), ViewChange({"g": 2}, {"g": 2, "n": 1})],
-    )
-
-
-def test_a_row_that_moves_between_groups_changes_both() -> None:
-    view = KeptView(COUNTS, MemoryState())
-    view.step([a(1, g=1), a(2, g=1)])
-    view.step([a(2, g=2)])
-    assert list(view.rows.values()) == [{"g": 1, "n": 1}, {"g": 2, "n": 1}]
-
-
-def test_a_change_that_comes_to_nothing_isnt_there() -> None:
-    view = opened(COUNTS, MemoryState())
-    step(view, [a(1, g=1)], 8)
-    view.acknowledge(view.pending())
-    done = step(view, [a(1, g=1, t="other"), a(2), without(a(2))], 16)
-    assert (view.pending(), done.changes_in, done.changes_out) == (None, 0, 0)
-
-
 def test_an_event_that_isnt_newer_changes_nothing() -> None:
     view = KeptView(COUNTS, MemoryState())
     view.step([a(1, g=1)])
@@ -107,13 +80,6 @@ def test_the_newest_event_of_a_key_counts_whatever_the_order() -> None:
     first, last = events([a(1, g=1), a(1, g=2)], 8)
     view.step([last, first], epoch=1, lsn=8, offsets={})
     assert [change.row for change in view.pending().changes] == [{"g": 2, "n": 1}]
-
-
-def test_other_tables_are_left_out() -> None:
-    view = opened(COUNTS, MemoryState())
-    foreign = RowEvent(TableName("public", "z"), {"id": 1}, str(Tag(1, 8, 1)), {"id": 1}, Position("z", 0, 1))
-    view.step([foreign], epoch=1, lsn=8, offsets={("z", 0): 2})
-    assert (view.pending(), view.position().offsets) == (None, {("z", 0): 2})
 
 
 def test_a_view_counts_the_rows_of_its_result_and_the_transactions_of_its_steps() -> None:
@@ -168,35 +134,7 @@ def test_what_a_later_step_changes_is_pending_once_with_its_newest_row() -> None
         view.acknowledge(stale)
 
 
-def test_output_is_in_the_json_that_sinks_write() -> None:
-    view = opened(COUNTS, MemoryState())
-    step(view, [a(1, g=1), a(2, g=2)], 8)
-    view.acknowledge(view.pending())
-    step(view, [a(1, g=1, t="other"), a(3, g=1), without(a(2))], 16)
-    output = view.pending()
-    assert list(zip(output.keys, output.rows, strict=True)) == [(b'{"g":1}', b'{"g":1,"n":2}'), (b'{"g":2}', None)]
-
-
-def test_output_is_read_in_parts() -> None:
-    view = opened(COUNTS, MemoryState())
-    step(view, [a(number, g=number) for number in range(1, 6)], 8)
-    parts = []
-    while (output := view.pending(2)) is not None:
-        parts.append((len(output.changes), output.is_last))
-        view.acknowledge(output)
-    assert parts == [(2, False), (2, False), (1, True)]
-
-
 # --- position and counters ---
-
-
-def test_a_position_is_kept_with_the_rows() -> None:
-    view = opened(COUNTS, MemoryState())
-    assert view.position() == ViewPosition()
-    view.step(events([a(1, g=1)], 8), epoch=1, lsn=8, offsets={("a", 0): 5, ("b", 0): 1})
-    view.step([], epoch=1, lsn=24, offsets={("a", 0): 6})
-    position = view.position()
-    assert (position.epoch, position.lsn, position.offsets) == (1, 24, {("a", 0): 6, ("b", 0): 1})
 
 
 def test_a_view_doesnt_go_back() -> None:
@@ -224,15 +162,6 @@ def test_a_fan_out_beyond_the_limit_stops_with_nothing_kept() -> None:
     with pytest.raises(FanOutExceeded, match="more than 10 rows"):
         step(view, HISTORY[0], 16)
     assert everything(state) == before
-
-
-def test_a_row_for_which_the_query_fails_stops_the_view() -> None:
-    view = opened(Question("select id, g / y as q from a join (select id as i, 0 as y from b) b on i = b_id", ("id",)),
-                  MemoryState())  # fmt: skip
-    step(view, [a(1, g=1, b_id=1)], 8)
-    with pytest.raises(EvaluationError, match="division by zero"):
-        step(view, [b(1, None)], 16)
-    assert view.position().lsn == 8
 
 
 A = TABLES[TableName("public", "a")]
@@ -396,34 +325,12 @@ def test_nothing_is_pending_before_all_rows_are_in_and_then_the_whole_result_is(
     assert view.position().counters == Counters(rows=1)
 
 
-def test_a_building_begins_anew_with_nothing_of_what_was_there(tmp_path: Path) -> None:
-    state = FileState(tmp_path, identity="v")
-    view = opened(COUNTS, state)
-    step(view, [a(1, g=1)], 8)
-    view.begin_building()
-    view.build(events([a(1, g=2)], 8))
-    state.close()
-    state = FileState(tmp_path, identity="v")
-    view = opened(COUNTS, state)
-    assert view.position().is_building
-    built(view, [events([a(1, g=3)], 8)], 8)
-    assert [change.row for change in view.pending().changes] == [{"g": 3, "n": 1}]
-    state.close()
-
-
 def test_what_isnt_being_built_takes_no_rows() -> None:
     view = opened(COUNTS, MemoryState())
     with pytest.raises(LockstepError, match="isn't being built"):
         view.build(events([a(1, g=1)], 8))
     with pytest.raises(LockstepError, match="isn't being built"):
         view.end_building(epoch=1, lsn=8, offsets={})
-
-
-def test_rows_that_change_more_than_a_step_may_are_built_all_the_same() -> None:
-    states = MemoryState(), MemoryState()
-    for state, most in zip(states, (5, 1_000), strict=True):
-        built(opened(NEWEST, state, changes_max=most), [as_of_the_end()], 32)
-    assert everything(states[0]) == everything(states[1])
 
 
 def test_a_building_that_is_killed_anywhere_is_no_usable_state(tmp_path: Path) -> None:
@@ -597,15 +504,6 @@ def test_a_row_that_is_held_stays_pending_with_those_that_follow(*, is_built: bo
     assert [change.key for change in left.changes] == [{"g": 3}]
     view.acknowledge(left)
     assert (view.pending(), view.is_new) == (None, False)
-
-
-def test_a_refusal_of_an_earlier_version_of_the_row_says_nothing_of_this_one() -> None:
-    view = opened(COUNTS, MemoryState())
-    step(view, [a(2, g=2)], 8)
-    step(view, [a(3, g=2)], 16)
-    view.acknowledge(view.pending(), refused=[{"g": 2}])
-    view.settle(lambda _: str(Tag(1, 8, 0)))
-    assert view.pending() is not None
 
 
 def test_a_refusal_that_is_void_is_told_until_nobody_keeps_it() -> None:

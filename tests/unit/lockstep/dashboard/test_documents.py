@@ -22,9 +22,8 @@ from lockstep.dashboard.documents import (
 from lockstep.dashboard.model import PipelineState, StageFigures
 from lockstep.dashboard.server import health_of
 from monitor.lag import LagReport, SinkFacts, SourceFacts, report
-from monitor.stalls import Look, Stalls, unreachable
+from monitor.stalls import Look, Stalls
 from monitor.verification import Verification, VerifyOutcome
-from monitor.visible import Visible
 from monitor.watching import Panel, PanelRow
 from tests.lag import sink_facts, source_facts
 from views.counters import Counters
@@ -60,14 +59,6 @@ def state_of(lag: LagReport, **options: Any) -> PipelineState:
 
 def _figures(stage: dict[str, Any]) -> dict[str, Any]:
     return {name: stage[name] for name in StageFigures.model_fields}
-
-
-def test_a_sink_whose_reading_or_refresh_hangs_is_in_that_state() -> None:
-    waits = sink(watermark_lsn=0x200, records_behind=0, visible=Visible(False, 0x100, 0, unseen=2))
-    state = state_of(looked(source(), waits, seconds=20))
-    assert (state.sinks[0].state, state.sinks[0].events_behind) == ("stalled", 0)
-    assert "no query" in (state.sinks[0].reason or "")
-    assert state.problems[-1].where == "search"
 
 
 def test_the_figures_are_those_of_the_lag_report() -> None:
@@ -111,22 +102,6 @@ def test_what_an_extension_runs_is_shown_and_is_a_problem_where_it_is_told() -> 
 
 
 @pytest.mark.parametrize(
-    ("facts", "where", "kind", "step"),
-    [
-        (source(slot_active=False), "capture", "absent", "`lockstep run`"),
-        (source(slot_active=False, published_lsn=None, received_lsn=None), "capture", "absent", "`lockstep run`"),
-        (source(wal_status=None), "capture", "stopped", "`lockstep doctor`"),
-        (source(wal_status="lost"), "capture", "stopped", "`lockstep doctor`"),
-    ],
-)
-def test_a_capture_that_does_not_run_is_a_problem(facts: SourceFacts, where: str, kind: str, step: str) -> None:
-    (problem,) = state_of(looked(facts)).problems
-    assert (problem.where, problem.state) == (where, kind)
-    assert problem.next_step is not None
-    assert problem.next_step.startswith(step)
-
-
-@pytest.mark.parametrize(
     ("facts", "reason"),
     [
         (source(walsender="WalSenderWriteData"), "given no sign of life"),
@@ -139,12 +114,6 @@ def test_a_capture_that_hangs_is_stalled_and_the_pipeline_isnt_ready(facts: Sour
     assert (state.capture.state, problem.where, problem.state) == ("stalled", "capture", "stalled")
     assert reason in problem.reason
     assert not health_of(state, 2_000).ready
-
-
-def test_the_first_copy_is_no_problem() -> None:
-    facts = source(published_lsn=None, copied_from_lsn=0x80, slot_active=False, is_captured=True)
-    state = state_of(looked(facts, sink(watermark_lsn=0, records_behind=0), seconds=20))
-    assert (state.capture.state, state.problems, health_of(state, 2_000).ready) == ("building", (), True)
 
 
 def test_a_pipeline_without_a_capture_isnt_ready_and_one_with_a_paused_copy_is() -> None:
@@ -184,34 +153,6 @@ def test_a_table_that_a_sink_cannot_take_is_a_problem_and_the_pipeline_isnt_read
     wanted = state_of(looked(source(), sink(job=JobStatus(JobState.RUNNING, asides=paused))))
     assert [(problem.where, problem.state) for problem in wanted.problems] == [("search", "paused")]
     assert health_of(wanted, 2_000).ready, "somebody has wanted it so"
-
-
-def test_another_generation_without_a_job_is_none() -> None:
-    old = sink(generation=2, is_live=False, job=JobStatus(JobState.ABSENT))
-    assert state_of(looked(source(), sink(), old)).problems == ()
-
-
-def test_what_nobody_knows_is_null() -> None:
-    state = pipeline_state(SUBJECT, {}, Rates(), sampled_ms=1, trouble="Kafka doesn't answer")
-    assert state.capture.state == "unknown"
-    assert state.capture.lsn is state.source.wal_end is state.topics.events_per_s is None
-    assert [problem.reason for problem in state.problems] == ["Kafka doesn't answer"]
-
-
-def test_the_slots_figures_are_not_those_of_before_a_server_was_silent() -> None:
-    lag = looked(source(safe_wal_bytes=7), sink())
-    silent = replace(
-        lag,
-        stages=unreachable(lag, ["search"], "it hangs", now_ms=3_000),
-        silent_servers={"source": LockstepError("it hangs")},
-    )
-    state = state_of(silent)
-    assert state.source.retained_bytes is state.source.safe_wal_bytes is state.source.wal_status is None
-    assert [(problem.where, problem.state, problem.reason) for problem in state.problems] == [
-        ("source", "unanswered", "it hangs")
-    ]
-    assert (state.capture.state, state.sinks[0].state) == ("unknown", "unknown")
-    assert not health_of(state, 2_000).ready
 
 
 def test_the_slots_figures_are_there_while_kafka_is_silent() -> None:

@@ -39,13 +39,6 @@ def test_what_a_sink_holds_is_judged(
     assert words in verdict
 
 
-def test_the_sentence_is_about_the_one_that_is_wrong() -> None:
-    right, wrong = Held("search", "02", ROW, True), Held("cache g2", "01", ROW, False)
-    states, verdict = judge(True, [INSERT, UPDATE], [right, wrong])
-    assert states == ["equal", "older"]
-    assert verdict.startswith("`cache g2`")
-
-
 def test_where_no_sink_holds_anything_nothing_is_said_to_be_right() -> None:
     states, verdict = judge(True, [INSERT], [])
     assert states == []

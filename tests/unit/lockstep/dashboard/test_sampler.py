@@ -86,14 +86,6 @@ def test_a_watcher_that_fails_is_in_the_log_once_and_so_is_that_it_works_again(c
     ]
 
 
-def test_two_problems_of_one_sink_are_told_once_each() -> None:
-    both = state(("cache", "absent"), ("cache", "rejected"))
-    assert list(changes(None, both)) == ["cache is absent: why", "cache is rejected: why"]
-    assert list(changes(both, both)) == []
-    assert list(changes(both, state(("cache", "rejected")))) == ["cache isn't absent any more"]
-    assert list(changes(both, state())) == ["cache is well again"]
-
-
 def _told(*states: PipelineState) -> list[str]:
     """What is told of the last one after those before."""
     known, told = None, list[str]()

@@ -73,10 +73,6 @@ def control_findings(
     return [finding.what for finding in foreign_control_record_findings("shop", records, [newest, record(b"hello")])]
 
 
-def test_our_own_control_records_are_known() -> None:
-    assert control_findings(OURS) == []
-
-
 def test_control_records_of_another_version_are_reported_by_those_who_need_them() -> None:
     assert control_findings({"shop.__state": {b"s": b'{"format":1}'}}) == []
 

@@ -32,10 +32,6 @@ def whats(findings: list[Finding]) -> list[tuple[Severity, str]]:
     return [(finding.severity, finding.what) for finding in findings]
 
 
-def test_a_slot_that_is_where_the_state_says_is_fine() -> None:
-    assert [finding.severity for finding in position_findings(FACTS, STATE)] == [Severity.OK]
-
-
 def test_before_the_first_start_there_is_nothing_to_say() -> None:
     assert position_findings(replace(FACTS, slot=None), None) == []
 

@@ -35,12 +35,6 @@ def _capturing(config: Config, *tables: TableName) -> Config:
     return config.capturing(config.source.resolved(tables))
 
 
-def test_a_build_is_compared_in_those_of_its_tables_that_are_captured_still(config: Config) -> None:
-    begun, now = _capturing(config, ITEMS), _capturing(config, LOG)
-    assert without_those_that_left(begun, now).source.table_names == (ORDERS,)
-    assert without_those_that_left(begun, _capturing(config, ITEMS, LOG)).source.table_names == (ORDERS, ITEMS)
-
-
 @pytest.fixture
 def naming(tmp_path: Path) -> Config:
     """Its tables are named, and it has a view of one of them."""

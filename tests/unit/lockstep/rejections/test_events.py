@@ -54,27 +54,11 @@ def row_of(result: RetryEvents) -> Mapping[str, JsonValue] | None:
     return event.row
 
 
-def test_an_event_keeps_its_tag_and_its_position() -> None:
-    assert row_of(made(put(), {ORDERS.name: ORDERS.schema_id})) == {"id": 1, "note": "n"}
-
-
-def test_an_event_of_an_earlier_shape_becomes_a_row_of_the_prepared_one() -> None:
-    assert row_of(made(put(), {ORDERS.name: WIDER.schema_id})) == {"id": 1, "note": "n", "more": "5"}
-
-
-def test_the_newest_shape_doesnt_matter_while_the_sink_has_an_earlier_one() -> None:
-    assert row_of(made(put(), {ORDERS.name: ORDERS.schema_id}, RECORDS)) == {"id": 1, "note": "n"}
-
-
 def test_an_event_of_a_shape_that_the_sink_isnt_prepared_for_stays() -> None:
     for records in (RECORDS[:1], RECORDS):
         result = made(put(WIDER), {ORDERS.name: ORDERS.schema_id}, records)
         assert (result.events, result.void) == ([], 0)
         assert ["shape" in refused.reason for refused in result.refused] == [True]
-
-
-def test_a_tombstone_deletes() -> None:
-    assert row_of(made((dead_letter(), None), {ORDERS.name: WIDER.schema_id})) is None
 
 
 def test_an_event_that_a_copy_has_replaced_is_void() -> None:

@@ -47,14 +47,6 @@ def test_the_order_of_columns_does_not_matter():
     assert fingerprint(SHAPE, key, rows[0]) == fingerprint(SHAPE, key, rows[1])
 
 
-def test_columns_that_the_table_does_not_have_do_not_count():
-    key = key_of(SHAPE, {"id": 1})
-    rows = {"id": 1, "value": "a"}, {"id": 1, "value": "a", "other": 7}
-
-    assert fingerprint(SHAPE, key, rows[0]) == fingerprint(SHAPE, key, rows[1])
-    assert differing_columns(SHAPE, *rows) == ()
-
-
 def test_the_same_row_under_another_key_is_another():
     row = {"id": 1, "value": "a"}
 

@@ -35,18 +35,6 @@ def test_the_verdict_is_of_everything_that_was_to_be_compared():
     assert report(EQUAL, with_findings).to_json()["outcome"] == "different"
 
 
-def test_only_a_complete_comparison_without_findings_is_equal():
-    assert report(EQUAL, EQUAL).is_equal
-    assert not report(EQUAL, replace(EQUAL, differences=(DIFFERENT,))).is_equal
-    assert not report(replace(EQUAL, undecided=(b'{"id":1}',))).is_equal
-    assert not report(replace(EQUAL, is_complete=False)).is_equal
-
-
-def test_a_table_that_was_not_compared_makes_it_incomplete_for_programs_too():
-    document = report(EQUAL, TableReport(ORDERS, not_compared="it is paused")).to_json()
-    assert (document["outcome"], document["equal"]) == ("incomplete", False)
-
-
 def test_row_counts_alone_make_no_difference():
     """Each side was counted at its own time."""
     assert replace(EQUAL, sink_rows=12).is_equal
@@ -85,22 +73,9 @@ def test_the_json_holds_everything():
     assert table_document["left_out"].keys() == {"secret"}
 
 
-def test_people_see_key_columns_and_both_tags():
-    text = shown(report(replace(EQUAL, differences=(DIFFERENT,))))
-
-    for part in ('{"id":1}', "note", tag(5), tag(7), "different", "differs from the source in 1 row"):
-        assert part in text
-
-
 def test_people_see_that_it_is_equal_and_as_of_when():
     assert "generation 3 of search equals the source (as of 16/B374D848 or later)" in shown(report(EQUAL))
     assert "generation 3 of search equals the source" in shown(report(EQUAL, lsn=None))
-
-
-def test_markup_in_keys_is_shown_as_it_is():
-    difference = Difference(Kind.EXTRA, b'{"name":"[bold]x[/bold]"}')
-
-    assert "[bold]x[/bold]" in shown(report(replace(EQUAL, differences=(difference,))))
 
 
 def test_only_the_first_of_many_differences_are_shown_to_people():

@@ -33,10 +33,6 @@ def test_a_view_is_a_line_in_a_pipe() -> None:
     assert " ".join(line.split()) == "timeline cache follower_id, tweet_id ready 0/8 800 4,120 1.0 MiB"
 
 
-def test_a_table_fits_into_80_columns() -> None:
-    assert max(map(len, shown(views_table([READY]), width=80).splitlines())) <= 80
-
-
 def test_what_isnt_kept_has_a_sentence_with_the_next_step() -> None:
     stopped = replace(READY, state=ViewState.STOPPED, since_ms=0, reason="the disk is full", hint="make room")
     text = shown(views_table([READY, stopped]))

@@ -8,12 +8,6 @@ from tests.builders import column, table
 NOTHING = frozenset()
 
 
-def test_columns_that_both_sides_have_are_compared():
-    shape = table(column("id", "int8"), column("a"), column("b"))
-
-    assert compared_columns(shape, shape, NOTHING, NOTHING, against="source") == (["id", "a", "b"], ())
-
-
 def test_a_column_that_one_side_leaves_out_is_named_with_the_side():
     shape = table(column("id", "int8"), column("a"), column("b"))
     columns, reasons = compared_columns(shape, shape, frozenset("a"), frozenset("b"), against="generation 2")
