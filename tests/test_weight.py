@@ -31,9 +31,9 @@ COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
     "lines of the core": 89_595,
-    "lines of extensions": 14_511,
+    "lines of extensions": 14_528,
     "lines of stack and bench": 9_238,
-    "lines of tests": 94_652,
+    "lines of tests": 94_681,
     "words of docs": 43_071,
     "settings": 166,
 }

@@ -21,7 +21,7 @@ from cdc.kafka.topic_names import (
     view_topic,
 )
 from cdc.model.errors import ConfigurationError, LockstepError
-from cdc.model.lsn import Lsn, format_lsn
+from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
 from cdc.model.tag import Tag
 from cdc.toast.store import holds_values
@@ -30,7 +30,7 @@ from extensions.erase.forced_compaction import ForcedCompaction
 from extensions.erase.key_records import KeyRecord
 from extensions.erase.report import Report
 from extensions.erase.sinks import SinkErasing
-from extensions.erase.source import deleted_at_source, kept_wal
+from extensions.erase.source import deleted_at_source, kept_wal, lsn_now
 from extensions.erase.topics import TopicErasing
 from extensions.erase.views import ViewErasing
 from jobs.dead_letters.record import event_of
@@ -134,8 +134,8 @@ class _Erasing:
         if not dry_run:
             for topic in self._compaction.restore():
                 self._say(f"put back the settings of topic {topic}, which an interrupted run had changed")
-        _, key, lsn = deleted_at_source(self._config, self._name, text, Waiting(self._stopping))
-        gone_at = self._wait_published(lsn)
+        key = deleted_at_source(self._config, self._name, text, Waiting(self._stopping))
+        gone_at = self._published()
         shapes = [
             record for record in read_schema_records(self._client, self._pipeline) if record.table.name == self._name
         ]
@@ -155,17 +155,16 @@ class _Erasing:
         work = self._topics.look if dry_run else self._topics.erase
         places = [Place("source"), work(self._topic, is_wanted)]
         places += self._by_earlier_keys(earlier, work)
-        erasing = SinkErasing(self._config, row, timeout_s=self._timeout_s, check=self._check)
-        of_sinks: list[Place] = []
-        for sink, settings in self._config.sinks.items():
-            if settings.view is not None:
-                continue
-            if not dry_run:
-                self._say(f"sink {sink}")
-            of_sinks += erasing.places(sink, only_look=dry_run)
+        of_sinks = list(self._in_sinks(row, only_look=dry_run))
         places += of_sinks
         views = ViewErasing(
-            self._config, row, self._topics, timeout_s=self._timeout_s, check=self._check, say=self._say
+            self._config,
+            row,
+            self._topics,
+            published=self._published,
+            timeout_s=self._timeout_s,
+            check=self._check,
+            say=self._say,
         )
         places += views.places(only_look=dry_run)
         # Before dead letters: a row that waits somewhere becomes one where it is refused. After the sinks: who tells of
@@ -191,6 +190,16 @@ class _Erasing:
             unchecked.insert(0, "Nothing of this key was found anywhere. Check how it is written: as events have it.")
         return Report(str(self._name), tuple(places), tuple(unchecked), dry_run)
 
+    def _in_sinks(self, row: DeletedRow, *, only_look: bool) -> Iterator[Place]:
+        """Of each sink but views: its generations."""
+        erasing = SinkErasing(self._config, row, timeout_s=self._timeout_s, check=self._check)
+        for sink, settings in self._config.sinks.items():
+            if settings.view is not None:
+                continue
+            if not only_look:
+                self._say(f"sink {sink}")
+            yield from erasing.places(sink, only_look=only_look)
+
     def _erasers(self, row: DeletedRow) -> dict[str, Eraser]:
         """By the names of the extensions that have one."""
         means = Means(self._topics, self._timeout_s, self._check, self._say)
@@ -201,12 +210,12 @@ class _Erasing:
         if self._stopping():
             raise stopped()
 
-    def _wait_published(self, lsn: Lsn) -> str:
-        """Until capture has published all up to here: an event that is still to come would bring the row back.
+    def _published(self) -> str:
+        """A tag from after all that is committed by now, once capture has published that.
 
-        Returns a tag from after all of it.
+        An event that is still to come would bring the row back. Raises LockstepError where it isn't done in time.
         """
-        deadline = time.monotonic() + self._timeout_s
+        lsn, deadline = lsn_now(self._config), time.monotonic() + self._timeout_s
         while True:
             state = read_state(self._client, self._pipeline, self._config.slot)
             if state is not None and state.end_lsn >= lsn:
@@ -215,7 +224,7 @@ class _Erasing:
                 raise LockstepError(
                     f"capture hasn't published what is committed up to {format_lsn(lsn)} within"
                     f" {self._timeout_s:.0f} s: an event of the row may still come",
-                    hint="start `lockstep capture`; `lockstep lag` says how far it is. Nothing was changed",
+                    hint="start `lockstep capture`; `lockstep lag` says how far it is. Then run the command again",
                 )
             self._check()
             time.sleep(_LOOK_EVERY_S)

@@ -23,8 +23,8 @@ from sinks.columns.copy_text import array_literal, plain_text
 from sinks.wrappers.projection import Projection
 
 
-def deleted_at_source(config: Config, name: TableName, text: str, waiting: Waiting) -> tuple[Table, Key, Lsn]:
-    """The table as it is, the key as events have it, and an LSN from after the row's deletion.
+def deleted_at_source(config: Config, name: TableName, text: str, waiting: Waiting) -> Key:
+    """The key as events have it, of a row that isn't there.
 
     Raises ConfigurationError for what is no key of the table. Raises LockstepError where the source has the row.
     """
@@ -48,8 +48,13 @@ def deleted_at_source(config: Config, name: TableName, text: str, waiting: Waiti
                 f"the source has this row of {name}",
                 hint="delete it there first, then run the command again; nothing was changed",
             )
+    return key
+
+
+def lsn_now(config: Config) -> Lsn:
+    """An LSN from after all that is committed. Capture gets there, though nobody else writes."""
     with closing(connect(config.source, application="lockstep erase")) as connection:
-        return table, key, Lsn(emit_heartbeat(connection))
+        return emit_heartbeat(connection)
 
 
 def kept_wal(config: Config) -> str | None:

@@ -49,12 +49,15 @@ class ViewErasing:
         row: DeletedRow,
         topics: TopicErasing,
         *,
+        published: Callable[[], str],
         timeout_s: float,
         check: Callable[[], None],
         say: Callable[[str], None],
     ) -> None:
+        """``published`` returns a tag that is greater than those of all that is published when it is called."""
         self._config = config
         self._client = config.kafka.client()
+        self._published = published
         self._row = row
         self._topics = topics
         self._timeout_s = timeout_s
@@ -148,7 +151,11 @@ class ViewErasing:
             found = tuple(erasing.leftovers(table, None))
             if only_look:
                 return Place(name, found, found)
-            below = self._reached(opened)
+            below = self._reached(opened, self._row.gone_at)
+            if below is not None:
+                # The deletion is in the sink, with the tag of the progress record at which the task ended its step.
+                # The driver may not know that record yet: its watermark is then of an earlier one.
+                below = self._reached(opened, self._published())
             if below is None:
                 behind = _BEHIND.format(view=view, number=generation.number)
                 return Place(name, found, (*found, _NOT_YET), behind)
@@ -162,18 +169,14 @@ class ViewErasing:
                     return Place(name, found, tuple(left), later)
                 self._waiting.wait()
 
-    def _reached(self, opened: OpenedSink) -> str | None:
-        """The tag below which the result is without the row; None where that isn't so in time.
-
-        A step of a view writes with tags of the LSN that it ends at, which is the watermark then. No other one has
-        them.
-        """
+    def _reached(self, opened: OpenedSink, tag: str) -> str | None:
+        """The tag of the watermark once it is at this one or beyond; None where that isn't so in time."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             progress = opened.generations.load_progress()
             below = None if progress is None else applied_below(progress)
-            if progress is not None and below is not None and below > self._row.gone_at:
-                return str(Tag(progress.epoch, progress.watermark_lsn + 1, 0))
+            if below is not None and below >= tag:
+                return below
             if time.monotonic() > deadline:
                 return None
             self._waiting.wait()

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,11 +32,13 @@ _GONE_AT = str(Tag(1, 500, 0))
 _RESULT = table(column("id", "int8"), name=TableName("views", "open"))
 
 
-def _erasing(config: Config, table_name: str = "orders") -> ViewErasing:
+def _erasing(
+    config: Config, table_name: str = "orders", published: Callable[[], str] = lambda: _GONE_AT
+) -> ViewErasing:
     deleted = table(column("id", "int8"), name=TableName("public", table_name))
     row = DeletedRow(deleted, {"id": 1}, "", table_name, _GONE_AT)
     topics = cast("TopicErasing", None)  # no view of these tests has a topic
-    return ViewErasing(config, row, topics, timeout_s=0.1, check=lambda: None, say=lambda _: None)
+    return ViewErasing(config, row, topics, published=published, timeout_s=0.1, check=lambda: None, say=lambda _: None)
 
 
 def _config(tmp_path: Path) -> Config:
@@ -113,9 +116,20 @@ def test_what_nobody_knows_of_a_view_may_have_had_the_row(tmp_path: Path, monkey
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Place]]:
-    """What is said of a view that has a row, and the mark of one that is gone; its job is at some LSN."""
+    """What is said of a view that has a row, and the mark of one that is gone; its job is at some LSN.
 
-    def of(*, at_lsn: int, phase: Phase = Phase.READY, only_look: bool = False, **more: Any) -> list[Place]:
+    It goes on to ``until_lsn`` meanwhile, where all is published up to ``published_lsn``.
+    """
+
+    def of(
+        *,
+        at_lsn: int,
+        until_lsn: int = 0,
+        published_lsn: int = 0,
+        phase: Phase = Phase.READY,
+        only_look: bool = False,
+        **more: Any,
+    ) -> list[Place]:
         config = _config(tmp_path)
         opened = open_duckdb(directory := Path(tempfile.mkdtemp(dir=tmp_path)))
         opened.sink.prepare([_RESULT])
@@ -123,13 +137,19 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
         reached: Progress = replace(progress(at_lsn), epoch=1, **more)
         opened.generations.save_progress(reached)
         opened.sink.close()
+
+        def published() -> str:
+            with closing((job := open_duckdb(directory)).sink):
+                job.generations.save_progress(replace(reached, watermark_lsn=max(at_lsn, until_lsn)))
+            return str(Tag(1, published_lsn, 0))
+
         record = Record("shop", definition(config.sinks["open"]), phase)
 
         monkeypatch.setattr(views, "list_of", lambda *_: [Generation(1, is_live=True, record=record)])
         monkeypatch.setattr(views, "open_sink", lambda *_: open_duckdb(directory))
         monkeypatch.setattr(views, "TopicAdmin", lambda _: SimpleNamespace(exists=lambda _: False))
         monkeypatch.setattr(erasing, "LOOK_EVERY_S", 0.01)
-        return list(_erasing(config).places(only_look=only_look))
+        return list(_erasing(config, published=published).places(only_look=only_look))
 
     return of
 
@@ -137,12 +157,21 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
 def test_what_a_view_keeps_of_rows_that_are_gone_is_removed_once_it_is_as_of_after_the_deletion(
     places: Callable[..., list[Place]],
 ) -> None:
-    (place,) = places(at_lsn=501)
+    (place,) = places(at_lsn=502)
     assert (place.name, place.left, place.is_proven) == ("view open, generation 1 (live)", (), True)
     assert [leftover.what for leftover in place.found] == ["1 mark of deleted rows, with their keys"]
 
 
-@pytest.mark.parametrize("behind", [{"at_lsn": 500}, {"at_lsn": 900, "left_at_ms": {"t": 5}}])
+def test_a_mark_of_a_step_that_ended_at_a_record_which_the_driver_has_not_read_yet_is_removed_too(
+    places: Callable[..., list[Place]],
+) -> None:
+    (place,) = places(at_lsn=500, until_lsn=502, published_lsn=502)
+    assert (place.left, place.is_proven) == ((), True)
+    (place,) = places(at_lsn=500, until_lsn=501, published_lsn=502)
+    assert not place.is_proven
+
+
+@pytest.mark.parametrize("behind", [{"at_lsn": 499}, {"at_lsn": 900, "left_at_ms": {"t": 5}}])
 def test_nothing_is_proven_of_one_that_is_behind(places: Callable[..., list[Place]], behind: dict[str, Any]) -> None:
     (place,) = places(**behind)
     assert not place.is_proven
