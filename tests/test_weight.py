@@ -30,10 +30,10 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 89_595,
+    "lines of the core": 89_602,
     "lines of extensions": 14_528,
     "lines of stack and bench": 9_238,
-    "lines of tests": 94_681,
+    "lines of tests": 94_698,
     "words of docs": 43_071,
     "settings": 166,
 }

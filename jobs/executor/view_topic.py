@@ -67,11 +67,18 @@ class ViewTopic:
         return self._current_id() == self._topic_id
 
     def keys(self) -> Iterator[Mapping[str, JsonValue]]:
-        """Keys of rows that may be there. One may come several times, also where its row is gone."""
-        with closing(TopicReader(self._client).records(self._where.topic)) as records:
+        """The keys of the rows that are there. All records are read before the first of them.
+
+        Not those of rows that are gone: the sink may have erased the marks of their deletions, and gets no new ones.
+        """
+        reader = TopicReader(self._client)
+        with reader.key_set() as keys, closing(reader.records(self._where.topic)) as records:
             for record in records:
-                if record.value is not None:
-                    yield orjson.loads(record.key)
+                if record.value is None:
+                    keys.discard(record.key)
+                else:
+                    keys[record.key] = b""
+            yield from map(orjson.loads, keys)
 
     def write(self, key: bytes, row: bytes | None, tag: Tag) -> None:
         """Add a row to the open transaction, or with None the end of one. Both are JSON."""

@@ -203,6 +203,15 @@ def test_a_reader_that_is_slow_gets_several_steps_as_one(writer: Writer, monkeyp
     follow(writer, work)
 
 
+def test_only_rows_that_are_there_are_told_to_a_state_that_is_built_anew(writer: Writer) -> None:
+    """Also where the topic still has records of a row that is gone, as for readers who are a while behind."""
+    writer.step((1, 1, "stays"), (1, 2, "goes"), (1, 3, "comes back"))
+    writer.step((1, 1, "newer"), (1, 2, None), (1, 3, None))
+    writer.step((1, 3, "again"))
+    keys = writer.topic.keys()
+    assert sorted(key["tweet_id"] for key in keys) == [1, 3]
+
+
 def test_another_generation_ends_the_stream_and_is_read_anew(writer: Writer) -> None:
     first = writer.step((1, 1, "a"))
     live: list[int | None] = [1]
