@@ -47,17 +47,6 @@ def test_what_may_pass_has_to_hold_first() -> None:
     assert telling.look(20, _LAG) == [Kind.OPENED]
 
 
-def test_what_says_itself_how_long_it_has_to_hold_is_told_after_that() -> None:
-    nobody_knows = replace(_LAG, sentence="nobody knows", hold_s=180.0)
-    telling = _Telling()
-    assert [telling.look(at, nobody_knows) for at in (0, 10, 59)] == [[], [], []]
-    assert telling.look(60, nobody_knows) == [Kind.OPENED]
-    after_recover = _Telling()
-    assert [after_recover.look(at, _LAG) for at in (0, 10)] == [[], [Kind.OPENED]]
-    assert [after_recover.look(at, nobody_knows) for at in range(11, 200)] == [[]] * 189, "it stays open, told once"
-    assert [after_recover.look(at) for at in (200, 220)] == [[], [Kind.CLEARED]]
-
-
 def test_a_condition_that_flaps_is_told_once() -> None:
     telling = _Telling()
     told = [telling.look(at, *([_STOPPED] if at % 15 < 5 else [])) for at in range(600)]

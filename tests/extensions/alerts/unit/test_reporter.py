@@ -51,23 +51,6 @@ def _watch(settings: AlertSettings, directory: Path, *, lag_s: float = 300.0) ->
     return ConditionWatch(ConditionSettings(lag_s=lag_s), directory, reporters=[reporter])
 
 
-def test_it_is_told_once_and_when_it_is_over_and_a_restart_tells_nothing_again(
-    receiver: Receiver, tmp_path: Path
-) -> None:
-    settings = _settings(receiver.port)
-    with _watch(settings, tmp_path) as watch:
-        for at in range(5):
-            watch.look(_BROKEN, now_ms=at * 1000)
-        until(lambda: receiver.told == [("opened", "slot-lost")])
-    with _watch(settings, tmp_path) as watch:
-        watch.look(_BROKEN, now_ms=10_000)
-        watch.look(_WELL, now_ms=20_000)
-        watch.look(_WELL, now_ms=80_000)
-        until(lambda: receiver.told[1:] == [("cleared", "slot-lost")])
-    assert receiver.documents[0]["id"] == receiver.documents[1]["id"]
-    assert AlertStore(tmp_path).load().book == {}
-
-
 _PROCESS = """
 import sys, time
 from pathlib import Path
@@ -360,12 +343,6 @@ def test_what_a_webhook_lacks_that_is_not_set_any_more_is_given_up_and_said(
 
 
 # -- channels
-
-
-def test_an_address_in_the_environment_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert AlertSettings().webhook is None
-    monkeypatch.setenv("LOCKSTEP_ALERTS_WEBHOOK_URL", "https://hooks.example/x")
-    assert AlertSettings().webhook is not None
 
 
 def test_a_webhook_gets_its_token_and_no_error_or_log_has_it(

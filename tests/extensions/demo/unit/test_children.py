@@ -84,16 +84,6 @@ def test_one_that_does_not_end_is_killed(children, tmp_path):
     wait_for(lambda: not is_alive(started))
 
 
-def test_a_hurried_stop_does_not_wait(tmp_path, children):
-    hurried = Children(tmp_path, hurried=lambda: True)
-    hurried.start("one", "stubborn", [])
-    wait_for(lambda: hurried.last_line("one") == "up")
-    began = time.monotonic()
-
-    assert hurried.stop(grace_s=60) == ["one"]
-    assert time.monotonic() - began < 30
-
-
 def test_processes_of_a_child_end_with_it(children):
     children.start("one", "parent", [])
     wait_for(lambda: children.last_line("one"))

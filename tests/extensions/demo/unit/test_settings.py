@@ -15,26 +15,6 @@ ENDPOINTS = Endpoints(
 LISTEN = "127.0.0.1:6"
 
 
-def test_it_loads_with_three_sinks_a_view_and_seven_tables(tmp_path):
-    file = tmp_path / "lockstep.toml"
-    file.write_text(configuration(ENDPOINTS, listen=LISTEN))
-
-    config = load(file)
-
-    assert set(config.sinks) == {"search", "cache", "warehouse", "timeline"}
-    assert set(config.views) == {"timeline"}
-    assert config.sinks["timeline"].topic
-    assert [str(table) for table in config.source.table_names] == [
-        "public.customers",
-        "public.products",
-        "public.orders",
-        "public.order_items",
-        "public.users",
-        "public.follows",
-        "public.tweets",
-    ]
-
-
 def test_it_loads_with_another_mapping_too(tmp_path):
     file = tmp_path / "lockstep.toml"
     file.write_text(configuration(ENDPOINTS, listen=LISTEN, mapping_has_changed=True))
@@ -43,12 +23,3 @@ def test_it_loads_with_another_mapping_too(tmp_path):
 
     assert config.sinks["search"].exclude == ("public.customers.email",)
     assert config.sinks["search"].fields.keys() == {"public.products.title"}
-
-
-def test_checkpoints_and_states_of_views_are_beside_it(tmp_path):
-    file = tmp_path / "lockstep.toml"
-    file.write_text(configuration(ENDPOINTS, listen=LISTEN))
-
-    spark = load(file).spark
-    assert spark.checkpoint_directory == str(tmp_path / "checkpoints")
-    assert spark.view_directory == tmp_path / "views"

@@ -8,10 +8,6 @@ from extensions.searches.matches import Told, changes, tag_of_absence
 SEARCHES = ("a", "b", "c")
 
 
-def test_a_document_that_never_matched_is_not_told_of() -> None:
-    assert changes({}, (), SEARCHES, tag="1") == {}
-
-
 def test_it_begins_once_and_ceases_once() -> None:
     begun = changes({}, {"a"}, SEARCHES, tag="1")
     assert begun == {"a": Told(matches=True, tag="1")}
@@ -21,18 +17,9 @@ def test_it_begins_once_and_ceases_once() -> None:
     assert changes(ceased, (), SEARCHES, tag="4") == {}
 
 
-def test_of_a_search_that_is_not_asked_about_nothing_is_told() -> None:
-    assert changes({"a": Told(matches=True, tag="1")}, (), ["b"], tag="2") == {}
-
-
 def test_an_older_version_than_the_one_that_was_told_of_tells_nothing() -> None:
     assert changes({"a": Told(matches=True, tag="5")}, (), SEARCHES, tag="4") == {}
     assert changes({"a": Told(matches=False, tag="5")}, {"a"}, SEARCHES, tag="4") == {}
-
-
-def test_another_query_of_the_same_name_is_told_of_as_of_the_same_version() -> None:
-    told = changes({"a": Told(matches=True, tag="5")}, (), SEARCHES, tag="5")
-    assert told == {"a": Told(matches=False, tag="5")}
 
 
 def test_a_deletion_that_nobody_saw_is_told_of_as_of_the_version_that_was_told() -> None:

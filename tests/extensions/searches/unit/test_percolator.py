@@ -67,13 +67,6 @@ def test_what_is_left_over_of_lesser_claims_and_of_our_other_generations_is_remo
     assert there == {ours, later}
 
 
-def test_a_query_that_is_tried_out_now_stays(there: set[str]) -> None:
-    trial = trial_index(indexes(), ORDERS, OURS, "00")
-    there.add(trial)
-    remove_left_over(indexes(), OURS)
-    assert there == {trial}
-
-
 def test_the_index_of_a_table_whose_schema_has_our_name_stays(there: set[str]) -> None:
     rows = {
         indexes(number).index(TableName("lockstep_searches", name))
@@ -89,18 +82,6 @@ def test_the_index_of_a_table_whose_schema_has_our_name_stays(there: set[str]) -
 def test_the_newest_number_is_that_of_any_index(there: set[str]) -> None:
     there |= {queries_index(indexes(), ORDERS, BEFORE), queries_index(indexes(3), OTHERS, LATER)}
     assert newest_number(indexes()) == 11
-
-
-def test_names_have_room_where_a_tables_own_name_has_just_enough() -> None:
-    longest = TableName("public", "x" * 63)
-    assert len(queries_index(indexes(2**31), longest, Claim(2**31, "a" * 12))) < 255 - len("_W")
-
-
-def test_a_generation_is_never_taken_for_one_of_queries() -> None:
-    from sinks.opensearch.names import own_indexes
-
-    name = queries_index(indexes(), ORDERS, OURS)
-    assert not list(own_indexes({name: {f"{name}_W"}}))
 
 
 @pytest.mark.parametrize(

@@ -77,10 +77,6 @@ def _found(store: Store, at_s: float = 0.0) -> Found:
     return watch.look()
 
 
-def test_without_searches_there_is_nothing_to_say() -> None:
-    assert _found(Store()) == Found()
-
-
 def test_figures_and_conditions_are_of_the_sink() -> None:
     store = Store()
     store.searches = {"red": SEARCH}

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from cdc.model.errors import ConfigurationError, LockstepError
 from extensions.streams.configured import queries_of
@@ -14,14 +13,12 @@ from extensions.streams.jobs.resume import Figures
 from extensions.streams.queries import stream_query_plan
 from extensions.streams.sections import with_stream_queries
 from extensions.streams.status import StreamQueryStatus
-from extensions.streams.watch import panel_of
 from jobs.generations.status import JobState, JobStatus
 from lockstep.config import Config, read
 from lockstep.generations import settings_of
 from lockstep.rejections.retry import retry
 from lockstep.rejections.selection import Selection
 from lockstep.views.status import view_now
-from monitor.lag_table import panel_table
 from sinks.warehouse.settings import WarehouseSettings
 
 TEXT = """
@@ -221,16 +218,6 @@ def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, change: tuple[str,
     assert problem in problems(tmp_path, change)
 
 
-@pytest.mark.parametrize("queries", ["stream_queries = 3\n", "[[stream_queries]]\nsink = 'warehouse'\n"])
-def test_stream_queries_that_are_no_section_are_told_of(tmp_path: Path, queries: str) -> None:
-    text = TEXT.split("[stream_queries", maxsplit=1)[0].replace("apply = false\n", "")
-    path = tmp_path / "lockstep.toml"
-    path.write_text(queries + text if queries.startswith("stream") else text + queries)
-    with pytest.raises(ConfigurationError) as refused:
-        read(path)
-    assert refused.value.problems == ("stream_queries: must be a section, or a table in { }",)
-
-
 def test_two_streams_of_one_topic_are_refused(tmp_path: Path) -> None:
     second = '[streams.others]\ntopic = "web.searches"\ncolumns = { at = "timestamptz" }\ntime = "at"\nlate = "1 day"\n'
     told = problems(tmp_path, ("[stream_queries.recent]", f"{second}[stream_queries.recent]"))
@@ -254,25 +241,6 @@ def test_a_query_that_is_not_run_is_told_of(facts: Mapping[str, Any], state: str
     assert (status.state, status.needs_somebody) == (state, needs_somebody)
     assert bool(status.hint) == needs_somebody
     assert bool(status.reason) == (state not in ("absent", "running"))
-
-
-def test_people_are_told_of_each_query_and_why_one_is_not_run() -> None:
-    figures = Figures(batch=3, watermark_ms=0, results=5_000, late=2)
-    statuses = [
-        StreamQueryStatus("recent", "topic", 1, True, JobStatus(JobState.RUNNING), figures),
-        StreamQueryStatus(
-            "recent", "topic", 2, False, JobStatus(JobState.STOPPED, 0, "its checkpoint is gone", "do it")
-        ),
-    ]
-    console = Console(width=120, record=True)
-    panel = panel_of(statuses)
-    assert panel is not None
-    console.print(panel_table(panel))
-    _, first, second, reason, hint = [line.split() for line in console.export_text().splitlines()]
-    assert first == ["recent", "running", "1970-01-01", "00:00:00", "UTC", "5,000", "2", "0", "0", "0"]
-    assert second == ["recent", "g2", "stopped", "none", "yet", "0", "0", "0", "0", "0"]
-    assert " ".join(reason) == "recent g2: its checkpoint is gone"
-    assert " ".join(hint) == "do it"
 
 
 def test_figures_are_told_to_programs_with_their_offsets_by_partition() -> None:

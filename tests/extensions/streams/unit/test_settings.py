@@ -12,7 +12,6 @@ from extensions.streams.settings import (
     StreamSettings,
     column_of,
     duration_ms,
-    name_problems,
     result_name,
     spark_type,
 )
@@ -78,13 +77,6 @@ def test_members_of_json_have_names_of_other_forms_too(name: str) -> None:
     assert name in StreamSettings.model_validate(SEARCHES | {"columns": columns, "id": [name]}).columns
 
 
-def test_the_offset_of_the_clock_is_a_column_only_where_one_is_computed() -> None:
-    columns = SEARCHES["columns"] | {"clock_offset_ms": "int8"}
-    StreamSettings.model_validate(SEARCHES | {"columns": columns})
-    with pytest.raises(ValidationError, match="clock_offset_ms: the stream has this column already"):
-        StreamSettings.model_validate(SEARCHES | {"columns": columns, "sent": "at"})
-
-
 @pytest.mark.parametrize("name", ["bool", "int2", "int4", "int8", "float8", "text", "date", "timestamp", "timestamptz"])
 def test_a_type_is_the_same_on_its_way_to_spark_and_back(name: str) -> None:
     spark_name = spark_type(name)
@@ -112,12 +104,6 @@ def test_a_result_has_no_column_of_another_type(spark_name: str) -> None:
 
 def test_a_result_is_a_table_under_its_querys_name() -> None:
     assert result_name("search_clicks") == TableName("stream_queries", "search_clicks")
-
-
-def test_names_are_names_in_sql() -> None:
-    assert name_problems("streams", ["searches"]) == []
-    (problem,) = name_problems("streams", ["Web-Searches"])
-    assert problem.startswith("streams.Web-Searches: a name is a lower-case letter")
 
 
 CART: dict[str, Any] = {"name": "cart", "stream": "carts"}
@@ -165,11 +151,6 @@ def test_a_pattern_that_says_nothing_is_refused_with_the_reason(changes: dict[st
 def test_a_query_is_sql_with_a_key_or_a_pattern_without(query: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         StreamQuerySettings.model_validate(query)
-
-
-def test_a_match_is_told_apart_by_what_its_events_have_in_common_and_when_it_began() -> None:
-    assert StreamQuerySettings.model_validate({"pattern": ABANDONED}).key_columns == ("user_id", "began_at")
-    assert StreamQuerySettings.model_validate({"sql": "select 1 as id", "key": ["id"]}).key_columns == ("id",)
 
 
 def test_a_pattern_is_over_streams_that_have_its_columns_in_one_type() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from cdc.kafka.settings import KafkaSettings
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import LockstepError
 from extensions.streams import status as status_module
 from extensions.streams.jobs.plan import StreamQueryPlan
 from extensions.streams.jobs.records import figures_name, waiting_name
@@ -65,10 +65,6 @@ def test_what_another_pipeline_runs_is_not_said_to_run(query: Query) -> None:
     assert "another name" in status.hint
 
 
-def fail(error: LockstepError) -> None:
-    raise error
-
-
 def test_each_build_is_told_with_what_its_job_has_left(query: Query) -> None:
     with StreamQueryCollector([query.plan]) as collector:
         (nothing,) = collector.look()
@@ -80,17 +76,6 @@ def test_each_build_is_told_with_what_its_job_has_left(query: Query) -> None:
         (stopped,) = collector.look()
     assert (stopped.label, stopped.state, stopped.figures.results) == ("recent", "stopped", 3)
     assert (stopped.reason, stopped.hint, stopped.since_ms) == ("its checkpoint is gone", "build it again", 7)
-
-
-def test_a_store_that_refuses_is_told_with_what_it_said_last_and_asked_again(query: Query) -> None:
-    query.begin()
-    query.before = lambda: fail(Unavailable("no route", hint="look at it"))
-    with StreamQueryCollector([query.plan]) as collector:
-        (refused,) = collector.look()
-        assert (refused.state, refused.reason, refused.hint) == ("unknown", "no route", "look at it")
-        assert refused.generation is None
-        query.before = lambda: None
-        assert [status.generation for status in collector.look()] == [1]
 
 
 def test_a_store_that_meets_a_bug_is_told_without_its_words_and_holds_up_no_other_one(query: Query) -> None:

@@ -50,12 +50,6 @@ def test_of_a_query_whose_store_is_silent_nothing_is_over() -> None:
     assert ("stream-query-stopped", "recent") not in found.unknown
 
 
-def test_a_stopped_query_is_told_with_its_reason_and_the_next_step() -> None:
-    (condition,) = found_of([_query(job=_STOPPED)]).conditions
-    assert condition.sentence == "stream query recent isn't run any more: its checkpoint is gone"
-    assert (condition.step, condition.since_ms) == ("build it again", 7)
-
-
 def _figures(name: str, *statuses: StreamQueryStatus) -> list[tuple[tuple[str, ...], float]]:
     figures = found_of(statuses).figures
     return [(each.labels, each.value) for each in figures if each.definition.name == f"lockstep_stream_query_{name}"]

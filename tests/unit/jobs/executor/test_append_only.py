@@ -9,6 +9,7 @@ from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
 from cdc.protocol.envelope import event_value, tag_prefix
 from jobs.executor.append_only import LOG_KEY, event_key, row_before, stored_row
+from jobs.executor.shape_history import TableHistory
 from jobs.executor.task_input import Task
 from jobs.query.row_plan import row_plan
 from sinks.memory import MemorySink, MemoryStore
@@ -86,6 +87,30 @@ def test_an_update_is_a_row_of_its_own_and_a_delete_one_with_the_values_from_bef
 def test_a_truncate_empties_the_table(store: MemoryStore) -> None:
     run(_task(store), [_line("c", "before", lsn=8), _truncate(lsn=16), _line("c", "after", lsn=16, seq=2)])
     assert _rows(store) == [{"_operation": "insert", "note": "after"}]
+
+
+def test_events_of_an_earlier_shape_become_rows_of_the_newest_deletes_too(store: MemoryStore) -> None:
+    wider = table(*LOG.columns, column("more"), name=LOG.name, key=())
+    carry = (("note", "note", None), ("more", None, "5"))
+    history = TableHistory(LOG.name, (), {wider.schema_id: (), LOG.schema_id: carry})
+    run(
+        _task(store, wider, histories={LOG.name: history}),
+        [_line("c", "a", lsn=8), _line("d", "a", lsn=16), _truncate(lsn=4), _line("c", "w", lsn=24, of=wider)],
+    )
+    assert _rows(store, wider) == [
+        {"_operation": "delete", "note": "a", "more": "5"},
+        {"_operation": "insert", "note": "a", "more": "5"},
+        {"_operation": "insert", "note": "w", "more": None},
+    ]
+
+
+def test_what_is_left_from_when_the_table_had_a_key_is_no_row(store: MemoryStore) -> None:
+    keyed = table(*LOG.columns, name=LOG.name, key=("note",))
+    history = TableHistory(LOG.name, (), {LOG.schema_id: (), keyed.schema_id: None})
+    tombstone = (b'{"note":"k"}', None, TOPIC, 0, next(_offsets), f"0001{4:016x}00000001".encode())
+    records = [_line("c", "k", lsn=4, of=keyed), tombstone, _line("c", "a", lsn=8)]
+    assert run(_task(store, histories={LOG.name: history}), records).failures == []
+    assert _rows(store) == [{"_operation": "insert", "note": "a"}]
 
 
 def test_with_expressions_only_what_meets_them_is_a_row_and_a_truncate_counts(store: MemoryStore) -> None:

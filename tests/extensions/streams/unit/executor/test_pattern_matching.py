@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from extensions.streams.executor.pattern_matching import (
-    Attempts,
     Event,
     Kept,
     Pattern,
@@ -76,33 +75,11 @@ def test_what_a_match_is(pattern: Pattern, text: str, expected: list[str]) -> No
     assert matched(pattern, text) == expected
 
 
-@pytest.mark.parametrize(
-    ("pattern", "text", "final"),
-    [(THEN, "a1 b3", 3), (THEN_NOTHING, "a1", 11), (THREE_TIMES, "a1 a4 a6", 6), (THEN_B_AND_NO_C, "a1 b2", 11)],
-)
-def test_a_match_is_told_as_soon_as_nothing_can_change_it(pattern: Pattern, text: str, final: int) -> None:
-    assert matched(pattern, text, until_us=final - 1) == []
-    assert len(matched(pattern, text, until_us=final)) == 1
-
-
 def test_no_two_matches_begin_at_the_same_time() -> None:
     """By its key and the time of its first event a match is found again."""
     assert matched(THREE_TIMES, "a1 a1 a1 a1 a2 a2 a2") == ["a1 a1 a1", "a2 a2 a2"]
     assert matched(THEN_NOTHING, "a1 a1") == ["a1"]
     assert matched(THEN_NOTHING, "a1 b1 a1") == ["a1"]
-
-
-def test_what_can_not_matter_any_more_is_not_kept() -> None:
-    _, kept = advance(THEN, Kept(events("a1 b2 x3 a4 b30")), until_us=13)
-    assert [event.values for event in kept.events] == ["b30"]
-    assert [event.values for event in kept.attempts.began] == ["a4"]
-    assert kept.next_us(THEN) == 14
-    _, kept = advance(THEN, kept, until_us=14)
-    assert kept.attempts == Attempts()
-    assert kept.next_us(THEN) == 30
-    _, kept = advance(THEN, kept, until_us=30)
-    assert kept == Kept()
-    assert kept.next_us(THEN) is None
 
 
 def lines_run(run: Callable[[], object]) -> int:
@@ -146,14 +123,6 @@ def test_twice_the_events_of_a_key_cost_twice_as_much(pattern: Pattern, text: st
         sizes.append(len(to_text(left[0].attempts)))
     assert costs[1] < 2.3 * costs[0]
     assert sizes[1] < 2.5 * sizes[0] + 500
-
-
-def test_how_attempts_that_are_over_got_to_a_stage_is_not_kept() -> None:
-    pattern = Pattern((Stage(A), Stage(B, without=1 << C), Stage(B), Stage(3)), 10)
-    _, kept = advance(pattern, Kept(events("a1 b2 b3 c4 a5 b6 b7")), until_us=12)
-    assert [event.values for event in kept.attempts.began] == ["a5"]
-    assert "b3" not in to_text(kept.attempts)
-    assert advance(pattern, kept, until_us=15)[1] == Kept()
 
 
 def test_what_is_kept_is_the_same_on_its_way_through_text() -> None:

@@ -108,12 +108,6 @@ def test_a_key_has_one_timer_and_at_its_end_nothing() -> None:
     assert (states.timers, states.kept) == ({}, 0)
 
 
-def test_an_event_that_the_watermark_of_its_batch_has_passed_counts_at_once() -> None:
-    states = States(PATTERN)
-    assert states.batch({"a": [event(1_000, 1), event(2_000, 2)]}, 5) == [("a", ["1000.0", "2000.0"])]
-    assert (states.timers, states.kept) == ({}, 0)
-
-
 @pytest.mark.parametrize("watermark_ms", [0, 2])
 def test_a_key_with_more_events_than_may_be_kept_stops_it_and_is_not_named(watermark_ms: int) -> None:
     """Whether they wait for the watermark, or for what may follow them."""
@@ -126,15 +120,6 @@ def test_a_key_with_more_events_than_may_be_kept_stops_it_and_is_not_named(water
     told = f"[PYTHON] Traceback ...\n  extensions.streams.executor.pattern_state.TooManyEvents: {error.value}\n"
     assert too_many_events(told) == 4
     assert too_many_events("ValueError: one key") is None
-
-
-def test_events_that_are_over_count_no_longer() -> None:
-    states = States(PATTERN, events_max=3)
-    for number in range(5):
-        at_us = 20_000 * number
-        states.batch({"a": [event(at_us + 1_000, 1), event(at_us + 2_000, 1), event(at_us + 3_000, 4)]}, 0)
-        states.batch({}, 20 * number + 15)
-    assert (states.timers, states.kept) == ({}, 0)
 
 
 @given(

@@ -8,7 +8,7 @@ import pytest
 from cdc.model.errors import LockstepError
 from cdc.model.event import RowEvent
 from cdc.model.table import ReplicaIdentity, Table, TableName
-from extensions.streams.executor.results import REPEATED, apply_rows, batch_tag, distinct, read_row, why_unfit
+from extensions.streams.executor.results import REPEATED, apply_rows, distinct, read_row, why_unfit
 from extensions.streams.executor.task_input import StreamInput
 from extensions.streams.settings import column_of
 from jobs.executor.open_sinks import close_sink
@@ -33,23 +33,12 @@ def text(number: int | None, name: str | None = "a") -> str:
     return orjson.dumps(values).decode()
 
 
-def test_texts_become_values_of_their_types() -> None:
-    assert read_row(text(7), ROWS).values == {"id": 7, "name": "a", "price": "1.10", "ok": True, "at": None}
-    assert read_row(text(7), ROWS).key == {"id": 7}
-
-
 def test_of_two_rows_of_a_key_the_same_one_stays_in_any_order() -> None:
     rows = [read_row(text(1, name), ROWS) for name in ("b", "a")]
     for order in (rows, rows[::-1]):
         kept, refused = distinct(order, key=("id",))
         assert [row.values["name"] for row in kept] == ["a"]
         assert [(row.values["name"], reason) for row, reason in refused] == [("b", REPEATED)]
-
-
-def test_a_row_whose_key_is_null_is_refused() -> None:
-    kept, refused = distinct([read_row(text(None), ROWS)], key=("id",))
-    assert kept == []
-    assert [reason for _, reason in refused] == ["its key has no id"]
 
 
 @pytest.mark.parametrize(
@@ -69,12 +58,6 @@ def test_what_postgresql_can_not_have_is_refused_before_it_is_asked(
 ) -> None:
     row = orjson.dumps(orjson.loads(text(1)) | changes).decode()
     assert why_unfit(read_row(row, ROWS), ROWS) == reason
-
-
-def test_tags_grow_with_the_batches() -> None:
-    tags = [batch_tag(batch_id) for batch_id in (0, 1, 15, 16, 1000)]
-    assert tags == sorted(tags)
-    assert len(set(tags)) == len(tags)
 
 
 class Topics:
@@ -156,12 +139,6 @@ def test_a_row_that_the_store_refuses_does_not_keep_others_back_and_is_on_no_top
     assert applied.names == {2: "a"}
     assert [(row.key, row.reason) for row in told.aside] == [(b'{"id":1}', "too long")]
     assert [key for key, _, _ in told.rows] == [b'{"id":2}']
-
-
-def test_a_row_that_postgresql_can_not_have_stops_no_other_one(applied: Applied) -> None:
-    _, told = applied.apply(3, text(1, "a\0"), text(1, "b"), text(2, "c"))
-    assert applied.names == {1: "b", 2: "c"}
-    assert [row.key for row in told.aside] == [b'{"id":1}']
 
 
 def test_a_row_that_is_too_long_for_the_topic_is_refused_before_the_store_has_it(applied: Applied) -> None:

@@ -8,15 +8,6 @@ from extensions.streams.jobs.checkpoint import Checkpoint, checkpoint_location, 
 METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":1700000000000,"conf":{}}'
 
 
-def test_offsets_of_every_partition_are_read() -> None:
-    text = f'v1\n{METADATA}\n{{"shop.public.orders":{{"0":17,"1":4}},"shop.public.items":{{"0":0}}}}'
-    assert parse_planned(text, sources=1).ends == {
-        ("shop.public.orders", 0): 17,
-        ("shop.public.orders", 1): 4,
-        ("shop.public.items", 0): 0,
-    }
-
-
 @pytest.mark.parametrize("text", ["", "v1", f"v1\n{METADATA}", f"v9\n{METADATA}\n{{}}", f"v1\n{METADATA}\n{{}}\n{{}}"])
 def test_an_unknown_form_is_not_guessed_at(text: str) -> None:
     with pytest.raises(LockstepError, match="a form that this version doesn't know"):

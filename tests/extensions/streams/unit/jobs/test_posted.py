@@ -37,23 +37,6 @@ KNOWN = Posted("topic", offset=7, posted=9, waiting=2, since_ms=1_000, reason="d
 
 
 @pytest.mark.parametrize(
-    ("known", "topic_id", "begin", "end", "offset", "waiting"),
-    [
-        (Posted(), "topic", 0, 4, 0, 4),
-        (KNOWN, "topic", 0, 7, 7, 0),
-        (KNOWN, "topic", 7, 9, 7, 2),
-    ],
-    ids=["the first rows", "all are posted", "records before were deleted"],
-)
-def test_posting_goes_on_where_it_was(
-    known: Posted, topic_id: str, begin: int, end: int, offset: int, waiting: int
-) -> None:
-    at, lost = going_on(known, topic_id=topic_id, begin=begin, end=end)
-    assert lost == ""
-    assert at == Posted(topic_id, offset, known.posted, waiting, known.since_ms, known.reason)
-
-
-@pytest.mark.parametrize(
     ("known", "topic_id", "begin", "end", "offset", "waiting", "why"),
     [
         (KNOWN, "other", 0, 9, 0, 9, "removed and made anew"),

@@ -10,7 +10,7 @@ from extensions.streams.jobs.posting_turn import PostingTurn
 from extensions.streams.jobs.records import POSTING_PAUSE
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import SILENCE_S, GenerationLease
-from jobs.generations.record import Record, begin_generation, list_generations
+from jobs.generations.record import list_generations
 from sinks.memory import MemoryStore, open_memory
 from tests.generations import Time, prepared_store
 
@@ -56,17 +56,6 @@ def test_jobs_of_all_builds_post_nothing_until_it_ends() -> None:
     assert not is_held(gate_2)
 
 
-def test_a_job_that_starts_in_the_middle_obeys_before_its_first_row() -> None:
-    store, now = prepared_store(1), Time()
-    turn = turn_of(store, now)
-    turn.take()
-    opened = open_memory(store)
-    number = begin_generation(opened, Record("shop", {}))
-    _, gate = job_of(store, now, number)
-    assert is_held(gate)
-    turn.end()
-
-
 def test_a_row_that_is_being_posted_is_waited_for() -> None:
     store, now = prepared_store(1), Time()
     lease, gate = job_of(store, now)
@@ -74,23 +63,6 @@ def test_a_row_that_is_being_posted_is_waited_for() -> None:
     now.every = lease.heartbeat
     with pytest.raises(Unavailable, match="doesn't let go of the row"):
         turn_of(store, now).take()
-
-
-def test_it_is_taken_anew_before_jobs_forget_it() -> None:
-    store, now = prepared_store(1), Time()
-    lease, gate = job_of(store, now)
-    now.every = lease.heartbeat
-    turn = turn_of(store, now)
-    turn.take()
-    first = store.records[POSTING_PAUSE]
-    turn.take()
-    assert store.records[POSTING_PAUSE] == first
-    for _ in range(4):
-        now.sleep(PAUSE_MAX_S / 2)
-        turn.take()
-        lease.heartbeat()
-        assert is_held(gate)
-    assert store.records[POSTING_PAUSE] != first
 
 
 def test_of_two_commands_one_waits_for_the_other_but_not_for_one_that_was_killed() -> None:
@@ -116,17 +88,6 @@ def test_of_two_commands_one_waits_for_the_other_but_not_for_one_that_was_killed
     held = store.records[POSTING_PAUSE]
     second.end()
     assert store.records[POSTING_PAUSE] == held, "it is another one's by now"
-
-
-def test_who_takes_a_turn_learns_whether_others_may_have_had_theirs_since() -> None:
-    store, now = prepared_store(1), Time()
-    turn = turn_of(store, now)
-    assert turn.take()
-    assert not turn.take(), "it goes on"
-    turn.end()
-    turn_of(store, now).take()
-    store.records.pop(POSTING_PAUSE)
-    assert turn.take()
 
 
 def test_killed_jobs_of_many_builds_are_waited_for_at_once() -> None:

@@ -9,7 +9,7 @@ from cdc.model.errors import LockstepError
 from extensions.streams.jobs.plan import StreamQueryPlan
 from extensions.streams.jobs.rebuild import begin_again
 from extensions.streams.settings import StreamQuerySettings
-from jobs.generations.record import Phase, Record, list_generations, save_record, set_phase
+from jobs.generations.record import Phase, Record, list_generations, save_record
 from jobs.settings import SparkSettings
 from sinks.memory import MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
@@ -48,25 +48,10 @@ def test_a_build_that_readers_had_before_stays_since_the_webhook_may_wait_for_it
     assert phases(store) == dict.fromkeys((1, 2, 3), Phase.READY)
 
 
-def test_a_build_that_no_reader_has_seen_is_given_up() -> None:
-    store = store_with(1, 2, live=1)
-    assert begin_again(plan(store)) == 3
-    assert phases(store) == {1: Phase.READY, 2: Phase.RETIRED, 3: Phase.READY}
-    assert begin_again(plan(store)) == 4
-    assert phases(store) == {1: Phase.READY, 2: Phase.RETIRED, 4: Phase.READY}
-
-
 def test_where_readers_have_none_all_are_given_up() -> None:
     store = store_with(1, 2, live=None)
     assert begin_again(plan(store)) == 3
     assert phases(store) == {1: Phase.RETIRED, 2: Phase.RETIRED, 3: Phase.READY}
-
-
-def test_one_on_its_way_out_stays_so() -> None:
-    store = store_with(1, 2, live=2)
-    set_phase(open_memory(store).records, 1, Phase.RETIRED)
-    begin_again(plan(store))
-    assert phases(store)[1] is Phase.RETIRED
 
 
 def test_builds_of_another_pipeline_are_left_alone() -> None:

@@ -150,15 +150,6 @@ def test_a_row_alone_waits_for_another_one(receiver: Receiver, webhook: Webhook,
     assert (delivered.rejected, delivered.received) == ({1: "404"}, [0, 2])
 
 
-def test_a_receiver_that_comes_back_in_the_middle_refuses_no_row(receiver: Receiver, webhook: Webhook) -> None:
-    delivered = Delivered(receiver, webhook, 4)
-    left = iter([404] * 3)
-    receiver.refuses = lambda _: next(left, None)
-    assert delivered.go_on() == ""
-    assert delivered.received == [1, 0, 2, 3]
-    assert (delivered.rejected, delivered.overtaken) == ({}, [0])
-
-
 def test_another_row_at_the_same_offset_is_not_taken_for_one_that_was_received(
     receiver: Receiver, webhook: Webhook
 ) -> None:
