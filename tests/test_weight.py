@@ -33,7 +33,7 @@ BUDGETS: Final = {
     "lines of the core": 89_602,
     "lines of extensions": 14_528,
     "lines of stack and bench": 9_238,
-    "lines of tests": 94_374,
+    "lines of tests": 94_337,
     "words of docs": 43_071,
     "settings": 166,
 }

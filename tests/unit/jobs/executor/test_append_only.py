@@ -89,21 +89,6 @@ def test_a_truncate_empties_the_table(store: MemoryStore) -> None:
     assert _rows(store) == [{"_operation": "insert", "note": "after"}]
 
 
-def test_events_of_an_earlier_shape_become_rows_of_the_newest_deletes_too(store: MemoryStore) -> None:
-    wider = table(*LOG.columns, column("more"), name=LOG.name, key=())
-    carry = (("note", "note", None), ("more", None, "5"))
-    history = TableHistory(LOG.name, (), {wider.schema_id: (), LOG.schema_id: carry})
-    run(
-        _task(store, wider, histories={LOG.name: history}),
-        [_line("c", "a", lsn=8), _line("d", "a", lsn=16), _truncate(lsn=4), _line("c", "w", lsn=24, of=wider)],
-    )
-    assert _rows(store, wider) == [
-        {"_operation": "delete", "note": "a", "more": "5"},
-        {"_operation": "insert", "note": "a", "more": "5"},
-        {"_operation": "insert", "note": "w", "more": None},
-    ]
-
-
 def test_what_is_left_from_when_the_table_had_a_key_is_no_row(store: MemoryStore) -> None:
     keyed = table(*LOG.columns, name=LOG.name, key=("note",))
     history = TableHistory(LOG.name, (), {LOG.schema_id: (), keyed.schema_id: None})

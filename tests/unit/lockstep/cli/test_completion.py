@@ -46,18 +46,12 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_sinks_complete_from_the_file(directory: Path) -> None:
+def test_sinks_and_tables_complete_from_the_file_and_local_servers_do(directory: Path) -> None:
     assert offered(directory, "lockstep", "verify", "se") == ["search"]
     assert sorted(offered(directory, "lockstep", "wait", "--sink", "''")) == ["cache", "search"]
-
-
-def test_tables_complete_from_the_file(directory: Path) -> None:
     assert offered(directory, "lockstep", "tail", "public.") == ["public.orders", "public.customer"]
     assert offered(directory, "lockstep", "verify", "search", "--table", "aud") == ["audit.log"]
-
-
-def test_local_servers_complete(tmp_path: Path) -> None:
-    assert offered(tmp_path, "lockstep", "up", "ka") == ["kafka"]
+    assert offered(directory, "lockstep", "up", "ka") == ["kafka"]
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

@@ -32,11 +32,8 @@ def whats(findings: list[Finding]) -> list[tuple[Severity, str]]:
     return [(finding.severity, finding.what) for finding in findings]
 
 
-def test_before_the_first_start_there_is_nothing_to_say() -> None:
-    assert position_findings(replace(FACTS, slot=None), None) == []
-
-
 def test_a_slot_without_a_state_is_found() -> None:
+    assert position_findings(replace(FACTS, slot=None), None) == [], "before the first start"
     (finding,) = position_findings(FACTS, None)
     assert finding.severity is Severity.ERROR
     assert finding.fix.startswith("select pg_drop_replication_slot('s');")
@@ -48,18 +45,12 @@ def test_gaps_are_told() -> None:
     assert whats(findings)[1:] == [(Severity.OK, str(each)) for each in closed]
 
 
-def test_a_state_without_its_slot_is_found() -> None:
-    (finding,) = position_findings(replace(FACTS, slot=None), STATE)
+def test_a_state_without_its_slot_and_a_slot_that_somebody_moved_on_are_found() -> None:
+    gone, moved = replace(FACTS, slot=None), replace(FACTS, slot=replace(SLOT, confirmed=Lsn(1008)))
+    (finding,) = position_findings(gone, STATE)
     assert (finding.severity, finding.what.split(";")[0]) == (Severity.ERROR, "is gone")
-
-
-def test_a_slot_that_is_still_to_be_made_is_fine() -> None:
-    creating = replace(STATE, phase=SnapshotPhase.CREATING)
-    assert [finding.severity for finding in position_findings(replace(FACTS, slot=None), creating)] == [Severity.OK]
-
-
-def test_a_slot_that_somebody_moved_on_is_found() -> None:
-    moved = replace(FACTS, slot=replace(SLOT, confirmed=Lsn(1008)))
+    (finding,) = position_findings(gone, replace(STATE, phase=SnapshotPhase.CREATING))
+    assert finding.severity is Severity.OK, "it is still to be made"
     assert [finding.severity for finding in position_findings(moved, STATE)] == [Severity.ERROR]
 
 
