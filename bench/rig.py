@@ -262,7 +262,7 @@ class Pipeline:
         with self.sql() as connection:
             slot = find_slot(connection, self.config.slot)
         if slot is None or slot.active_pid is None:
-            raise LockstepError(f"nobody reads slot {self.config.slot}")
+            raise LockstepError(f"no process reads slot {self.config.slot}")
         return slot.active_pid
 
     def start_apply(self, *kinds: str, once: bool = False) -> Child:

@@ -146,7 +146,7 @@ class SpillingMap:
 
     def _refused(self, error: Exception) -> NoReturn:
         raise LockstepError(
-            f"what doesn't fit into memory can't be kept in {self._directory}: {error}",
+            f"changes that don't fit into memory can't be written to {self._directory}: {error}",
             hint="look for a full disk or missing permissions there, or name another directory:"
             " pipeline.data_directory in lockstep.toml. Nothing was skipped",
         ) from error

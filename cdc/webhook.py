@@ -66,7 +66,7 @@ class WebhookSettings(Settings):
     url: str | None = Field(
         default=None,
         pattern="^https?://",
-        description="its address; one that is a secret itself belongs into url_file or the environment",
+        description="its address; a secret address belongs into url_file or the environment",
     )
     url_file: Path | None = Field(default=None, description="file that holds the address")
     headers: dict[str, str] = Field(
@@ -168,7 +168,7 @@ class Webhook:
         if missing:
             raise ConfigurationError(
                 f"{self._setting}.headers names {missing[0]}, which the environment lacks",
-                hint=f"set ${missing[0]} for whoever sends, or remove the header",
+                hint=f"set ${missing[0]} for the process that sends, or remove the header",
             )
         return {header: os.environ[variable] for header, variable in named.items()}
 

@@ -69,7 +69,7 @@ class PipelineSettings(Settings):
     name: str
     data_directory: Path = Field(
         default_factory=_default_data_directory,
-        description="what is kept on this machine, in directories below it that other settings may name singly",
+        description="this machine's files, in subdirectories that other settings may place elsewhere",
     )
 
     @field_validator("name")

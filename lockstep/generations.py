@@ -370,8 +370,8 @@ def config_now(config: Config) -> Config:
 def require_captured(config: Config, name: str, settings: SinkSettings) -> None:
     """Raises LockstepError where nothing can be built: no table of the sink is captured, or one of a view's isn't."""
     hint = (
-        f"start capture with a configuration that takes it in, `lockstep doctor` says what lacks; then run `lockstep"
-        f" rebuild {name}` again"
+        f"start capture with a configuration that takes it in; `lockstep doctor` shows what is missing. Then run"
+        f" `lockstep rebuild {name}` again"
     )
     lacking = config.uncaptured_tables(settings)
     if settings.view is not None and lacking:
@@ -399,7 +399,7 @@ def _previous(opened: OpenedSink, name: str) -> int:
     if previous is None or int(previous) not in opened.generations.numbers():
         raise LockstepError(
             f"sink {name!r} has no generation to go back to",
-            hint="it was never switched, or what was live before has been dropped",
+            hint="it was never switched, or the generation before was dropped",
         )
     return int(previous)
 

@@ -32,7 +32,7 @@ _FILE = Template("""\
 [pipeline]
 # Prefix of all topics, of the slot and the publication. Another name is another pipeline with a snapshot of its own.
 name = $name
-# data_directory = ".lockstep"             # what is kept on this machine; a systemd unit has its own
+# data_directory = ".lockstep"             # this machine's files; a systemd unit has its own
 
 [source]
 # libpq connection string without a password: that comes from $$LOCKSTEP_SOURCE_PASSWORD, password_file or ~/.pgpass.

@@ -45,11 +45,11 @@ def package(output: Path, *, environment: bool = False) -> Path:
     output = output.absolute()
     if output.exists() and not output.is_file():  # replaced, a device would be gone
         raise ConfigurationError(
-            f"the archive {output} can't be written: what is there is no file", hint="run this in another directory"
+            f"the archive {output} can't be written: that path isn't a file", hint="run this in another directory"
         )
     if not _may_be_replaced(output):
         raise ConfigurationError(
-            f"the archive {output} can't be written: what is there isn't an archive of `lockstep package`",
+            f"the archive {output} can't be written: that file isn't an archive of `lockstep package`",
             hint="move that file away, or run this in another directory",
         )
     partial = output.with_name(f".{output.name}.{os.getpid()}")

@@ -51,7 +51,7 @@ def only_run(
                 )
             if pid is not None and pid != asked:  # another one may have got it meanwhile
                 _ask_to_stop(pid)
-                say(f"the other run{_named(pid)} is told to stop, and waited for")
+                say(f"asked the other run{_named(pid)} to stop, and waiting for it")
                 asked = pid
             if wait(_LOOK_S):
                 yield False
@@ -100,6 +100,6 @@ def _ask_to_stop(pid: int) -> None:
         pass  # it has ended meanwhile
     except PermissionError:
         raise ConfigurationError(
-            f"the other run{_named(pid)} belongs to another user, and may not be told to stop",
+            f"the other run{_named(pid)} belongs to another user, so this one can't stop it",
             hint="stop it as that user, then start this one again",
         ) from None

@@ -82,7 +82,7 @@ def run_group(
                 if _look_after(member) == EXIT_CONFIGURATION:
                     return EXIT_CONFIGURATION
             if any(_look_after(member) == EXIT_CONFIGURATION for member in page):
-                logger.error("there is no web page, and its message says why; what it does beside is done without it")
+                logger.error("the web page doesn't run, and its message says why; its other work goes on without it")
                 page = []
             for member in [*others, *([] if page else instead)]:
                 _look_after(member)
@@ -122,12 +122,15 @@ def _look_after(member: _Member) -> int | None:
     if code == EXIT_TAKEN_OVER and member.arguments != member.standby:
         member.process = None
         if member.standby:
-            member.arguments, why = member.standby, "another one has taken its place, so it stands by until that ends"
+            member.arguments, why = (
+                member.standby,
+                "another process has taken its place, so it stands by until that ends",
+            )
         else:
             member.is_taken_over = True
             why = (
-                "another one has taken its place, so it isn't started again: once that one has ended, nobody applies to"
-                " the sinks until `lockstep run` is started again"
+                "another process has taken its place, so it isn't started again: once that one has ended, nothing is"
+                " applied to the sinks until `lockstep run` is started again"
             )
         logger.error(LogMessage("process ended", {"process": member.name}, why))
         return code

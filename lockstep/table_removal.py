@@ -173,7 +173,7 @@ def kept_of(config: Config, tables: Sequence[TableName]) -> list[str]:
     topics = ", ".join(table_topic(config.pipeline.name, name) for name in tables)
     having = f"sinks, as {', '.join(sinks)}, keep" if sinks else "sinks that had them keep"
     return [
-        f"what is on {topics}: it gets nothing more",
+        f"records on {topics}, which get no more",
         f"{having} their rows as they are: `lockstep rebuild SINK --switch` builds a sink without them",
     ]
 

@@ -151,7 +151,7 @@ _KINDS: Final = {
     "rebuild-needed": _Kind(_WARNING, "", known=_NO_KAFKA),
     "view-building": _Kind(
         _WARNING,
-        "`lockstep views list` shows how far it is; readers see what the sink has from before",
+        "`lockstep views list` shows how far it is; readers see the sink's earlier rows",
         known=_NO_KAFKA,
     ),
     # A file or a server; a directory.
@@ -346,11 +346,11 @@ def _capture(report: LagReport, facts: Facts, settings: ConditionSettings) -> It
         yield _open(
             "capture-stopped",
             CAPTURE,
-            "nobody reads the slot: changes wait in the source's WAL",
+            "no process reads the slot: changes wait in the source's WAL",
             next((stage.hint for stage in received if stage.hint), None),
         )
     if settings.standby and facts.has_standby is False:
-        yield _open("no-standby", CAPTURE, "no capture stands by: nobody takes over where the one that runs ends")
+        yield _open("no-standby", CAPTURE, "no capture stands by: none takes over when the running one ends")
     if report.unreadable_dead_letters:
         yield _open(
             "dead-letters-unreadable",
@@ -381,7 +381,7 @@ def _lag(report: LagReport, settings: ConditionSettings) -> Iterator[Condition]:
             yield _open("lag", label, f"readers of {label} may lack what was committed in the last {behind_s:.0f} s")
     if not _is_before_the_stream(report):
         for label in sorted(_unmeasured(report)):
-            yield _open("lag", label, f"nobody knows how far readers of {label} are behind", hold_s=settings.lag_s)
+            yield _open("lag", label, f"how far readers of {label} are behind isn't known", hold_s=settings.lag_s)
 
 
 def _sinks(report: LagReport) -> Iterator[Condition]:

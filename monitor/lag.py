@@ -473,7 +473,7 @@ def broken(source: SourceFacts) -> Iterator[str]:
         return
     published = format_lsn(published_lsn)
     if source.elsewhere:  # its positions and its slots say nothing
-        yield f"the source isn't the one that was published from: {'; '.join(source.elsewhere)}"
+        yield f"the source isn't the database that capture published from: {'; '.join(source.elsewhere)}"
         return
     if source.wal_end < published_lsn:
         yield (

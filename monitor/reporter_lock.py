@@ -47,7 +47,7 @@ class ReporterLock:
                 if not self._has_said:
                     self._has_said = True
                     logger.info(
-                        "another process tells of alerts, since it holds %s/lock; this one does when that one ends",
+                        "another process reports alerts, since it holds %s/lock; this process does when that one ends",
                         self._directory,
                     )
                 return False

@@ -226,7 +226,9 @@ class Stalls:
         if explained is not None:
             return explained
         if hung_since_ms is not None:
-            reason = f"capture hung, and nobody reads slot {look.slot} since: PostgreSQL gave it up, or it was killed"
+            reason = (
+                f"capture hung, and no process reads slot {look.slot} since: PostgreSQL gave it up, or it was killed"
+            )
             return replace(_as(stage, StageState.SILENT, reason=reason, hint=_CAPTURE_AGAIN), since_ms=hung_since_ms)
         if is_there:
             return self._preparing(stage, look)
@@ -306,7 +308,7 @@ class Stalls:
         if still_s < look.stalled_s + refresh_s:
             is_late = stage.seconds_behind is not None and stage.seconds_behind > _CURRENT_S + refresh_s
             return _as(stage, StageState.BEHIND if is_late else StageState.CURRENT)
-        reason = f"what was applied is found by no query yet: the store hasn't shown anything new for {still_s:.0f} s"
+        reason = f"no query finds the applied rows yet: the store hasn't shown anything new for {still_s:.0f} s"
         return _as(stage, StageState.STALLED, reason=reason, hint=_REFRESH)
 
     def _applied(self, stage: Stage, look: Look, report: LagReport) -> Stage:
@@ -469,7 +471,7 @@ def _delivering(stage: Stage, look: Look, report: LagReport, *, has_rows_left: b
             "nothing is known to be complete yet",
             None,
         ),
-        (sink.joining, StageState.BUILDING, f"it doesn't have all yet of {', '.join(sink.joining)}", None),
+        (sink.joining, StageState.BUILDING, f"it hasn't read all of {', '.join(sink.joining)} yet", None),
     )
     if explained is not None:
         return explained
@@ -521,7 +523,7 @@ def _why(still_s: float, silent_s: float, blocker: str | None, *, is_silent: boo
             return reason, _LOOK_AGAIN
         return f"{reason}: its process hangs, or was killed", _JOB_AGAIN
     return (
-        f"its job lives, and has applied nothing of what is in Kafka for {still_s:.0f} s: the store or a Python worker"
+        f"its job lives, and has applied none of Kafka's records for {still_s:.0f} s: the store or a Python worker"
         " hangs",
         "`lockstep doctor` looks at every server; the log of `lockstep apply` says what its batch waits for",
     )
@@ -529,8 +531,8 @@ def _why(still_s: float, silent_s: float, blocker: str | None, *, is_silent: boo
 
 def _why_unread(still_s: float) -> tuple[str, str]:
     return (
-        f"its job lives, and has read nothing of what is in Kafka for {still_s:.0f} s: Spark begins no batch, or a"
-        " Python worker hangs",
+        f"its job lives, and has read none of Kafka's records for {still_s:.0f} s: Spark begins no batch, or a Python"
+        " worker hangs",
         "the log of `lockstep apply` says what its batch waits for; where it says nothing new for minutes, end the"
         " process, and start `lockstep run` again: it goes on where it was",
     )

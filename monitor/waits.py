@@ -303,7 +303,7 @@ class _Looker:
         """Serve a waiter until it is removed. Raises LockstepError once it is closed."""
         with self._changed:
             if self._is_closed:
-                raise LockstepError("nobody can be waited for any more: this process is stopping")
+                raise LockstepError("this process is stopping, and takes no more waits")
             self._waiters.add(waiter)
             self._changed.notify_all()
             if self._thread is None:
@@ -412,7 +412,7 @@ class _Looker:
         live = self._live
         assert live is not None
         if captures.epoch != progress.epoch:
-            self._say(waiters, "it hasn't applied anything yet of what was committed since capture was recovered")
+            self._say(waiters, "it hasn't applied any commit after capture's recovery yet")
             return
         with self._asking(waiters):
             if captures.selection not in ("", progress.selection):
@@ -470,7 +470,7 @@ def _where(progress: Progress | None) -> str:
         return "it hasn't applied everything up to any LSN yet"
     applied = f"it has applied everything up to {format_lsn(progress.watermark_lsn)}"
     if progress.joining:
-        return f"{applied}, and doesn't have all yet of what joined since: {', '.join(progress.joining)}"
+        return f"{applied}, but not all of the topics that joined since: {', '.join(progress.joining)}"
     return applied
 
 

@@ -154,7 +154,7 @@ class ChunkSession:
 
     def _why_unseen(self) -> str:
         found = unended_transactions(self._sql, self.stream.unfinished.unseen)
-        return f"for transactions that haven't ended for everybody: {told(found)}"
+        return f"for transactions that some sessions still see as running: {told(found)}"
 
     def _ask_who_may_be_committing(self) -> None:
         """An earlier process may have published transactions that aren't visible yet. They are among those that run."""

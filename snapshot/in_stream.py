@@ -132,7 +132,7 @@ class StreamCopies:
                 self._waits.later(name, MUCH_LATER_S)
 
     def _say_waiting(self) -> None:
-        self.say(f"a copy waits until transactions that write have ended: {told(unended_transactions(self.sql))}")
+        self.say(f"a copy waits for writing transactions to end: {told(unended_transactions(self.sql))}")
 
     def _lacking(self, state: CaptureState) -> list[TableName]:
         """The tables for which the stream has to stop."""

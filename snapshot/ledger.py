@@ -171,7 +171,7 @@ def why_not_resumable(
     if not is_unchanged:
         return "the table was altered or rewritten since"
     if any(relation.blocks is None for relation in relations):
-        return "its rows can't be told apart by their block"
+        return "its rows can't be distinguished by their block"
     if not first.is_exact:
         return "the server had more than four billion transactions, so their numbers aren't unique"
     return ""

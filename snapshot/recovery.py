@@ -37,8 +37,8 @@ def what_is_missing(
     differences = system_differences(state, identity, publication)
     if differences:
         return (
-            *(f"the source isn't the one that was published from: {difference}" for difference in differences),
-            "what was published and isn't in the source any more is undone, by copies of the tables",
+            *(f"the source isn't the database that capture published from: {difference}" for difference in differences),
+            "copies of the tables undo published changes that the source no longer has",
             "rows of append-only tables and messages that were published stay; those that weren't are missing",
         )
     if state.phase in (SnapshotPhase.CREATING, SnapshotPhase.RECOVERING):
@@ -48,7 +48,7 @@ def what_is_missing(
         return ()
     return (
         f"{what}: changes from {published} to {format_lsn(identity.wal_end)} can't be read any more",
-        "copies of the tables bring the rows up to date; what a row was in between is missing",
+        "copies of the tables bring the rows up to date; their states in between are missing",
         "rows of append-only tables, of the outbox, and messages from in between are missing",
     )
 
@@ -56,7 +56,7 @@ def what_is_missing(
 def reason_of_gap(state: CaptureState, identity: SystemIdentity, slot: Slot | None, publication: str) -> str:
     """Why a recovery that is begun now leaves a gap: it does so in any case, since the slot is made anew."""
     if system_differences(state, identity, publication):
-        return "the source wasn't the one that was published from"
+        return "the source wasn't the database that capture published from"
     return _lost_slot(state, slot) or f"slot {state.slot} was in order, and `lockstep recover` has replaced it"
 
 

@@ -145,7 +145,7 @@ def _order_first_copy(
             seen_s = now_s
         if now_s - seen_s > _ABSENCE_S:
             raise LockstepError(
-                "capture doesn't run, so nothing is copied and nobody takes orders about the first copy",
+                "capture doesn't run, so nothing is copied and orders about the first copy wait",
                 hint=f"start it with `lockstep capture`, then: lockstep snapshot {action}",
             )
         if now_s - began_s > obeyed_s:

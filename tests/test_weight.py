@@ -31,10 +31,10 @@ COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
     "lines of the core": 89_602,
-    "lines of extensions": 14_528,
+    "lines of extensions": 14_529,
     "lines of stack and bench": 9_238,
-    "lines of tests": 94_337,
-    "words of docs": 43_071,
+    "lines of tests": 94_341,
+    "words of docs": 43_068,
     "settings": 166,
 }
 

@@ -137,7 +137,7 @@ def _described(
             pairs = zip(node.left_on, node.right_on, strict=True)
             on = " and ".join(f"{expression_text(a, names)} = {expression_text(b, names)}" for a, b in pairs)
             kind = "left join" if node.keeps_left else "join"
-            return kind, f"{kind} on {on}", "the rows of both sides, by what they are joined on"
+            return kind, f"{kind} on {on}", "the rows of both sides, by the joined columns"
         case Union():
             return "union all", f"union all of {len(node.branches)} parts", ""
         case Group():

@@ -67,7 +67,7 @@ class OldRows:
             if self.lacking != (table.name,):
                 what = f"the replica identity of {names} doesn't deliver the key of {table.name}"
             raise UnsupportedChange(
-                f"{what} ({', '.join(table.key)}), so a changed row can't be told from a new one",
+                f"{what} ({', '.join(table.key)}), so a changed row looks like a new one",
                 hint=f"run: {' '.join(f'alter table {name.sql} replica identity full;' for name in self.lacking)} that"
                 " holds for changes from then on, and this one was made before. Then run `lockstep recover`, which"
                 " leaves it out and copies the tables again",

@@ -75,8 +75,8 @@ class ResumedStream:
             if begun == (expected.commit_lsn, expected.xid, expected.commit_time_us):
                 return
         raise PositionMismatch(
-            f"the source's WAL isn't the one that was published from: transaction {expected.xid} {what_was_done}, which"
-            f" committed at {format_lsn(expected.commit_lsn)}, and isn't there. The source was put back to an earlier"
-            " moment and has gone on since",
+            f"the source's WAL isn't the WAL that capture published from: transaction {expected.xid} {what_was_done}"
+            f" and isn't there; it committed at {format_lsn(expected.commit_lsn)}. The source was put back to an"
+            " earlier moment and has gone on since",
             hint=self._hint,
         )

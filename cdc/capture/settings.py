@@ -44,7 +44,7 @@ class CaptureSettings(Settings):
     )
     large_rows: Literal["stop", "reject"] = Field(
         default="stop",
-        description="what becomes of a row that is too large for its topic: capture stops, or each sink rejects it",
+        description="a row that is too large for its topic stops capture, or each sink rejects it",
     )
 
 

@@ -102,7 +102,7 @@ def _column(known_table: Table, column: RelationColumn, number: int, resolve: Re
 def key_is_gone(name: TableName) -> UnsupportedChange:
     """The error that a table has lost its key, with the way out."""
     return UnsupportedChange(
-        f"{name} has no primary key any more, so its rows can't be told apart",
+        f"{name} has no primary key any more, so nothing identifies its rows",
         hint=f"add one (alter table {name.sql} add primary key (...);), or name the columns of a unique"
         f" index in lockstep.toml: [source.options.{toml_key(str(name))}] key = [...];"
         " then start again: nothing was skipped",

@@ -73,7 +73,7 @@ class Refusals:
                 "set kafka.tls if the listener has TLS, with its certificate_file and key_file where brokers ask for"
                 " a certificate; then run `lockstep doctor`"
             )
-        return Refused(f"Kafka lets nobody in: {words}", hint=hint, retry_after_s=1.0)
+        return Refused(f"Kafka accepts no connection: {words}", hint=hint, retry_after_s=1.0)
 
 
 def batch_bytes(*record_bytes_max: int) -> int:

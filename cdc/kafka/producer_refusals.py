@@ -54,7 +54,7 @@ _REFUSED_FOR_GOOD = (
 # The client's words for what a broker has refused.
 _REFUSED_BATCH: Final = re.compile(r"ProduceRequest for (?P<topic>\S+) \[\d+\] with (?P<records>\d+) message")
 
-_NOTHING_SKIPPED: Final = "nothing was skipped: what is left out would lack in every sink, and nobody would be told"
+_NOTHING_SKIPPED: Final = "nothing was skipped: a skipped row would be missing in every sink, without a message"
 
 _HEAR_S: Final = 2.0
 """How long it may take the client to tell which records were refused, once it has said that some were."""

@@ -118,7 +118,7 @@ class KafkaSettings(Settings):
         known = _CONNECTION | _OIDC
         refused = sorted(name for name in given if name not in known)
         if refused:
-            raise ValueError(f"can't be set here: {', '.join(refused)}; what can: {', '.join(sorted(known))}")
+            raise ValueError(f"can't be set here: {', '.join(refused)}; allowed: {', '.join(sorted(known))}")
         return given
 
     @property

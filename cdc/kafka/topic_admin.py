@@ -478,11 +478,11 @@ class TopicAdmin:
 
     def setting(self, topic: str, name: str) -> str | None:
         """What a topic has of a setting. Raises Unavailable, and LockstepError where we may not ask."""
-        return self._config_of(topic, f"the settings of topic {topic} aren't told to us").get(name)
+        return self._config_of(topic, f"Kafka doesn't show the settings of topic {topic}").get(name)
 
     def record_limit(self, topic: str) -> RecordLimit:
         """How large a record the topic takes. Raises Unavailable, and LockstepError where we may not ask."""
-        hidden = f"topic {topic} doesn't take so large a record, and how large it may be isn't told to us"
+        hidden = f"topic {topic} doesn't take so large a record, and Kafka doesn't show its limit"
         return record_limit(self._config_of(topic, hidden))
 
     def _config_of(self, topic: str, hidden: str) -> dict[str, str]:
@@ -681,7 +681,7 @@ class TopicAdmin:
             raise LockstepError(
                 f"topic {topic} can't be read: {reason(described.__cause__ or described)}",
                 hint="`lockstep capture` creates it: it has never run under this pipeline.name with this Kafka,"
-                " or somebody has deleted the topic"
+                " or the topic was deleted"
                 if _has_code(described, (KafkaError.UNKNOWN_TOPIC_OR_PART,))
                 else "docs/kafka.md has the rights that are needed",
             ) from described
@@ -742,7 +742,7 @@ class TopicAdmin:
             }
             for (topic, partition), offset in offsets.items():
                 if offset < 0 and not (may_lack and offset == _NO_SUCH_OFFSET):
-                    raise _NoOffset(f"Kafka doesn't tell where topic {topic}, partition {partition}, begins or ends")
+                    raise _NoOffset(f"Kafka doesn't say where topic {topic}, partition {partition}, begins or ends")
             return offsets
 
         return self._patiently(ask, passing=_LEADERLESS + _UNANSWERED, while_waiting=while_waiting)

@@ -21,13 +21,13 @@ def check_kept(cluster: TopicAdmin, plan: TopicPlan, bootstrap_servers: str) -> 
     policy, planned = cluster.setting(plan.name, _POLICY), plan.config[_POLICY]
     if policy != planned:
         raise LockstepError(
-            f"topic {plan.name} has {_POLICY}={policy}: what is written to it would be lost with its age",
+            f"topic {plan.name} has {_POLICY}={policy}: its records would expire",
             hint=f"run {set_command(bootstrap_servers, plan.name, _POLICY, planned)}",
         )
     partitions = len(partitions_of([plan.name], cluster.partition_counts([plan.name])))
     if partitions != plan.partitions:
         raise LockstepError(
-            f"topic {plan.name} has {partitions} partitions: what is written to it has one order",
+            f"topic {plan.name} has {partitions} partitions: its records need one order, so one partition",
             hint=f"run kafka-topics.sh --bootstrap-server {bootstrap_servers} --delete --topic {plan.name};"
-            " whoever writes to it makes it anew",
+            " its writer creates it again",
         )

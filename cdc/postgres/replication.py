@@ -260,7 +260,7 @@ class ComingSlot:
 
     def _check(self, _seconds: float) -> None:
         if self._closed.is_set():
-            raise Unavailable("nobody waits for the slot any more")
+            raise Unavailable("the wait for the slot was given up")
 
     def is_ready(self) -> bool:
         """Whether ``created`` returns at once, or raises."""

@@ -37,9 +37,7 @@ class TableOptions(Settings):
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if self.key and self.append_only:
-            raise ValueError(
-                "has a key and is append_only: rows with a key can be told apart, so leave append_only out"
-            )
+            raise ValueError("has a key and is append_only: a key identifies its rows, so leave append_only out")
         return self
 
 
@@ -229,7 +227,7 @@ class SourceSettings(Settings):
     def table_names(self) -> tuple[TableName, ...]:
         """The captured tables: first those that are named. Patterns must have been resolved."""
         if self._taken_in is None and self.has_patterns:
-            raise RuntimeError("source.tables has patterns that nobody has resolved")
+            raise RuntimeError("source.tables has patterns that aren't resolved yet")
         left = self._left
         named = tuple(name for name in self.named if name not in left) if left else self.named
         return (*named, *(self._taken_in or ()))

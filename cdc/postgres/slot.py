@@ -139,7 +139,7 @@ def require_own_slot(slot: Slot, database: str) -> None:
     if slot.plugin != "pgoutput":
         raise LockstepError(
             f"slot {slot.name} isn't ours: its plugin is {slot.plugin}",
-            hint=f"what was published is recorded under this name, so the other slot has to go: {drop}",
+            hint=f"the pipeline's progress is recorded under this name, so the other slot has to go: {drop}",
         )
     if slot.database != database:
         raise LockstepError(  # it may be the pipeline's own, and the address wrong

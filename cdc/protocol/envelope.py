@@ -128,7 +128,7 @@ class TableEncoder:
     def _null_in_key(self, position: int) -> bytes:
         name, column = self.table.name, visible(self.table.columns[position].name)
         raise UnsupportedChange(
-            f"a row of {name} is null in {column}, which is in its key, so it can't be told from other such rows",
+            f"a row of {name} is null in {column}, which is in its key, so the key doesn't identify it",
             hint=f"give the table another key in lockstep.toml ([source.options.{toml_key(str(name))}] key = [...], or"
             " none for its primary key), then start again: the table is copied again. Or make the column not null, then"
             " run `lockstep recover`, which copies the tables again. Nothing was skipped",

@@ -159,7 +159,7 @@ class Membership:
         before = recorded.uniques.get(columns, ())
         if not before or not set(before).isdisjoint(self.uniques.get(columns, ())):
             return ""
-        return "what keeps its configured key unique was made again, so rows may have shared a key"
+        return "the index of its configured key was made again, so rows may have shared a key"
 
     def _whole(self, recorded: "Recorded") -> str:
         if recorded.oid != self.oid:

@@ -11,8 +11,8 @@ from cdc.protocol.control_records import CaptureState, TableCopy
 def unsigned(order: CopyOrder) -> str:
     """What to say of an order that isn't signed as it should be."""
     return (
-        f"warning: {order.action} of copies is ignored: it isn't signed by somebody who sees the pipeline's topics, and"
-        " any role may write such orders. Use `lockstep snapshot`"
+        f"warning: {order.action} of copies is ignored: any role may write such orders, and this one isn't signed by a"
+        " reader of the pipeline's topics. Use `lockstep snapshot`"
     )
 
 
@@ -43,7 +43,7 @@ def obeyed(
                     continue
                 state = state.with_copy(name, None)
                 state = replace(state, copied={**state.copied, name: copy.copied_before})
-                said.append(f"the copy of {name} is cancelled; what it has published stays, and is right")
+                said.append(f"the copy of {name} is cancelled; the rows that it has published stay, and are right")
     return state, said
 
 
@@ -51,5 +51,5 @@ def _why_not_cancelled(copy: TableCopy) -> str:
     if copy.copied_before < 0:
         return "the table can't go without it; `lockstep snapshot pause` holds it up"
     if copy.keys or copy.is_incomplete:
-        return "rows wait for it of which an update couldn't be completed; `lockstep snapshot pause` holds it up"
+        return "rows with an incomplete update wait for it; `lockstep snapshot pause` holds it up"
     return ""

@@ -78,7 +78,7 @@ def _check_position(sql: psycopg.Connection[Any], state: CaptureState) -> Lsn:
         confirmed_at = "nowhere" if slot is None or slot.confirmed is None else format_lsn(slot.confirmed)
         raise PositionMismatch(
             f"slot {state.slot} is at {confirmed_at}, but only {format_lsn(state.end_lsn)} was published:"
-            " what lies between is lost to this slot",
+            " the changes in between are lost to this slot",
             hint="was the slot advanced or recreated by hand? Was Kafka put back to an earlier copy, or did it lose a"
             f" transaction? {COMMIT_MARKER_LOSS}. {RECOVER}",
         )

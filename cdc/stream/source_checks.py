@@ -16,7 +16,7 @@ from cdc.postgres.replication import SystemIdentity
 from cdc.postgres.slot import find_slot
 from cdc.protocol.control_records import CaptureState
 
-RECOVER: Final = "`lockstep recover` says what is missing, and copies the tables again under the same pipeline"
+RECOVER: Final = "`lockstep recover` lists what is missing, and copies the tables again under the same pipeline"
 
 
 def system_differences(state: CaptureState, identity: SystemIdentity, publication: str) -> list[str]:
@@ -56,7 +56,8 @@ def check_system(state: CaptureState, identity: SystemIdentity, pipeline: Pipeli
     differences = system_differences(state, identity, pipeline.publication)
     if differences:
         raise PositionMismatch(
-            "the source isn't the one that was published from:\n" + "\n".join(f"  {line}" for line in differences),
+            "the source isn't the database that capture published from:\n"
+            + "\n".join(f"  {line}" for line in differences),
             hint="is source.dsn right? If it is: after a restore or a promotion published changes may not exist any"
             f" more. {RECOVER}",
         )

@@ -247,7 +247,7 @@ class TableWatch:
             if not isinstance(error, Unavailable):
                 raise error from raised
             raise Unavailable(
-                f"{name} matches source.tables, and nobody knows yet whether it can be captured: {error.message}",
+                f"{name} matches source.tables, but whether it can be captured isn't known yet: {error.message}",
                 retry_after_s=error.retry_after_s,
             ) from raised
 

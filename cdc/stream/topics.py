@@ -272,7 +272,7 @@ def _require_no_events(
     if topics:
         raise PositionMismatch(
             f"topic {control_topic(pipeline.name, SCHEMA)} has lost the shapes of events that are still on"
-            f" {', '.join(topics)}: nobody can read them any more",
+            f" {', '.join(topics)}: those events can't be read any more",
             hint=f"delete {'these topics' if len(topics) > 1 else 'this topic'} too and start capture again, which"
             " creates what is missing, publishes the shapes and copies the tables; then rebuild the sinks"
             " (lockstep rebuild SINK --switch)",
@@ -300,5 +300,5 @@ class TopicWatch:
         """The state as it is. Raises Unavailable when a topic isn't: a new start knows what to do."""
         for topic, identity in self._admin.identities(self._topics, while_waiting=self._while_waiting).items():
             if identity != state.topics.get(topic):
-                raise Unavailable(f"topic {topic} isn't the one that capture has published to")
+                raise Unavailable(f"topic {topic} was deleted or recreated since capture published to it")
         return state

@@ -47,7 +47,7 @@ class VisibleCommits:
         while not (snapshot := current_snapshot(self.sql)).sees(xid):
             if time.monotonic() >= deadline:
                 raise Unavailable(
-                    f"{what} by a transaction that is committed and that nobody sees so far:"
+                    f"{what} by a transaction that is committed and not visible yet:"
                     f" {told(unended_transactions(self.sql, [xid]))}"
                 )
             self.keep_alive()

@@ -20,8 +20,8 @@ _LOOK_MAX_MS: Final = 60_000
 def list_open(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """Show which alerts are open, and what is still to be delivered.
 
-    It shows what was told: `lockstep run` or `lockstep alerts watch` looks at the pipeline. Exit code 1 when one is
-    open, and 4 when nobody on this machine looks.
+    It shows what was reported: `lockstep run` or `lockstep alerts watch` looks at the pipeline. Exit code 1 when one is
+    open, and 4 when no process on this machine looks.
     """
     from extensions.alerts.store import AlertStore
     from lockstep.config import read
@@ -82,10 +82,10 @@ def send_test(config: ConfigOption = DEFAULT_CONFIG) -> None:
 
 
 def watch(config: ConfigOption = DEFAULT_CONFIG) -> None:
-    """Look at the pipeline every five seconds, and tell what is wrong.
+    """Look at the pipeline every five seconds, and report what is wrong.
 
-    For who runs capture and apply without `lockstep dashboard`, which does the same. Of several processes on one
-    machine one tells.
+    Needed where capture and apply run without `lockstep dashboard`, which does the same. Of several processes on one
+    machine one reports.
     """
     from cdc.model.errors import LockstepError
     from lockstep.config import followed, read
@@ -114,11 +114,11 @@ def _unwatched(holder: "Holder", now_ms: int) -> str | None:
     """Why the list isn't of now; None where somebody looks."""
     step = "`lockstep run`, `lockstep dashboard` or `lockstep alerts watch` does"
     if holder.looked_ms is None:
-        return f"nobody on this machine has ever looked for alerts: {step}"
+        return f"no process on this machine has ever looked for alerts: {step}"
     if not holder.is_there:
-        return f"nobody on this machine looks for alerts since {time_text(holder.looked_ms)}: {step}"
+        return f"no process on this machine has looked for alerts since {time_text(holder.looked_ms)}: {step}"
     if now_ms - holder.looked_ms > _LOOK_MAX_MS:
-        return f"the process that tells of alerts hangs since {time_text(holder.looked_ms)}: its log says why"
+        return f"the process that reports alerts hangs since {time_text(holder.looked_ms)}: its log says why"
     return None
 
 

@@ -9,7 +9,7 @@ from lockstep.config import Config
 from lockstep.doctor.webhooks import webhook_encryption, webhook_findings
 from lockstep.extension import Reached
 
-_READ: Final = "whoever is on the way reads what alerts say and the headers' values, and can keep alerts back"
+_READ: Final = "anybody on the network path can read the alerts and the headers' values, and hold alerts back"
 
 
 def check_webhook(_: Reached, config: Config) -> list[Finding]:

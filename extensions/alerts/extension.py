@@ -7,7 +7,7 @@ from extensions.alerts import cli
 from lockstep.extension import Extension, Group
 
 _EXAMPLE: Final = """\
-# Who is told of what is wrong: docs/alerts.md.
+# Alerts about what is wrong: docs/alerts.md.
 # [alerts]
 # url = "https://hooks.example.com/x"      # gets JSON by POST
 # url_file = "/run/secrets/hook"           # ... an address that is a secret; or $LOCKSTEP_ALERTS_WEBHOOK_URL
@@ -20,7 +20,7 @@ ALERTS: Final = Extension(
     groups=[
         Group(
             "alerts",
-            "What is wrong, and who is told.",
+            "What is wrong, and the alerts about it.",
             {"list": cli.list_open, "test": cli.send_test, "watch": cli.watch},
         )
     ],

@@ -50,7 +50,7 @@ class AlertStore:
             raise unusable(self._directory, error) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:  # no JSON, or JSON of another shape
             raise LockstepError(
-                f"{path} is damaged", hint="move it away: alerts that are open are told once more"
+                f"{path} is damaged", hint="move it away: open alerts are reported once more"
             ) from error
 
     def save(self, state: State) -> None:

@@ -34,7 +34,7 @@ def _head(file: Path) -> str:
 
 
 def _refused(why: str) -> ConfigurationError:
-    return ConfigurationError(why, hint="name another place with --directory: one that is empty or doesn't exist yet")
+    return ConfigurationError(why, hint="name an empty or new directory with --directory")
 
 
 def shown(path: Path) -> Path:

@@ -51,7 +51,7 @@ def _drop_slots(connection: psycopg.Connection[Any], database: str) -> None:
     ).fetchall():
         if time.monotonic() > deadline:
             names = ", ".join(slot for slot, _ in slots)
-            raise LockstepError(f"somebody keeps reading replication slots of the last run: {names}")
+            raise LockstepError(f"another process keeps reading replication slots of the last run: {names}")
         for slot, pid in slots:
             if pid is not None:
                 connection.execute("select pg_terminate_backend(%s)", (pid,))

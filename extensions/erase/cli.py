@@ -19,7 +19,7 @@ def erase(
     timeout: Annotated[float, typer.Option(min=1, help="Seconds for each topic and sink at most.")] = 120.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove for good what is kept of a deleted row.
+    """Remove a deleted row for good, wherever Lockstep keeps it.
 
     It has to be deleted at the source first. Looks at its topic, at every generation of every sink and of views that
     read the table, at dead letters, at what extensions keep and at the store of large values.

@@ -91,7 +91,7 @@ def places_of(name: str, eraser: Eraser, has_had: Callable[[str], bool], *, only
     except Stopped:
         raise
     except LockstepError as error:
-        yield Place(f"what the extension {name} keeps", unasked=error.message)
+        yield Place(f"data of the extension {name}", unasked=error.message)
 
 
 def close_rejections(erasers: Iterable[Eraser], rejections: Iterable[bytes], close: _Closing) -> str | None:
@@ -355,7 +355,7 @@ class _Erasing:
         ]
         kinds = {settings.type for settings in self._config.sinks.values()}
         sentences += [kind.backups_keep for name, kind in KINDS.items() if name in kinds and kind.backups_keep]
-        sentences.append("sinks and views that aren't in this configuration, and what readers have copied.")
+        sentences.append("sinks and views that aren't in this configuration, and copies that readers have made.")
         topics = TopicAdmin(self._client).all_partition_counts()
         others = [
             topic

@@ -119,7 +119,7 @@ class TopicRecord:
             return cls(None if value["settings"] is None else dict(value["settings"]), passes, marks)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise LockstepError(
-                f"{record.what} is none of this version's",
+                f"{record.what} is from another version of Lockstep",
                 hint="use the version of Lockstep that wrote it, or delete the topic once `lockstep doctor` finds that"
                 " topics have the settings that they should have",
             ) from error

@@ -65,11 +65,11 @@ class Report:
                 return "Nothing is left in any of these places."
             case "left until":
                 return (
-                    f"What is left is gone by {time_text(self.until_ms)}. Run the same command then: it removes what"
+                    f"The rest is gone by {time_text(self.until_ms)}. Run the same command then: it removes what"
                     " has expired, and proves that nothing is left."
                 )
             case _:
-                return "It isn't proven that nothing is left: see LEFT and what couldn't be looked at above."
+                return "Something may be left: see LEFT above, and the places that couldn't be looked at."
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
@@ -94,7 +94,7 @@ def _lines(place: Place) -> Iterable[str]:
             yield f"  removed: {leftover.what}"
     for leftover in place.left:
         values = "" if leftover.has_values else ", no other values"
-        until = "nobody knows until when" if leftover.until_ms is None else f"until {time_text(leftover.until_ms)}"
+        until = "until an unknown time" if leftover.until_ms is None else f"until {time_text(leftover.until_ms)}"
         yield f"  LEFT: {leftover.what}{values}; {until}"
     if place.left and place.compacted_up_to_ms is not None:
         yield f"  compacted: all that was there at {time_text(place.compacted_up_to_ms)}"

@@ -19,7 +19,7 @@ from sinks.registry import open_sink
 from sinks.stored_progress import applied_below
 from sinks.wrappers.retrying import retrying
 
-_NOT_YET: Final = Leftover("what its job has read, and may write after this look", has_values=True)
+_NOT_YET: Final = Leftover("rows that its job has read, and may write after this look", has_values=True)
 
 
 class SinkErasing:
@@ -109,8 +109,8 @@ class SinkErasing:
                 return below, None
             if time.monotonic() > deadline:
                 return below, (
-                    "it hasn't applied all up to the deletion, or has left out a part of the log: `lockstep lag` says"
-                    f" how far it is. `lockstep rebuild {sink}` builds one that has left out nothing"
+                    "it hasn't applied all up to the deletion, or has left out a part of the log: `lockstep lag` shows"
+                    f" how far it is. `lockstep rebuild {sink}` builds a generation that leaves out nothing"
                 )
             self._waiting.wait()
 

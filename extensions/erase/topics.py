@@ -167,7 +167,7 @@ class TopicErasing:
         if partitions:
             lag_ms = rules.min_compaction_lag_ms
             what = (
-                "is being compacted" if not lag_ms else f"is being compacted, up to what is {lag_ms / 1000:.0f} s old"
+                "is being compacted" if not lag_ms else f"is being compacted, up to records {lag_ms / 1000:.0f} s old"
             )
             self._say(f"topic {topic} {what}; that takes up to {self._timeout_s:.0f} s")
             outcome = self._compaction.compact(topic, partitions, timeout_s=self._timeout_s, lag_ms=lag_ms)

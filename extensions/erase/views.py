@@ -33,7 +33,7 @@ from sinks.view_settings import ViewSettings
 from sinks.wrappers.retrying import retrying
 
 _WORDS: Final = RecordWords(with_what="of earlier rows of the view", of_many=True)
-_NOT_YET: Final = Leftover("what its job has read, and may write after this look", has_values=True)
+_NOT_YET: Final = Leftover("rows that its job has read, and may write after this look", has_values=True)
 _BEHIND: Final = (
     "the view isn't as of a time after the deletion yet: `lockstep lag` says how far it is. Let its job go on, or drop"
     " the generation with `lockstep generations {view} --drop {number}`; then run the command again"

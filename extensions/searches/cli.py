@@ -24,7 +24,7 @@ def add(
     ] = None,
     config: ConfigOption = DEFAULT_CONFIG,
 ) -> None:
-    """Add a standing search: each document that begins or ceases to match is told of on <pipeline>.__matches.
+    """Add a standing search: documents that begin or cease to match are reported on <pipeline>.__matches.
 
     Begins with those that match now. A query that the table's index can't take is refused with the reason.
     """
@@ -40,9 +40,9 @@ def add(
 
 
 def list_all(sink: SinksOption = None, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Show the standing searches, how many documents match each, and why nobody is told of one.
+    """Show the standing searches, how many documents match each, and why one isn't reported.
 
-    Exit code 1 when nobody is told of one.
+    Exit code 1 when one isn't reported.
     """
     from extensions.searches.commands import listed, searches_table
     from lockstep.config import read
@@ -77,9 +77,9 @@ def watch(
     ] = None,
     config: ConfigOption = DEFAULT_CONFIG,
 ) -> None:
-    """Tell which documents begin and cease to match standing searches, as sinks apply changes.
+    """Report which documents begin and cease to match standing searches, as sinks apply changes.
 
-    `lockstep run` does the same. Of several processes for one sink the newest tells.
+    `lockstep run` does the same. Of several processes for one sink the newest reports.
     """
     from extensions.searches.commands import watch as watch_searches
     from lockstep.config import read

@@ -128,7 +128,7 @@ def add(config: Config, sink: str, search: Search, *, say: Callable[[str], None]
         say(f"{sink} has a search {search.name} over {search.table}" + ("" if is_new else " already"))
         if sink not in config.section(SearchesSettings).sinks and not _is_watched(stored.load_status()):
             say(
-                f"nobody is told of it: name {sink} in sinks of [searches] for `lockstep run`, or start `lockstep"
+                f"it isn't reported: name {sink} in sinks of [searches] for `lockstep run`, or start `lockstep"
                 f" searches watch {sink}`"
             )
 
@@ -238,7 +238,7 @@ class _Watched:
         except LockstepError:
             return False  # the sink says nothing now
         if is_silent:
-            logger.warning("nobody gives a sign that he tells of the searches of sink %s: it is taken over", self._name)
+            logger.warning("no process shows that it reports the searches of sink %s: taking over", self._name)
             self._is_fenced = False
             self._silence.lengthen()
         return is_silent
@@ -271,10 +271,10 @@ class _Watched:
 def problem_of(status: SearchStatus, name: str) -> str | None:
     """Why nobody is told of this search; None where somebody is."""
     if status.waiting:
-        return f"nobody is told of it now: {status.waiting}"
+        return f"it isn't reported now: {status.waiting}"
     if not _is_watched(status):
-        since = "" if not status.at_ms else f" since {time_text(status.at_ms)}"
-        return f"nobody is told of it{since}: `lockstep searches watch` tells"
+        since = "isn't reported" if not status.at_ms else f"hasn't been reported since {time_text(status.at_ms)}"
+        return f"it {since}: `lockstep searches watch` reports it"
     return status.refused.get(name)
 
 

@@ -17,7 +17,7 @@ from lockstep.config import Config
 from lockstep.extension import Reached
 
 _SUBJECT = "searches"
-_NOBODY_TOLD = "nobody is told of any search"
+_NOBODY_TOLD = "no search is reported"
 _TOPIC_RIGHTS = ("Describe", "Read", "Write", "DescribeConfigs")
 
 
@@ -41,7 +41,7 @@ def searches_findings(name: str, searches: Sequence[ListedSearch]) -> list[Findi
     """What is known of one sink's searches. Those that nobody is told of for the same reason are one finding."""
     subject = f"{_SUBJECT} of {name}"
     told = [each.search.name for each in searches if each.problem is None]
-    findings = [ok(subject, f"{len(told):,} of {len(searches):,} are told of")] if told else []
+    findings = [ok(subject, f"{len(told):,} of {len(searches):,} are reported")] if told else []
     untold = sorted((each for each in searches if each.problem is not None), key=lambda each: each.problem or "")
     for problem, of_it in groupby(untold, key=lambda each: each.problem or ""):
         names = ", ".join(each.search.name for each in of_it)
@@ -49,8 +49,8 @@ def searches_findings(name: str, searches: Sequence[ListedSearch]) -> list[Findi
             warning(
                 subject,
                 f"{names}: {problem}",
-                "what begins and ceases to match isn't told meanwhile; it is compared afterwards",
-                f"`lockstep searches list {name}` shows them; one that is refused goes on once its query is changed",
+                "documents that begin or cease to match aren't reported meanwhile; they are compared afterwards",
+                f"`lockstep searches list {name}` shows them; a refused one goes on once its query is changed",
             )
         )
     return findings
@@ -67,7 +67,7 @@ def _topic_findings(config: Config) -> list[Finding]:
             refused = cluster.why_not_created([plan]).get(plan.name)
             if refused is not None:
                 raise refused
-            return [ok(_SUBJECT, f"topic {plan.name} is created by whoever tells of searches")]
+            return [ok(_SUBJECT, f"topic {plan.name} is created by the first process that reports searches")]
         check_kept(cluster, plan, config.kafka.bootstrap_servers)
     except Unavailable:
         raise
@@ -78,7 +78,7 @@ def _topic_findings(config: Config) -> list[Finding]:
         warning(
             _SUBJECT,
             str(difference),
-            "who reads the topic seldom may miss matches that have ended",
+            "readers that come seldom may miss matches that have ended",
             "alter the topic with kafka-configs.sh, or change [kafka.topics]",
         )
         for difference in cluster.differences([plan])
@@ -98,7 +98,7 @@ def _foreign_findings(config: Config, topic: str) -> list[Finding]:
                 error(
                     f"topic {topic}",
                     f"holds a record that isn't one of Lockstep's: {what}",
-                    "whoever writes to it tells of matches that there aren't, and nobody goes on from it",
+                    "its writer can report false matches, and no process goes on from such a record",
                     "find out who writes to it, and take that right away (docs/kafka.md)",
                 )
             ]

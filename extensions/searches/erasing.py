@@ -48,7 +48,7 @@ class MatchesOfRow:
         if not sinks:
             return None
         return (
-            f"nobody has told that its document ceases to match a search of {', '.join(sorted(sinks))}: start `lockstep"
+            f"no record says that its document ceases to match a search of {', '.join(sorted(sinks))}: start `lockstep"
             " searches watch`, or remove the search, then run the command again"
         )
 

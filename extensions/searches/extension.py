@@ -9,7 +9,7 @@ from lockstep.extension import Extension, Group
 _EXAMPLE: Final = """\
 # Standing searches over documents in OpenSearch: docs/searches.md.
 # [searches]
-# sinks = ["search"]                       # whoever waits for their searches is told by `lockstep run`
+# sinks = ["search"]                       # `lockstep run` reports their matches
 """
 
 SEARCHES: Final = Extension(
@@ -17,7 +17,7 @@ SEARCHES: Final = Extension(
     groups=[
         Group(
             "searches",
-            "Standing searches: who is told of documents that match a query.",
+            "Standing searches: reports of documents that match a query.",
             {"add": cli.add, "list": cli.list_all, "remove": cli.remove, "watch": cli.watch},
         )
     ],

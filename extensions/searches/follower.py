@@ -394,7 +394,7 @@ class Follower:
     def _ceased(self, entry: bytes, search: str) -> Match:
         """That a document ceases to match a search as of the version that was told of."""
         stored = self._documents.get(entry)
-        assert stored is not None, "it was told to match"
+        assert stored is not None, "its match was reported"
         key, told, identity = orjson.loads(stored)
         _, tag = told[search]
         return Match(self._name, search, _table_of(entry), identity.encode(), key, Told(matches=False, tag=tag))
@@ -481,7 +481,7 @@ class Follower:
 
     def _check_stopping(self) -> None:
         if self._stopping():
-            raise Stopped(f"the searches of sink {self._name!r} wait: this process was told to stop")
+            raise Stopped(f"the searches of sink {self._name!r} wait: this process is stopping")
 
 
 class LiveGeneration:

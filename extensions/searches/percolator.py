@@ -228,7 +228,7 @@ class Percolator:
             if (reason := refusal_of_query(error)) is not None:
                 raise LockstepError(
                     f"opensearch refuses to say which searches a document of table {self._table} matches: {reason}",
-                    hint="mend the settings of the cluster: no search can be told of meanwhile",
+                    hint="mend the settings of the cluster: no search can be reported meanwhile",
                 ) from error
 
     def _reason(self, name: str, error: LockstepError) -> str:
@@ -281,8 +281,8 @@ class Percolator:
 def _check_there(queries_index: str, error: LockstepError) -> None:
     if getattr(error.__cause__, "status_code", None) == _MISSING:
         raise Unavailable(
-            f"the index of queries {queries_index} was removed: another process has begun to tell of"
-            " searches, or somebody has removed it by hand",
+            f"the index of queries {queries_index} was removed: another process has taken over the"
+            " searches, or it was removed by hand",
             hint="try again",
         ) from error
 

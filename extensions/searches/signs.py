@@ -77,7 +77,7 @@ class Signs:
         newest = self._stored.newest_claim()
         if newest is not None and newest > self._claim:
             raise Fenced(
-                f"another process tells of the searches of sink {self._sink!r} by now",
+                f"another process has taken over the searches of sink {self._sink!r}",
                 hint="let one process watch them: `lockstep run`, or `lockstep searches watch`",
             )
 

@@ -104,7 +104,7 @@ class StoredSearches:
         held = self._bookkeeping.held(_CLAIM)
         claim = Claim(max(above, 0 if held is None else _claim(held.source).number) + 1, run)
         if not self._bookkeeping.replace(_CLAIM, held, _stored(claim)):
-            raise Unavailable("another process has just begun to tell of the searches of this sink")
+            raise Unavailable("another process has just taken over the searches of this sink")
         return claim
 
     def newest_claim(self) -> Claim | None:
@@ -130,7 +130,7 @@ class StoredSearches:
     def _replace(self, held: Any, searches: Mapping[str, Search]) -> None:
         stored = [[search.name, str(search.table), search.query] for search in searches.values()]
         if not self._bookkeeping.replace(_SEARCHES, held, {"text": orjson.dumps(stored).decode()}):
-            raise Unavailable("somebody else has just changed the searches of this sink", hint="try again")
+            raise Unavailable("another command has just changed the searches of this sink", hint="try again")
 
 
 def _parsed(source: Any) -> dict[str, Search]:

@@ -124,7 +124,9 @@ class MatchTopic:
         Raises Unavailable for another one, so that whoever begins anew tells of all that matches on it.
         """
         if self._current_id() != self._id:
-            raise Unavailable(f"topic {self._topic} was deleted and made anew: what was told has to be told again")
+            raise Unavailable(
+                f"topic {self._topic} was deleted and created again: all matches have to be reported again"
+            )
         check_kept(self._cluster, self._plan, self._servers)
 
     def _current_id(self) -> str:

@@ -61,7 +61,7 @@ class StandingSearches:
                 _SILENT,
                 sink,
                 Severity.CRITICAL,
-                f"nobody tells of the {self.count:,} standing searches of {sink}"
+                f"no process reports the {self.count:,} standing searches of {sink}"
                 + (f": {self.waiting}" if self.waiting else ""),
                 f"`lockstep run` does where [searches] names {sink}, or `lockstep searches watch {sink}`",
                 passes=True,
@@ -73,8 +73,8 @@ class StandingSearches:
                 _SET_ASIDE,
                 sink,
                 Severity.WARNING,
-                f"nobody is told of the search {first} of {sink}"
-                + (f", nor of {others:,} others" if others else "")
+                f"not reported: search {first} of {sink}"
+                + (f" and {others:,} others" if others else "")
                 + f": {self.set_aside[first]}",
                 f"`lockstep searches list {sink}` shows all; remove it, and add it with another query",
                 passes=True,

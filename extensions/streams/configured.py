@@ -44,8 +44,8 @@ def problems(config: Config) -> Iterator[str]:
             yield f"streams.{other} and streams.{name} have one topic: remove one of them"
         if is_stream_query_topic(config.pipeline.name, stream.topic):
             yield (
-                f"streams.{name}.topic is one that this pipeline's queries write: a query over it could write"
-                " there what it reads, without end"
+                f"streams.{name}.topic is written by this pipeline's queries: a query over it could read its own"
+                " result without end"
             )
     named = [(f"streams.{name}", stream.rows_of) for name, stream in streams.items()]
     named += [(f"stream_queries.{name}", query.rows_of) for name, query in queries.items()]

@@ -31,9 +31,9 @@ _IN_A_BATCH: Final = (
 
 
 _MAY_COME: Final = (
-    "its checkpoint keeps {rows:,} rows, and nobody has looked whether they are of the row: rows may come of them. Run"
-    " the command again once the query's watermark has passed the end of each window, session, join and pattern that an"
-    " event of the row was in, as `lockstep streams list` shows"
+    "its checkpoint keeps {rows:,} rows, unchecked, and may write results of this row from them. Run the command"
+    " again once the query's watermark has passed the end of each window, session, join and pattern that an event of"
+    " the row was in, as `lockstep streams list` shows"
 )
 
 

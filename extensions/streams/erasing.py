@@ -41,7 +41,7 @@ _HAS_READ: Final = (
     " topics still hold. Delete records of {side} by hand"
 )
 _RESULT_BY_HAND: Final = " Delete what its result has by hand first."
-_AGAIN: Final = Leftover("what its job's last batch may write again", has_values=True)
+_AGAIN: Final = Leftover("rows that its job's last batch may write again", has_values=True)
 _WHEN_AGAIN: Final = (
     "a job that is killed may do its last batch again: run the command again once it has done another one, as"
     " `lockstep streams list` shows, after more events have come"
@@ -233,7 +233,7 @@ class StreamQueryErasing(Eraser):
             if how.in_result is None:
                 lacking.append(f"its result in stream_queries.{query}")
             if section.webhook is not None:
-                lacking.append("what its webhook has got")
+                lacking.append("rows that its webhook got")
             if how.in_result is None and section.has_topic:
                 lacking.append("the topic of its result")
             if how.in_result is None and section.webhook is not None:

@@ -100,7 +100,7 @@ _ROWS_OF: Final = (
 class StreamSettings(Settings):
     """A Kafka topic whose records are events: JSON objects, each with the time at which it happened."""
 
-    topic: Annotated[str, Field(min_length=1, description="the Kafka topic, whoever writes it")]
+    topic: Annotated[str, Field(min_length=1, description="the Kafka topic; any program may write it")]
     columns: Annotated[
         Mapping[str, str], Field(min_length=1, description=f"the members to be read, each with its type: {TYPES}")
     ]
@@ -159,7 +159,7 @@ class StreamSettings(Settings):
 class StepSettings(Settings):
     """An event of a pattern, or one that must not happen there."""
 
-    name: str = Field(description="what `select` calls the event")
+    name: str = Field(description="the event's name in `select`")
     stream: str = Field(description="the stream that it is from")
     where: Annotated[
         str | None, Field(default=None, min_length=1, description="a condition on the stream's columns, in Spark SQL")
@@ -275,8 +275,7 @@ class StreamQuerySettings(Settings):
             raise ValueError("key: is missing")
         if self.pattern is not None and self.key:
             raise ValueError(
-                f"key: a match is told apart by {', '.join(self.key_columns)}, since no two begin at the same time:"
-                " remove it"
+                f"key: {', '.join(self.key_columns)} identify a match, since no two begin at the same time: remove it"
             )
         if problems := _problems_of_rows(self.rows_of, self.key_columns, "the result's key"):
             raise ValueError("; ".join(problems))

@@ -101,7 +101,7 @@ def read_dead_letter(record_key: bytes, value: bytes, record_offset: int) -> Dea
     if not isinstance(facts, dict):
         return unreadable("it isn't a JSON object")
     if facts.get("format") != FORMAT:
-        return unreadable(f"its format isn't {FORMAT}, the one that this version of Lockstep reads")
+        return unreadable(f"its format isn't {FORMAT}, which this version of Lockstep reads")
     missing = [name for name, kind in _FACTS.items() if not _are([facts.get(name)], kind)]
     if not isinstance(facts.get("value", ""), dict | None):
         missing.append("value")

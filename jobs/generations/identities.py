@@ -53,7 +53,7 @@ def lost_rows(sink: str, lost: Mapping[TableName, str]) -> dict[TableName, Needs
     """The errors of tables that are ``lost``, each with what has become of it. Pure."""
     return {
         name: NeedsRebuild(
-            f"the sink lacks rows of table {name} that it had: somebody has removed its data ({what})",
+            f"the sink has lost rows of table {name}: its data was removed ({what})",
             hint=f"build the sink again from the log: lockstep rebuild {sink} --switch",
         )
         for name, what in sorted(lost.items())

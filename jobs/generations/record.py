@@ -181,9 +181,9 @@ def require_in_use(records: CoordinationRecords, name: str, generation: int) -> 
     record = load_record(records, generation)
     if record is None:  # it stays when a generation is dropped
         raise LockstepError(
-            f"the store of sink {name!r} has lost what was kept of generation {generation}: it was emptied, or its"
+            f"the store of sink {name!r} has lost its records of generation {generation}: it was emptied, or its"
             " bookkeeping was removed",
-            hint="start the job again: it says what is lost, and which command reads the log again",
+            hint="start the job again: it lists what is lost, and names the command that reads the log again",
         )
     if record.phase is Phase.RETIRED:
         raise LockstepError(

@@ -248,7 +248,7 @@ def lacks_record(what: str, *, awaits_copy: bool) -> LockstepError:
     if awaits_copy:
         return LockstepError(
             f"{what} can't be built: one of its tables is being copied, and it begins when that copy is complete",
-            hint="run this again once `lockstep lag` tells of no copy any more; capture and the copy have to go on"
+            hint="run this again once `lockstep lag` shows no copy any more; capture and the copy have to go on"
             " until then",
         )
     return LockstepError(

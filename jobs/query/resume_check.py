@@ -163,7 +163,7 @@ def _check_absence(
         if away_ms < -_CLOCKS_DIFFER_MS:
             raise PositionMismatch(
                 f"sink {sink!r} was applied up to a time that is {-away_ms / 3_600_000:.1f} hours ahead of this"
-                " clock: nobody knows how long it was away, and deletes may be missing",
+                " clock: how long it was away isn't known, and deletes may be missing",
                 hint="set the clock, if it is behind; else "
                 + _rebuild(sink, "rows that were deleted in between would stay"),
             )

@@ -33,7 +33,7 @@ def row_plans(
             "expressions of this sink can't be evaluated",
             problems=sorted(problems),
             hint="mend computed and where: PostgreSQL's SQL over the columns of the source's table; docs/projections.md"
-            " says what may be in it. A generation that was built with them takes `lockstep rebuild SINK --switch`",
+            " lists what it allows. A generation that was built with them takes `lockstep rebuild SINK --switch`",
         )
     return plans
 

@@ -46,11 +46,11 @@ class Recovery:
         if not lines:
             lines += (
                 "nothing is seen that keeps capture from going on: `lockstep capture` continues where it ended",
-                "only capture sees whether the WAL is the one that was published from. Where it has stopped since that"
-                " is another one, what was published and isn't in the source any more is undone, by copies of the"
-                " tables; rows of append-only tables and messages that were published stay",
-                "a new slot leaves out what isn't published by then: rows of append-only tables, of the outbox, and"
-                " messages are missing for good",
+                "only capture can compare the WAL with what it published. If it stopped because they differ, copies of"
+                " the tables undo published changes that the source no longer has; published rows of append-only"
+                " tables and published messages stay",
+                "a new slot leaves out changes that aren't published by then: rows of append-only tables, of the"
+                " outbox, and messages are missing for good",
             )
         lines.append(
             f"recover makes a new slot, and has capture copy these tables again: {', '.join(map(str, self.tables))}"
@@ -179,7 +179,7 @@ def require_state(state: CaptureState | None, pipeline: Pipeline) -> CaptureStat
         )
     if state.epoch >= RECOVERIES_MAX:
         raise LockstepError(
-            f"pipeline {pipeline.name} was recovered {state.epoch} times, which is as often as its tags can tell apart",
+            f"pipeline {pipeline.name} was recovered {state.epoch} times, the most that its tags can count",
             hint="start a pipeline of another name (pipeline.name), which takes a new snapshot",
         )
     return state

@@ -59,12 +59,12 @@ def lag(
 ) -> None:
     """Show how far each stage is behind.
 
-    With --watch, what isn't a terminal gets a line for each change of state, and one each minute.
+    With --watch, output to a file or pipe has a line for each change of state, and one each minute.
 
     The stages are the WAL's end, received, in Kafka, and for each sink read and applied, for OpenSearch also visible to
     searches. Exit code 1 when a stage has stopped or
-    is stalled, a server can't be asked, capture can't go on, or nobody is at work on a first copy. Without --watch,
-    what extensions run is shown too.
+    is stalled, a server can't be asked, capture can't go on, or no process works on a first copy. Without --watch,
+    work of extensions is shown too.
     """
     from lockstep.config import followed, read
     from lockstep.extension import panels_now
@@ -251,7 +251,7 @@ def bundle(
     file: Annotated[Path, typer.Argument(metavar="FILE.tar.gz", help="The archive to write; it must not exist yet.")],
     config: ConfigOption = DEFAULT_CONFIG,
 ) -> None:
-    """Write an archive for who helps.
+    """Write an archive for support.
 
     Versions, settings, state, lag, doctor's findings and topics. It has no row's values and no secrets. Look into it
     before you send it.
@@ -278,7 +278,7 @@ def verify(
 ) -> None:
     """Compare a sink with the source, row by row, while both run.
 
-    Shows keys, columns and tags of what differs, and no other values. Exit code 1 when something differs.
+    Shows keys, columns and tags of differing rows, and no other values. Exit code 1 when something differs.
     """
     from lockstep.config import load
     from lockstep.console import log_to_stderr
@@ -326,7 +326,7 @@ def switch(
     sink: SinkArgument,
     config: ConfigOption = DEFAULT_CONFIG,
     generation: Annotated[int | None, typer.Option(min=1, help="This one; default the newest that is ready.")] = None,
-    back: Annotated[bool, typer.Option("--back", help="The one that was live before the last switch.")] = False,
+    back: Annotated[bool, typer.Option("--back", help="The generation that was live before the last switch.")] = False,
 ) -> None:
     """Let readers of a sink see another generation.
 
@@ -522,6 +522,6 @@ def _order(action: str, tables: list[str] | None, config: Path) -> None:
             say("the first copy may go on")
         return
     which = ", ".join(map(str, requested.tables)) or "all tables"
-    say(f"asked capture to {action} the copies of {which}; its log says what became of it")
+    say(f"asked capture to {action} the copies of {which}; its log shows the outcome")
     if not requested.capture_runs:
         say("capture doesn't run now; it reads this when it is started")

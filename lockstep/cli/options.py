@@ -25,15 +25,13 @@ TablesOption = Annotated[
     list[str] | None, typer.Option("--table", help="Only this table; may be repeated.", autocompletion=table_names)
 ]
 
-FromLsnOption = Annotated[
-    str | None, typer.Option("--from-lsn", help="Read from what was committed after this LSN (0/16B3748).")
-]
+FromLsnOption = Annotated[str | None, typer.Option("--from-lsn", help="Start with commits after this LSN (0/16B3748).")]
 FromTimeOption = Annotated[
     datetime | None,
     typer.Option(
         "--from-time",
         formats=["%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S%z"],
-        help="Read from what was published at this time (UTC where no offset is given).",
+        help="Start with records published at this time (UTC where no offset is given).",
     ),
 ]
 

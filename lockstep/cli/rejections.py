@@ -120,7 +120,9 @@ def retry(
     table: TableOption = None,
     generation: Annotated[
         int | None,
-        typer.Option("--generation", min=1, help="Of this one; default the live one, of what is no sink all."),
+        typer.Option(
+            "--generation", min=1, help="Of this generation; default the live one, and all where it isn't a sink."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

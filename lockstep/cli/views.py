@@ -65,7 +65,7 @@ def check(
     sql: Annotated[str | None, typer.Option(help="The query.")] = None,
     file: Annotated[Path | None, typer.Option(help="A file with the query; - is standard input.")] = None,
     key: Annotated[
-        str | None, typer.Option(help="Columns that tell the result's rows apart, as a,b; default the fewest.")
+        str | None, typer.Option(help="Columns that identify the result's rows, as a,b; default the fewest.")
     ] = None,
     retain: Annotated[
         list[str] | None,

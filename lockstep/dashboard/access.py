@@ -82,7 +82,7 @@ class Access:
             # A page of another server reads no answer, but what is asked for is done: `lockstep doctor` runs.
             return Refused(403, "The request comes from a page of another server.")
         if self._needs_session(path) and not is_known:
-            return Refused(401, "This is for whoever has loaded the page since the server started: load it again.")
+            return Refused(401, "The page hasn't been loaded since the server started: load it again.")
         if "transfer-encoding" in headers:  # in chunks, whose end nobody knows
             return Refused(411, "The request doesn't say how long it is.")
         if method not in ("GET", "HEAD"):

@@ -100,7 +100,7 @@ def judge(has_row: bool, events: Sequence[KeyEvent] | None, held: Sequence[Held]
     ``has_row``: the source has one. ``events`` are the newest of the key, None where they couldn't be read in time.
     """
     if not held:
-        return [], "No sink holds rows of this table so far: nobody has begun to apply to one that takes it."
+        return [], "No sink holds rows of this table so far: none that takes it has begun."
     newest = events[-1] if events else None
     states = [_state(has_row, newest, one) for one in held]
     wrong = next(((one, state) for one, state in zip(held, states, strict=True) if state != "equal"), None)
@@ -109,7 +109,7 @@ def judge(has_row: bool, events: Sequence[KeyEvent] | None, held: Sequence[Held]
         return states, f"All is right: {where}."
     one, state = wrong
     if events is None:
-        late = " The topic is too long to be read while you wait, so nobody knows whether the event came."
+        late = " The topic is too long to be read while you wait, so whether the event came isn't known."
     elif has_row and newest is None:
         late = " The topic has no event of the row either: capture hasn't published it."
     elif newest is not None and has_row == (newest.op == "d"):

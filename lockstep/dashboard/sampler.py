@@ -239,11 +239,11 @@ class Sampler:
         except Exception as error:
             has_failed = True
             if not self._has_watcher_failed:
-                logger.exception("what reports what is wrong has failed, and is called again at each look")
+                logger.exception("the reporter of conditions has failed, and is called again at each look")
                 why = error.message if isinstance(error, LockstepError) else "the server's log says why"
-                self._log.add("alert", f"what reports what is wrong fails: {why}")
+                self._log.add("alert", f"the reporter of conditions fails: {why}")
         if self._has_watcher_failed and not has_failed:
-            self._log.add("alert", "what reports what is wrong works again")
+            self._log.add("alert", "the reporter of conditions works again")
         self._has_watcher_failed = has_failed
 
     def _forget_rates(self) -> None:

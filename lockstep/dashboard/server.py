@@ -62,7 +62,7 @@ _SET_TOPIC: Final = "set `topic = true` in its section, and start `lockstep appl
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
     code: {"model": model.Refusal, "description": what}
     for code, what in (
-        (400, "What was asked for is wrong."),
+        (400, "The request is wrong."),
         (401, "It needs the token."),
         (403, "It comes from elsewhere."),
         (409, "It can't be done now."),
@@ -280,7 +280,7 @@ def _empty_app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]])
     """An application with the page's files, that tells errors."""
     app = FastAPI(
         title="Lockstep dashboard",
-        description="What `lockstep lag` and its neighbours say, as JSON.",
+        description="The output of `lockstep lag` and related commands, as JSON.",
         version=version("lockstep"),
         docs_url=None,
         redoc_url=None,
@@ -380,7 +380,7 @@ def health_of(state: model.PipelineState | None, at_ms: int) -> model.Health:
         return model.Health(ready=False, message=f"Of the pipeline's parts, {still} don't go on or don't answer.")
     building = sum(sink.view is not None and sink.view.building is not None for sink in state.sinks)
     told = f" Views that are being built: {building}." if building else ""
-    return model.Health(ready=True, message=f"The pipeline is looked at, and every part goes on.{told}")
+    return model.Health(ready=True, message=f"Every part of the pipeline goes on.{told}")
 
 
 def _add_wait(app: FastAPI, config: Config, waits: Waits) -> None:

@@ -32,7 +32,7 @@ def _named(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _findings(setting: str, path: str, may_write: Callable[[Path], bool]) -> Iterator[Finding]:
-    why, fix = "who keeps something there doesn't start, or ends", f"set {setting} to a directory of your own"
+    why, fix = "a process that writes there doesn't start, or ends", f"set {setting} to a directory of your own"
     try:
         known = _nearest(Path(path))
     except (OSError, ValueError) as error:  # as of a name that is too long, and of U+0000
@@ -45,9 +45,9 @@ def _findings(setting: str, path: str, may_write: Callable[[Path], bool]) -> Ite
         yield Finding(
             Severity.WARNING,
             setting,
-            f"{known} can't be written by who runs doctor, on this machine",
-            f"{why}, where that is the same user here",
-            f"let that user write there, or {fix}",
+            f"the user who runs doctor can't write to {known} on this machine",
+            f"{why}, if it runs as this user here",
+            f"let this user write there, or {fix}",
         )
 
 

@@ -22,7 +22,7 @@ _VERIFIED_MODES: Final = ("verify-ca", "verify-full")
 _AS_IT_IS: Final = ("PLAIN", "OAUTHBEARER")
 """Mechanisms that send the password itself, or a token."""
 
-WHY: Final = "whoever is on the way reads the rows, and can change them"
+WHY: Final = "anybody on the network path can read the rows, and change them"
 _LIBPQ_FIX: Final = "add sslmode=verify-full, and sslrootcert= with the server's authority, to {where}"
 
 
@@ -85,7 +85,7 @@ def _libpq(subject: str, parts: Mapping[str, Any], environment: Mapping[str, str
 def _optional(subject: str, mode: str, *, encrypted: bool | None, where: str) -> Finding:
     """``encrypted`` is None where nobody has looked."""
     if mode == "require":
-        what = "the connection is encrypted, and nobody looks whose server answers (sslmode require)"
+        what = "the connection is encrypted, but the server's certificate isn't checked (sslmode require)"
     elif encrypted or (encrypted is None and mode != "disable"):
         what = f"the connection may do without encryption (sslmode {mode})"
     else:

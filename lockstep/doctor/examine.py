@@ -156,7 +156,7 @@ def rows_finding(what: str, code: CompiledCode) -> Finding:
 def ddl_finding(are_sent: bool, *, heartbeat_interval_s: float) -> Finding:
     """Whether the source tells by itself that something was altered, and how to let it."""
     if are_sent:
-        return ok("ddl", "an event trigger tells capture of each change of tables, types and publications")
+        return ok("ddl", "an event trigger reports each change of tables, types and publications to capture")
     return Finding(
         Severity.OK,
         "ddl",

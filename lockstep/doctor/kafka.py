@@ -59,7 +59,7 @@ def check_kafka(config: Config) -> list[Finding]:
                 else "Lockstep never changes a topic that exists",
                 "alter the topic with kafka-configs.sh, or change [kafka.topics]"
                 if not fatal
-                else "use another pipeline.name, or give the topic back to whoever made it",
+                else "use another pipeline.name, or give the topic back to its owner",
             )
         )
     if config.source.outbox_name is not None:
@@ -135,7 +135,7 @@ def foreign_record_findings(records: Sequence[NewestRecord]) -> list[Finding]:
         error(
             f"topic {topic}",
             f"holds a record that isn't an event (partition {record.partition}, offset {record.offset})",
-            "somebody else writes to it: every sink stops there, and a compacted topic keeps a foreign key for ever",
+            "another program writes to it: every sink stops there, and a compacted topic keeps a foreign key for ever",
             "find out who writes to it and stop that; then use another pipeline.name, whose topics are new",
         )
         for topic, record in sorted(foreign.items())
@@ -165,7 +165,7 @@ def foreign_control_record_findings(
         error(
             f"topic {topic}",
             f"holds a record that isn't one of Lockstep's: {what}",
-            "whoever writes to it can stop capture and every sink, or let them go on from a wrong place",
+            "its writer can stop capture and every sink, or make them go on from a wrong place",
             "find out who writes to it, and take that right away (docs/kafka.md)",
         )
         for topic, what in first.items()

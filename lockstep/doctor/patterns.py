@@ -77,7 +77,7 @@ def _unknown(config: Config, why: str, matching: Selection | None) -> ChosenTabl
     findings = [
         warning(
             _SUBJECT,
-            f"what {pattern.text!r} takes in isn't known",
+            f"the tables that {pattern.text!r} takes in aren't known",
             f"{why}{looked_at}",
             "mend what keeps the server from answering, then run `lockstep doctor` again",
         )

@@ -18,8 +18,8 @@ from lockstep.config import Config
 from migrations.source import publication_sql
 
 _AFTER_A_GAP: Final = (
-    "copies of the tables bring their rows up to date; what a row was in between, and rows of append-only tables, of"
-    " the outbox and messages from in between are missing"
+    "copies of the tables bring their rows up to date; from in between, earlier states of rows, rows of append-only"
+    " tables and of the outbox, and messages are missing"
 )
 
 
@@ -79,7 +79,7 @@ def position_findings(facts: SlotFacts, state: CaptureState | None) -> list[Find
         return [
             error(
                 "source",
-                f"isn't the one that was published from: {'; '.join(differences)}",
+                f"isn't the database that capture published from: {'; '.join(differences)}",
                 "after a restore or a promotion published changes may not exist any more",
                 f"correct source.dsn if it leads to another server; else {RECOVER}",
             )
@@ -100,7 +100,7 @@ def position_findings(facts: SlotFacts, state: CaptureState | None) -> list[Find
             error(
                 subject,
                 f"is at {format_lsn(confirmed)}, but only {format_lsn(state.end_lsn)} was published",
-                "what lies between is lost to this slot: somebody else read or moved it, or Kafka lost a transaction",
+                "the changes in between are lost to it: another client read or moved it, or Kafka lost a transaction",
                 RECOVER,
             )
         ]
@@ -116,7 +116,7 @@ def dropped_publication_findings(config: Config, state: CaptureState, version: i
     return [
         error(
             publication_subject(config.publication),
-            "is gone, and capture has begun with it: somebody dropped it",
+            "is gone: it was dropped after capture began with it",
             "capture stops where the WAL has a change, and nothing is skipped; PostgreSQL 17 and earlier can't decode"
             " what was committed while it was gone",
             f"{create}\n-- then start capture; where it stops at the same place again, run `lockstep recover`",

@@ -59,8 +59,8 @@ def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table]) 
     what = "answers; empty so far" if live is None else f"answers; generation {live} is live"
     findings = [Finding(Severity.OK, f"sink {name}", what)]
     if opened.identities is None:
-        what = "can't tell its tables from others of their names"
-        why = "its job goes on after somebody has removed a table there, and the rows of before stay missing"
+        what = "can't distinguish its tables from others of their names"
+        why = "its job goes on after a table was removed there, and the earlier rows stay missing"
         findings.append(warning(f"sink {name}", what, why, f"after that, run `lockstep rebuild {name} --switch`"))
     unseen = kind_of(settings).why_late_writes_are_unseen(name, settings)
     if unseen:

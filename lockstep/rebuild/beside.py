@@ -123,7 +123,7 @@ def build_beside(context: RebuildContext, number: int, record: Record, *, switch
                 raise LockstepError(
                     f"generation {number} can't become right any more, nor could the {_BUILDS_MAX - 1} before it: "
                     f"{outcome.why}",
-                    hint=f"run `lockstep rebuild {context.name}` when nobody changes the tables: it drops this"
+                    hint=f"run `lockstep rebuild {context.name}` while the tables don't change: it drops this"
                     " generation and begins again",
                 )
             context.observer.say(
@@ -280,8 +280,8 @@ class _Generation:
         if recreated:
             topics = ", ".join(context.config.topics_of(recreated))
             context.observer.say(
-                f"topic {topics} isn't the one that generation {live} has read: it lacks the rows that weren't written"
-                f" since it was recreated; {recopy_hint(recreated, [f'lockstep rebuild {context.name}'])}"
+                f"topic {topics} was recreated after generation {live} read it: it lacks the rows that weren't written"
+                f" since then; {recopy_hint(recreated, [f'lockstep rebuild {context.name}'])}"
             )
 
     def _check_not_trimmed(self, *, has_read: bool) -> None:

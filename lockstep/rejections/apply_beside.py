@@ -107,11 +107,11 @@ class Beside:
         if was_erased:
             raise Unavailable(
                 f"deleted rows are removed for good from {label} again and again",
-                hint="nothing was closed that the sink doesn't have; run the same command again in a moment",
+                hint="rejections that the sink lacks stay open; run the same command again in a moment",
             )
         raise LockstepError(
             f"{label} is being prepared for the tables' shapes, or never was",
-            hint=f"let `lockstep apply {self.name}` start, then try again; what the sink doesn't have stays open",
+            hint=f"let `lockstep apply {self.name}` start, then try again; rejections that the sink lacks stay open",
         )
 
     def _histories(self, prepared: Prepared) -> dict[TableName, TableHistory]:

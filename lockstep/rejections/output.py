@@ -90,7 +90,7 @@ def unreadable_text(unreadable: Sequence[UnreadableDeadLetter]) -> str:
     first = unreadable[0]
     text = (
         f"{counted(len(unreadable), 'record')} of the dead-letter topic can't be read"
-        f" (offset {first.record_offset}: {first.why}): another version of Lockstep wrote them, or somebody else"
+        f" (offset {first.record_offset}: {first.why}): another version of Lockstep wrote them, or another program"
     )
     if sinks:
         text += f"; `lockstep rejections discard {sinks[0]} --all` removes those of sink {sinks[0]}"

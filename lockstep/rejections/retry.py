@@ -57,7 +57,7 @@ def retry(config: Config, name: str, selection: Selection, *, say: Callable[[str
     generations = {generation.number: generation for generation in list_of(config, name)}
     generation = _generation(config, name, generations, selection.generation, len(chosen))
     if not generation.is_live:
-        say(f"generation {generation.number} of {name} isn't the one that readers see")
+        say(f"readers of {name} see another generation than {generation.number}")
     for number, count in _others(chosen, generation.number):
         what = f"{counted(count, 'rejection')} of generation {number}"
         if number in generations:

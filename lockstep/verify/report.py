@@ -212,8 +212,8 @@ def sentences(table: TableReport) -> Iterator[str]:
     if table.undecided:
         keys = ", ".join(key.decode() for key in table.undecided[:5])
         yield (
-            f"{table.table}: {rows_text(len(table.undecided))} changed at every look, so nobody can tell whether they"
-            f" are equal ({keys}{', ...' if len(table.undecided) > 5 else ''}); run it again with --keys"
+            f"{table.table}: {rows_text(len(table.undecided))} changed at every look, so whether they are equal isn't"
+            f" known ({keys}{', ...' if len(table.undecided) > 5 else ''}); run it again with --keys"
         )
     if table.repaired:
         yield f"{table.table}: repaired {rows_text(len(table.repaired))}"
@@ -225,7 +225,7 @@ def sentences(table: TableReport) -> Iterator[str]:
     if table.differences and table.unreadable_dead_letters:
         yield (
             f"{table.table}: {table.unreadable_dead_letters:,} dead letters can't be read, and may hold the reason of a"
-            " difference; `lockstep rejections list` tells more"
+            " difference; `lockstep rejections list` shows more"
         )
 
 
@@ -235,7 +235,7 @@ def _verdict(report: VerifyReport) -> str:
         return f"nothing of {where} was compared"
     if report.is_equal:
         if any(table.not_compared for table in report.tables):
-            where = f"what was compared of {where}"
+            where = f"the compared part of {where}"
         return (
             f"{where} equals the {report.against}"
             if report.lsn is None

@@ -78,10 +78,10 @@ def _but_for(report: VerifyReport) -> Iterator[str]:
         yield f"append-only tables, compared with their topics ({by_topic})"
     lacking = sum(table.may_lack_rows for table in report.tables)
     if lacking:
-        yield f"tables of which it may lack rows ({lacking})"
+        yield f"tables that may lack rows ({lacking})"
     columns = sum(reason == NOT_IN_LOG for table in report.tables for _, reason in table.left_out)
     if columns:
-        yield f"columns of which no event has come yet ({columns})"
+        yield f"columns without an event so far ({columns})"
 
 
 def failure_of(error: LockstepError, *, began_ms: int, ended_ms: int) -> Verification:
@@ -96,7 +96,7 @@ def keep(config: Config, sink: str, generation: int | None, verification: Verifi
             _store(config, sink, generation, verification)
         except LockstepError as error:
             if wait_s is None or not isinstance(error, Unavailable):
-                logger.warning("what was found isn't kept in sink %s: %s", sink, error.message)
+                logger.warning("the result isn't stored in sink %s: %s", sink, error.message)
                 return
             time.sleep(wait_s)
         else:

@@ -212,7 +212,7 @@ def _missing(point: SyncPoint, progress: Progress | None) -> str:
     if point.lsn is not None:
         is_known = progress.watermark_lsn and progress.epoch == point.epoch
         watermark = format_lsn(Lsn(progress.watermark_lsn)) if is_known else "nothing yet"
-        return f"what was committed up to {format_lsn(point.lsn)} (applied: {watermark})"
+        return f"commits up to {format_lsn(point.lsn)} (applied: {watermark})"
     lacking = sum(max(0, end - progress.next_offsets.get(partition, 0)) for partition, end in point.offsets.items())
     return f"{lacking:,} records of its topics"
 

@@ -103,7 +103,7 @@ def _without_key(refusal: Refusal) -> Refusal:
         return refusal
     return Refusal(
         "key",
-        "no columns of the result tell its rows apart, as far as can be told",
+        "no columns are known to identify the result's rows",
         "add the keys of the tables to the select list, or name the columns",
     )
 

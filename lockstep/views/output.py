@@ -154,9 +154,9 @@ def _changes_table(estimate: Estimate) -> RichTable:
 def _sentences(estimate: Estimate) -> Iterator[str]:
     yield f"the result has about {rows_text(estimate.rows)}"
     yield f"the state has about {rows_text(estimate.kept_rows)}, {readable_bytes(round(estimate.kept_bytes))}"
-    yield "these are estimates, from what PostgreSQL's `analyze` has noted of the tables"
+    yield "these are estimates, from PostgreSQL's statistics of the tables (`analyze`)"
     if estimate.assumed:
-        yield f"nothing was noted of these columns, so that their values are assumed: {', '.join(estimate.assumed)}"
+        yield f"these columns have no statistics, so their values are assumed: {', '.join(estimate.assumed)}"
 
 
 def rows_text(rows: float) -> str:
@@ -235,7 +235,7 @@ def explained_text(explained: Explained) -> RenderableType:
         "",
     ]
     if explained.why is not None:
-        parts.append(Text(f"what each operator keeps isn't known: {explained.why}", style="yellow"))
+        parts.append(Text(f"the rows that each operator keeps aren't known: {explained.why}", style="yellow"))
     if status.figures is not None:
         parts += map(Text, figures_sentences(status.figures, is_building=status.state is ViewState.BUILDING))
         if explained.plan.retained and status.figures.time_ms:

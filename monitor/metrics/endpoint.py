@@ -47,7 +47,7 @@ def _served(registry: CollectorRegistry, address: str, part: Part) -> Iterator[N
             closing.enter_context(_listening(registry, address))
         except OSError as error:
             logger.warning(
-                "nobody can listen on %s: %s; the metrics of %s aren't served until it is free, which is tried every"
+                "can't listen on %s: %s; the metrics of %s aren't served until it is free, which is tried every"
                 " %.0f s; give each pipeline and each process an address of its own in metrics.%s",
                 address,
                 error.strerror,

@@ -167,7 +167,7 @@ def unfit_column(table: object, column: str, why: str) -> LockstepError:
 def unprepared(table: object) -> LockstepError:
     """The error for an event of a table that this generation doesn't have."""
     return NeedsRebuild(
-        f"table {table} was not prepared in this generation, or somebody has removed its data",
+        f"table {table} was not prepared in this generation, or its data was removed",
         hint="rebuild it from the log: lockstep rebuild, with --switch",
     )
 

@@ -287,7 +287,7 @@ def _translate(error: Exception) -> LockstepError:
         return Unavailable(f"the lake doesn't answer: {shown}", retry_after_s=_RETRY_AFTER_S)
     return LockstepError(
         f"the lake refuses: {shown}",
-        hint="if somebody removed or changed the sink's files, rebuild it from the log: lockstep rebuild",
+        hint="if the sink's files were removed or changed, rebuild it from the log: lockstep rebuild",
     )
 
 

@@ -121,7 +121,7 @@ def stopping(status: int, error: str) -> LockstepError:
     elif error in ("index_not_found_exception", "invalid_index_name_exception"):
         hint = "the index was removed: rebuild it from the log: lockstep rebuild, with --switch"
     elif error == "index_closed_exception":
-        hint = "somebody closed the index: open it again, then restart the job"
+        hint = "the index was closed: open it again, then restart the job"
     elif error == "routing_missing_exception":
         hint = "the index was made with another routing of this sink: restart the job, or rebuild it: lockstep rebuild"
     elif error == "validation_exception":
@@ -130,7 +130,7 @@ def stopping(status: int, error: str) -> LockstepError:
             "remove old indexes, or raise it"
         )
     elif status == 413:
-        hint = "raise http.max_content_length of the cluster, or what a proxy before it allows"
+        hint = "raise http.max_content_length of the cluster, or the limit of a proxy before it"
     else:
         hint = "look at the cluster's log"
     refused = StoreRefuses if status == 401 or error == "validation_exception" else LockstepError

@@ -224,7 +224,7 @@ class OpenSearchIndexes:
                     f"alias {reading!r}, by which readers find this sink's live rows, points to index "
                     f"{strangers[0]!r}, "
                     "which isn't this sink's",
-                    hint="somebody moved it: point it back or remove it there, then try again; nothing was changed",
+                    hint="it was moved by hand: point it back or remove it there, then try again; nothing was changed",
                 )
         return own
 
@@ -234,7 +234,7 @@ class OpenSearchIndexes:
         if len(live) > 1:  # one request moves all aliases
             raise LockstepError(
                 f"the aliases that readers use point to generations {' and '.join(map(str, live))} at once",
-                hint="somebody moved one of them by hand; switch to the generation that is meant to be live",
+                hint="one of them was moved by hand; switch to the generation that is meant to be live",
             )
         return live[0] if live else None
 

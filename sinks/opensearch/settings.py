@@ -27,7 +27,7 @@ _SETTINGS_OF_OURS: Final[Mapping[str, str]] = {
     "refresh_interval": "set refresh_interval_ms of this sink",
     "gc_deletes": "how long markers stay goes by it",
     "mapping.total_fields.limit": "follows from the table's columns",
-    "translog.durability": "what was applied must be durable",
+    "translog.durability": "applied rows must be durable",
     "default_pipeline": "documents must be the rows as they are",
     "final_pipeline": "documents must be the rows as they are",
     "derived_source": "documents must be the rows as they are",

@@ -151,8 +151,8 @@ class RedisConnection:
     def _check(self, history: str | None) -> None:
         if self._required is not None and history not in (None, self._required):
             raise DataLost(
-                f"redis at {self._settings.server} has failed over, or was started again: this connection leads to"
-                " another server than the one that has the job's progress"
+                f"redis at {self._settings.server} has failed over, or was started again: the server of this"
+                " connection doesn't have the job's progress"
             )
 
 
@@ -223,7 +223,7 @@ def check_mode(client: Client, server: str) -> None:
     mode = facts.get("redis_mode", facts.get("server_mode"))  # Valkey has a name of its own for it
     if mode == "sentinel":
         raise LockstepError(
-            f"redis at {server} is a Sentinel, which tells where the primary is and holds no rows",
+            f"redis at {server} is a Sentinel, which names the primary and holds no rows",
             hint="let url of this sink be the primary's address, or its name, and sentinels the addresses of the"
             " Sentinels; then run `lockstep doctor`",
         )
@@ -243,7 +243,7 @@ def check_keeps(client: Client, server: str) -> None:
     if policy != KEEPS and facts.get("maxmemory"):
         raise StoreRefuses(
             f"redis at {server} evicts keys when its memory is full (maxmemory-policy {policy}): rows of this sink"
-            " would be gone, and nothing would tell",
+            " would vanish without a message",
             hint="let its owner run CONFIG SET maxmemory-policy noeviction and write it into its configuration; or give"
             " this sink a server of its own; then run `lockstep doctor`",
         )

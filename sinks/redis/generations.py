@@ -138,7 +138,7 @@ class RedisGenerations(Generations, TableIdentities):
         if pointer is None:
             raise LockstepError(
                 f"key {self._keys.live!r}, by which readers find this sink's live rows, doesn't name a generation",
-                hint="somebody wrote something else there: set it to g<number> again, "
+                hint="something else was written there: set it to g<number> again, "
                 f"or remove it (DEL {self._keys.live}), then try again; nothing was changed",
             )
         return int(pointer["generation"])

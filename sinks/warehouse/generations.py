@@ -48,7 +48,7 @@ class WarehouseGenerations(Generations, BulkLoad, TableIdentities):
                     raise LockstepError(
                         f"view {view.name} reads generation {', '.join(map(str, sorted(view.generations)))}, "
                         f"generation {live} was made live",
-                        hint="somebody replaced it by hand; switch to the generation that is meant to be live",
+                        hint="it was replaced by hand; switch to the generation that is meant to be live",
                     )
             # Read before what was checked: what changes meanwhile is checked the next time.
             self._checked, self._check_at = (marks, live), time.monotonic() + _CHECK_S

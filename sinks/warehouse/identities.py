@@ -80,8 +80,7 @@ class Identities:
             for relation, noted in identity.relations.items():
                 if storages.get(relation) != noted.storage:
                     raise DataLost(
-                        f"{relation}, which has rows of {name}, was emptied, replaced or written anew as a whole by"
-                        " somebody else"
+                        f"{relation}, which has rows of {name}, was emptied, replaced or rewritten by another client"
                     )
 
     def _storages(self, tables: Mapping[TableName, StoredTable]) -> Mapping[str, Storage]:

@@ -91,8 +91,8 @@ class WarehouseSettings(PurgingSettings):
     NOT_OF_VIEWS: ClassVar[frozenset[str]] = PurgingSettings.NOT_OF_VIEWS | {"history", "keep_history_days"}
     NO_WHOLE_STEPS: ClassVar[str] = ""
     WHY_NO_SHARDS: ClassVar[str] = (
-        "readers of a warehouse see a view's transactions as a whole,"
-        " and one that two shards write would be seen in half"
+        "readers of a warehouse see a view's transactions as a whole, and would see half of a transaction that two"
+        " shards write"
     )
     TAKES_APPEND_ONLY: ClassVar[bool] = True
     FOLLOWS_COLUMNS: ClassVar[bool] = True

@@ -104,7 +104,7 @@ class ProjectingSink:
         self._salt_is_known = known == salt.mark
         if known is not None and known != salt.mark:
             raise LockstepError(
-                "the salt of this sink's hashes isn't the one that this generation was built with",
+                "this generation was built with another salt of this sink's hashes",
                 hint="put the earlier one back, or rebuild the sink from the log: lockstep rebuild",
             )
 

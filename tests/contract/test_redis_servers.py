@@ -268,7 +268,7 @@ def test_no_row_goes_to_another_server_than_the_one_that_has_the_jobs_progress(s
         for each in (task, right):
             each.require_server(str(server))
         for _ in range(2):
-            with pytest.raises(DataLost, match="another server than the one that has the job's progress"):
+            with pytest.raises(DataLost, match="the server of this connection doesn't have the job's progress"):
                 task.sink.apply(batch(order(1, 1)))
         assert right.sink.apply(batch(order(1, 1))).applied == 1
         job.generations.save_progress(progress(2))

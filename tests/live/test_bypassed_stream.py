@@ -74,7 +74,7 @@ def test_a_copy_begins_though_some_transaction_always_writes(
 
     with beside(*(partial(write, number) for number in range(3))):
         captured.start()
-        captured.wait_for("a copy waits until transactions that write have ended: process")
+        captured.wait_for("a copy waits for writing transactions to end: process")
         captured.wait_for("copying public.b")
     captured.assert_equal()
 

@@ -100,7 +100,7 @@ def test_a_slot_that_moved_without_us_is_noticed(pipeline: Pipeline) -> None:
     )
     again = pipeline.start_capture()
     assert again.wait(300) == 1
-    assert "what lies between is lost to this slot" in again.log.read_text()
+    assert "the changes in between are lost to this slot" in again.log.read_text()
 
 
 def test_a_slot_that_is_gone_is_noticed(pipeline: Pipeline) -> None:

@@ -157,7 +157,7 @@ def test_a_publication_that_was_dropped_is_missed_once_capture_has_begun_with_it
     case.database.execute(f"drop publication {case.config.publication}")
     (finding,) = [finding for finding in examine(case.config) if finding.subject.startswith("publication ")]
     assert finding.severity is Severity.ERROR
-    assert finding.what == "is gone, and capture has begun with it: somebody dropped it"
+    assert finding.what == "is gone: it was dropped after capture began with it"
     case.database.execute(finding.fix.splitlines()[0])
     assert case.wrong() == []
 

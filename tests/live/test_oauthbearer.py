@@ -185,5 +185,5 @@ def test_who_gets_no_token_is_told_so(brokers: Brokers, monkeypatch: pytest.Monk
     monkeypatch.setenv(KAFKA_PASSWORD_VARIABLE, SECRET)
     assert TopicAdmin(kafka.client()).partition_counts(["t"]) == {}
     monkeypatch.setenv(KAFKA_PASSWORD_VARIABLE, "another")
-    with pytest.raises(Unavailable, match="Kafka lets nobody in: Failed to acquire SASL OAUTHBEARER token"):
+    with pytest.raises(Unavailable, match="Kafka accepts no connection: Failed to acquire SASL OAUTHBEARER token"):
         TopicAdmin(kafka.client()).partition_counts(["t"])

@@ -177,4 +177,4 @@ def test_every_store_shows_what_its_settings_say_and_a_comparison_agrees(
         assert other.finish() == 1
     finally:
         os.environ[f"LOCKSTEP_SINK_{name}_cache_SALT".upper()] = SALT
-    assert "the salt of this sink's hashes isn't the one" in other.wait_for("SinkFailed")["error"]
+    assert "another salt of this sink's hashes" in other.wait_for("SinkFailed")["error"]

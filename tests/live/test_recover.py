@@ -175,7 +175,7 @@ def test_on_another_server_a_table_that_is_not_copied_is_the_one_of_its_name(
     )
     with LagCollector(captured.config.as_pipeline(), {}) as collector:
         (broken,) = collector.collect().broken
-    assert "the source isn't the one that was published from: system identifier was" in broken
+    assert "the source isn't the database that capture published from: system identifier was" in broken
     (asked,), _ = _recover(captured)
     assert [str(name) for name in asked.left_out] == ["public.log"]
     captured.start()
@@ -252,7 +252,7 @@ def test_what_recover_refuses_leaves_all_as_it_is(captured: Captured, database: 
     )
     assert asked is None
     assert _state(captured) == before
-    with pytest.raises(LockstepError, match="as often as its tags can tell apart"):
+    with pytest.raises(LockstepError, match="the most that its tags can count"):
         recovery.require_state(replace(before, epoch=RECOVERIES_MAX), captured.config.as_pipeline())
     database.drop_slot(captured.config.slot)
     database.execute(f"select pg_create_logical_replication_slot('{captured.config.slot}', 'test_decoding')")

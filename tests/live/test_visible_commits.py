@@ -52,11 +52,11 @@ def test_a_table_that_nobody_sees_so_far_joins_before_its_first_transaction_is_p
     captured.settle()
     with _unseen(database, "create table late (id int primary key)", "insert into late values (1)") as (pid, show):
         captured.wait_for(
-            "public.late was created or altered by a transaction that is committed and that nobody sees so far:"
+            "public.late was created or altered by a transaction that is committed and not visible yet:"
             f" process {pid} (no name) has committed and waits for a standby: see synchronous_standby_names"
         )
         database.execute("insert into t values (2)")
-        until(lambda: sum("nobody sees so far" in line for line in captured.said) > 1)
+        until(lambda: sum("not visible yet" in line for line in captured.said) > 1)
         assert len(captured.events("public.t")) == 1, "nothing behind it is published"
         show()
         captured.wait_for("public.late is copied: 1 rows")
@@ -130,8 +130,8 @@ def test_an_event_trigger_has_the_catalogue_looked_at_once_it_shows_what_was_alt
     captured.start()
     with _unseen(database, "alter type mood rename value 'calm' to 'quiet'") as (pid, show):
         captured.wait_for(
-            "tables, types or a publication were altered by a transaction that is committed and that nobody sees so"
-            f" far: process {pid} (no name) has committed and waits for a standby"
+            "tables, types or a publication were altered by a transaction that is committed and not visible yet:"
+            f" process {pid} (no name) has committed and waits for a standby"
         )
         show()
         captured.wait_for("public.t: rows may have changed without an event: a label")

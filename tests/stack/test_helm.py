@@ -81,7 +81,7 @@ def test_each_part_runs_its_command() -> None:
     [
         ({"configuration": ""}, "the text of lockstep.toml"),
         ({"secretName": ""}, "the Secret whose keys"),
-        ({"alerts": {"enabled": True}}, "the dashboard tells of alerts already"),
+        ({"alerts": {"enabled": True}}, "the dashboard reports alerts already"),
         ({"capture": {"replicas": 2}}, "more than one needs capture.standby"),
     ],
 )

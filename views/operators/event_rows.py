@@ -121,7 +121,7 @@ class EventRows(AgeingRows):
     def _stored(self, stored: bytes) -> Row:
         if stored.startswith(UNREADABLE):
             self._values(parse_object(stored[len(UNREADABLE) :]))
-            raise AssertionError("what couldn't be read can be")
+            raise AssertionError("a row that couldn't be read can be read")
         return unpack_row(stored)
 
     def emptied(self, arrivals: Arrivals) -> list[Entry]:

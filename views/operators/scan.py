@@ -173,7 +173,7 @@ class Mirror(AgeingRows):
     def _stored(self, stored: bytes) -> Row:
         if stored.startswith(UNREADABLE):
             self._values(parse_object(stored[len(UNREADABLE) :]))
-            raise AssertionError("what couldn't be read can be")
+            raise AssertionError("a row that couldn't be read can be read")
         return tuple(orjson.loads(stored)[1:])
 
     def built(self, building: Building) -> Rows:

@@ -285,7 +285,7 @@ class QueryReader:
             if not column.type.is_comparable:
                 refuse(
                     tree,
-                    f"its key is of type {column.type.name}, the order of which isn't known here",
+                    f"its key is of type {column.type.name}, whose order isn't known here",
                     "use another key",
                 )
         self._keys |= {column.id: ids for column in columns.values()}

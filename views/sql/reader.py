@@ -155,7 +155,7 @@ def _check_key(relation: Relation, key: tuple[str, ...], refusals: list[Refusal]
         refusals.append(
             Refusal(
                 clause,
-                "two rows of the result could have the same values in it, as far as can be told",
+                "two rows of the result may have the same values in it",
                 "add the keys of the joined tables to the select list and to the key, or group by the key",
             )
         )

@@ -106,7 +106,7 @@ def refusal(text: str, source: SourceSettings, *, subject: str = "replication co
         return error(
             subject,
             text,
-            "pg_hba.conf on the server says who may connect from where; lines for a database count for its replication"
+            "pg_hba.conf on the server limits who connects from where; lines for a database count for its replication"
             " connections too",
             f'add to pg_hba.conf: host {entry_database} "{match[3]}" {address} scram-sha-256\nselect pg_reload_conf();',
         )

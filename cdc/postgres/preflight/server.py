@@ -176,7 +176,7 @@ def _session(connection: psycopg.Connection[Any]) -> list[Finding]:
     return [
         error(
             "session settings",
-            f"what we asked for when we connected isn't in force: {', '.join(others)}",
+            f"the server ignores settings of the connection: {', '.join(others)}",
             "the same value would be published with another text; poolers drop the settings of a connection",
             "point source.dsn at PostgreSQL itself, not at a pooler (PgBouncer: ignore_startup_parameters)",
         )

@@ -41,7 +41,7 @@ def _usable(connection: psycopg.Connection[Any], slot: Slot) -> Finding:
             return error(
                 subject,
                 f"is read by {reader or 'another client'} (pid {slot.active_pid})",
-                "what another reader confirms is gone for us; two readers of one slot lose changes",
+                "two readers of one slot lose changes: each misses those that the other confirms",
                 _OTHER_NAME,
             )
         return ok(subject, f"exists; a capture reads it (pid {slot.active_pid})")
@@ -71,7 +71,7 @@ def _why_lost(connection: psycopg.Connection[Any], name: str) -> str:
         ).fetchone()
         reason = row[0] if row else None
     reasons = {
-        "idle_timeout": "nobody read it for longer than idle_replication_slot_timeout",
+        "idle_timeout": "no process read it for longer than idle_replication_slot_timeout",
         "wal_level_insufficient": "wal_level was lowered",
         "rows_removed": "rows that it needs were removed",
     }

@@ -250,7 +250,7 @@ def _no_key(relation: Relation) -> Finding:
     return error(
         relation.subject,
         "has no primary key",
-        "events are keyed by it; without one, rows can't be told apart",
+        "events are keyed by it; without a key, nothing identifies a row",
         relation.as_owner(*ways[:1]) + "\n" + "\n".join(ways[1:]),
     )
 
@@ -276,7 +276,7 @@ def _configured_key(relation: Relation, key: tuple[str, ...], index: Index | Non
             error(
                 relation.subject,
                 f"the configured key can be null: {', '.join(nullable)}",
-                "rows whose key is null can't be told apart, not even by a unique index",
+                "a null key identifies no row, not even with a unique index",
                 relation.as_owner(
                     f"alter table {table} "
                     + ", ".join(f"alter column {sql_identifier(column)} set not null" for column in nullable)
@@ -353,7 +353,7 @@ def _delivered(
             relation.subject,
             f"its replica identity ({relation.identity.name}) doesn't deliver {_columns(lacking)} of the key"
             f" {_columns(key)}",
-            "an update or delete then doesn't tell which row it was",
+            "updates and deletes then don't identify their row",
             fix(mended),
         )
     ]

@@ -155,7 +155,7 @@ def check_state_form(query: str, begun: Begun, *, form: int) -> None:
     """Raise LockstepError where another version of Lockstep has written what Spark keeps, in another form."""
     if begun.state_form != form:
         raise LockstepError(
-            f"what Spark keeps of stream query {query!r} was written by another version of Lockstep, in another form",
+            f"another version of Lockstep wrote the Spark state of stream query {query!r}, in another form",
             hint=f"start that version again, or build the result again: lockstep streams rebuild {query}",
         )
 

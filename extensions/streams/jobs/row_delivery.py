@@ -126,7 +126,7 @@ class RowDelivery:
             return
         self._ahead_max = min(self._ahead_max * 2, AHEAD_MAX)
         raise Unavailable(
-            f"{refused.message}, and has taken no other row since, which would tell that it is the row",
+            f"{refused.message}, and has taken no other row since, which would show that the row is the cause",
             hint="mend the receiver, or the query's `webhook`; where it is the row, it becomes a rejection once the"
             " receiver has taken another one",
         )

@@ -139,7 +139,7 @@ class QueryRun:
         known = load_identities(self._opened.records, self._generation)
         for what in lost_of(self._opened, known_of(known, [table.name])).values():
             raise LockstepError(
-                f"the result of stream query {self._plan.name!r} lacks rows: somebody has removed its data ({what})",
+                f"the result of stream query {self._plan.name!r} lacks rows: its data was removed ({what})",
                 hint=f"build the result again: lockstep streams rebuild {self._plan.name}",
             )
 

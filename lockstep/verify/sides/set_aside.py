@@ -55,7 +55,7 @@ class SetAside:
                 raise LockstepError(
                     f"generation {self._generation} of sink {self._sink!r} was being compared, and"
                     f" {aside.why(str(table))}",
-                    hint="compare again: what the sink still gets is compared without that table",
+                    hint="compare again: the other tables are compared without that one",
                 )
 
     def _load(self) -> Mapping[TableName, Aside]:

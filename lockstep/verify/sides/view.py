@@ -127,6 +127,6 @@ class ViewSide(Expected):
         except psycopg.ProgrammingError as error:  # of what can be named and used
             raise LockstepError(
                 f"the source refuses the query of view {self._view!r}: {error.diag.message_primary}",
-                hint=f"`lockstep views explain {self._view}` says what can't be kept of it; where a table lacks a"
-                " column by now, change the query; for rights, grant the role of source.dsn SELECT on the tables",
+                hint=f"`lockstep views explain {self._view}` shows what can't be kept of it; if a table has lost a"
+                " column, change the query; for rights, grant the role of source.dsn SELECT on the tables",
             ) from error

@@ -62,7 +62,6 @@ def _check_schemas(settings: WarehouseSettings, views: str) -> None:
     stem = settings.file.stem.lower()
     if stem in (views, "lockstep") or re.fullmatch(rf"{re.escape(views)}_g\d+", stem):
         raise ConfigurationError(
-            f"the warehouse's file has the name {stem!r}, as one of the schemas in it has: DuckDB couldn't tell "
-            "them apart in a query",
+            f"the warehouse's file has the name of a schema in it, {stem!r}: DuckDB couldn't distinguish them",
             hint="give the file another name, or set schema of this sink",
         )

@@ -57,7 +57,7 @@ class DuckDbViews:
                 raise LockstepError(
                     f"{qualified(self._schema, relation)}, the view by which readers find this sink's {what}, is "
                     f"{kind} now",
-                    hint="somebody replaced it: rename or remove what is there, then try again; nothing was changed",
+                    hint="it was replaced by hand: rename or remove what is there, then try again; nothing was changed",
                 )
             views.append(View(relation, qualified(self._schema, relation), generations))
         return views

@@ -90,7 +90,7 @@ class WarehouseViews:
                 what = "a view of something else" if kind == "v" else "no view"
                 raise LockstepError(
                     f"{name}, the view by which readers find this sink's {relations[relation]}, is {what} now",
-                    hint="somebody replaced it: rename or remove what is there, then try again; nothing was changed",
+                    hint="it was replaced by hand: rename or remove what is there, then try again; nothing was changed",
                 )
             views.append(View(relation, name, owner, tuple(options), tuple(columns), generations))
         return views

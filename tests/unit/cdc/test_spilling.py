@@ -87,5 +87,5 @@ def test_its_file_grows_beyond_its_first_size(of: Of, monkeypatch: pytest.Monkey
 
 def test_a_directory_that_takes_no_file_is_named(of: Of, directory: Path) -> None:
     directory.write_text("")
-    with pytest.raises(LockstepError, match=r"can't be kept in .*values"):
+    with pytest.raises(LockstepError, match=r"can't be written to .*values"):
         of(0)[b"a"] = b"1"

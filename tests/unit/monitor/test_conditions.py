@@ -227,7 +227,7 @@ def test_a_sink_of_which_nobody_knows_how_far_it_is_is_not_up_to_date() -> None:
     assert findings.is_unknown("lag", "cache")
     (lag,) = findings.open
     assert (lag.key, lag.hold_s) == (("lag", "cache"), 300.0)
-    assert "nobody knows how far" in lag.sentence
+    assert "how far readers of cache are behind isn't known" in lag.sentence
     assert _found(_report(_applied(_sink(is_live=False), behind_s=None))) == {}
     for lsn, state in ((None, StageState.ABSENT), (None, StageState.BUILDING), (10, StageState.PAUSED)):
         received = Stage(RECEIVED, lsn, None, None, None, state=state)

@@ -76,7 +76,7 @@ def test_what_keeps_capture_from_ever_going_on_is_reported() -> None:
     (of_first_copy,) = broken(wal_status=None, published_lsn=None, copied_from_lsn=800)
     assert of_first_copy == gone
     (other,) = broken(elsewhere=("database was a, is b",), wal_status=None, wal_end=700)
-    assert other == "the source isn't the one that was published from: database was a, is b"
+    assert other == "the source isn't the database that capture published from: database was a, is b"
 
 
 def test_a_gap_is_in_the_document_also_when_it_is_closed() -> None:

@@ -61,7 +61,7 @@ def test_a_sink_that_does_not_have_all_of_a_table_that_joined_is_being_built_and
     joining = _sink(joining=("shop.public.late",))
     lag = Watching().watch(_source(complete_lsn=1000, complete_ms=NOW_MS), joining, seconds=100)
     (*_, stage) = lag.stages
-    assert (stage.state, stage.reason) == (StageState.BUILDING, "it doesn't have all yet of shop.public.late")
+    assert (stage.state, stage.reason) == (StageState.BUILDING, "it hasn't read all of shop.public.late yet")
     assert stage.lsn == joining.watermark_lsn
     assert not lag.needs_somebody
 
@@ -87,7 +87,7 @@ def test_a_capture_that_hung_and_lost_its_connection_needs_somebody_until_one_re
         worst = _worst(watching.watch(_source(wal_end=wal_end, slot_active=False, walsender=None), _sink()))
         assert (worst.name, worst.state, worst.since_ms) == ("received", StageState.SILENT, NOW_MS + 1000)
         assert worst.state.needs_somebody
-        assert f"capture hung, and nobody reads slot {_SLOT} since" in (worst.reason or "")
+        assert f"capture hung, and no process reads slot {_SLOT} since" in (worst.reason or "")
     again = watching.look(_source(wal_end=3000), _sink())
     assert again.stages[1].state is StageState.BEHIND
     stopped = _worst(watching.look(_source(wal_end=3000, slot_active=False, walsender=None), _sink()))
@@ -464,7 +464,7 @@ def test_a_job_with_nothing_in_hand_hangs_where_it_reads_and_has_applied_all() -
     lag = Watching().watch(_source(), _behind(in_hand=0))
     worst = _worst(lag)
     assert (worst.name, worst.state) == ("read: cache", StageState.STALLED)
-    assert "has read nothing of what is in Kafka" in (worst.reason or "")
+    assert "has read none of Kafka's records" in (worst.reason or "")
     assert worst.since_ms == NOW_MS + 1000
     assert _states(lag)[-1] is StageState.CURRENT, "it has all of the stage that hangs"
 

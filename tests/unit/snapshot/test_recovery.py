@@ -23,7 +23,11 @@ SLOT = Slot(state().slot, "pgoutput", "app", None, Lsn(HANDOFF), "reserved")
         (None, IDENTITY, "is gone: changes from"),
         (replace(SLOT, wal_status="lost"), IDENTITY, "is lost: changes from"),
         (replace(SLOT, confirmed=Lsn(HANDOFF + 8)), IDENTITY, "was moved to"),
-        (SLOT, replace(IDENTITY, wal_end=Lsn(HANDOFF - 8)), "isn't the one that was published from: its WAL ends"),
+        (
+            SLOT,
+            replace(IDENTITY, wal_end=Lsn(HANDOFF - 8)),
+            "isn't the database that capture published from: its WAL ends",
+        ),
     ],
 )
 def test_what_is_missing_is_said(slot: Slot | None, identity: SystemIdentity, words: str) -> None:

@@ -24,7 +24,7 @@ def test_operators_come_with_what_they_keep() -> None:
     )
     assert [(step.number, step.operator, step.text, step.keeps) for step in found] == [
         (0, "top", "the first 2 per b.t by a.id desc, a.id", "all of its rows in this order"),
-        (1, "left join", "left join on a.b_id = b.id", "the rows of both sides, by what they are joined on"),
+        (1, "left join", "left join on a.b_id = b.id", "the rows of both sides, by the joined columns"),
         (2, "scan", "public.a where a.g > 1", "each row of the table: id, g, b_id, and its tag"),
         (3, "scan", "public.b", "each row of the table: id, t, and its tag"),
     ]

@@ -60,7 +60,7 @@ def test_a_list_that_nobody_keeps_says_so_and_since_when(config: Path, capsys: p
     command = ["alerts", "list", "-c", str(config)]
     assert exit_code(command) == 4
     never = capsys.readouterr().out
-    assert "nobody on this machine has ever looked for alerts" in never
+    assert "no process on this machine has ever looked for alerts" in never
     assert "no alert" not in never
     watching = ReporterLock(load(config).watch_directory)
     assert watching.take()
@@ -68,13 +68,13 @@ def test_a_list_that_nobody_keeps_says_so_and_since_when(config: Path, capsys: p
     lock = load(config).watch_directory / "lock"
     os.utime(lock, (0, 800_000_000))
     assert exit_code(command) == 4
-    assert "the process that tells of alerts hangs since 1995-" in capsys.readouterr().out
+    assert "the process that reports alerts hangs since 1995-" in capsys.readouterr().out
     assert watching.take()
     watching.close()
     os.utime(lock, (0, 0))
     assert exit_code(command) == 4
     ended = capsys.readouterr().out
-    assert "nobody on this machine looks for alerts since 1970-01-01 00:00:00 UTC" in ended
+    assert "no process on this machine has looked for alerts since 1970-01-01 00:00:00 UTC" in ended
     assert "no alert was open then" in ended
     assert exit_code([*command, "--json"]) == 4
     assert json.loads(capsys.readouterr().out)["watched"] is False

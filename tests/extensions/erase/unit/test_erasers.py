@@ -36,7 +36,7 @@ def test_what_an_extension_can_not_tell_is_unasked() -> None:
     found = list(places_of("extra", _Keeper(), lambda _: False, only_look=True))
     assert [(place.name, place.unasked) for place in found] == [
         ("a part", None),
-        ("what the extension extra keeps", "nobody knows"),
+        ("data of the extension extra", "nobody knows"),
     ]
 
 

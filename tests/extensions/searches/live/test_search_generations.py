@@ -257,9 +257,9 @@ def test_a_topic_that_was_made_anew_is_found_out_and_is_told_all_that_matches(by
     until(lambda: not cluster.exists(plan.name))
     cluster.create([plan])
     seconds[0] += 601
-    with pytest.raises(Unavailable, match="was deleted and made anew"):
+    with pytest.raises(Unavailable, match="was deleted and created again"):
         follower.step()
-    assert "was deleted and made anew" in str(by_hand.problems()["bern"])
+    assert "was deleted and created again" in str(by_hand.problems()["bern"])
     follower.close()
     by_hand._seen = 0
     follower = Follower(by_hand.config, SINK)

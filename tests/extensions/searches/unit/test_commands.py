@@ -30,6 +30,6 @@ def test_a_search_has_a_problem_while_nobody_is_told_whatever_signs_of_life_ther
     refused = {"red": "no such field"}
     assert problem_of(SearchStatus(now_ms, refused=refused), "bern") is None
     assert problem_of(SearchStatus(now_ms, refused=refused), "red") == "no such field"
-    assert problem_of(SearchStatus(), "bern") == "nobody is told of it: `lockstep searches watch` tells"
+    assert problem_of(SearchStatus(), "bern") == "it isn't reported: `lockstep searches watch` reports it"
     said = problem_of(SearchStatus(now_ms, refused=refused, waiting="no broker answers"), "red")
-    assert said == "nobody is told of it now: no broker answers"
+    assert said == "it isn't reported now: no broker answers"

@@ -14,7 +14,7 @@ def test_searches_that_nobody_is_told_of_for_one_reason_are_one_finding() -> Non
     searches = [listed_search(*each) for each in (("a", None), ("b", "silent"), ("c", "refused"), ("d", "silent"))]
     findings = searches_findings("search", searches)
     assert [(finding.severity.value, finding.subject, finding.what) for finding in findings] == [
-        ("ok", "searches of search", "1 of 4 are told of"),
+        ("ok", "searches of search", "1 of 4 are reported"),
         ("warning", "searches of search", "c: refused"),
         ("warning", "searches of search", "b, d: silent"),
     ]

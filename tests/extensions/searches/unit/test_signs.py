@@ -113,6 +113,6 @@ def test_whose_place_was_taken_finds_out_and_says_nothing() -> None:
     own = signs(store, clock)
     store.newest, clock.now = NEWER, 111.0
     for say in (own.going_on, lambda: own.done({}, {}), lambda: own.waiting("no broker answers")):
-        with pytest.raises(Fenced, match="another process tells"):
+        with pytest.raises(Fenced, match="another process has taken over"):
             say()
     assert store.status == SearchStatus(7, {"bern": 2})

@@ -101,8 +101,8 @@ def test_silence_says_what_is_in_the_way_where_that_is_known() -> None:
         (found,) = StandingSearches(3, 0, {}, 61.0, waiting).conditions("search")
         return found.sentence
 
-    assert sentence("") == "nobody tells of the 3 standing searches of search"
-    assert sentence("no broker answers") == "nobody tells of the 3 standing searches of search: no broker answers"
+    assert sentence("") == "no process reports the 3 standing searches of search"
+    assert sentence("no broker answers") == "no process reports the 3 standing searches of search: no broker answers"
 
 
 def test_of_a_sink_that_does_not_answer_nothing_is_known() -> None:

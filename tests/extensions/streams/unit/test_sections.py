@@ -211,7 +211,7 @@ def test_what_a_query_means_is_no_setting_of_sparks(tmp_path: Path) -> None:
         ),
         (('late = "10 minutes"', 'late = "1 day"\nid = ["id", "id"]'), "streams.searches.id: names a column twice: id"),
         (('"web.searches"', '"web searches"'), "streams.searches.topic: a topic's name has up to 249"),
-        (('"web.searches"', '"shop.__stream_queries.recent"'), "streams.searches.topic is one that this pipeline's"),
+        (('"web.searches"', '"shop.__stream_queries.recent"'), "streams.searches.topic is written by this pipeline's"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, change: tuple[str, str], problem: str) -> None:

@@ -145,7 +145,7 @@ def test_a_pattern_that_says_nothing_is_refused_with_the_reason(changes: dict[st
         ({"key": ["id"]}, "it needs `sql` with `key`, or a `pattern`, and not both"),
         ({"sql": "select 1", "key": ["id"], "pattern": ABANDONED}, "and not both"),
         ({"sql": "select 1"}, "key: is missing"),
-        ({"pattern": ABANDONED, "key": ["user_id"]}, "key: a match is told apart by user_id, began_at"),
+        ({"pattern": ABANDONED, "key": ["user_id"]}, "key: user_id, began_at identify a match"),
     ],
 )
 def test_a_query_is_sql_with_a_key_or_a_pattern_without(query: dict[str, Any], problem: str) -> None:

@@ -75,7 +75,7 @@ def test_a_tombstone_has_no_value() -> None:
 def test_a_record_of_another_format_is_reported_with_its_sink(version: object) -> None:
     other = orjson.dumps({**orjson.loads(VALUE), "format": version})
     dead_letter = read_dead_letter(RECORD_KEY, other, 99)
-    why = "its format isn't 1, the one that this version of Lockstep reads"
+    why = "its format isn't 1, which this version of Lockstep reads"
     assert dead_letter == UnreadableDeadLetter(RECORD_KEY, 99, "search", why)
 
 

@@ -22,7 +22,7 @@ def test_what_is_known_is_read_again() -> None:
 def test_a_table_that_is_lost_has_its_reason_and_the_command_that_builds_it_again() -> None:
     (error,) = lost_rows("search", {ITEMS: "index 'search.public.items_g1' was removed"}).values()
     assert error.message == (
-        "the sink lacks rows of table public.items that it had: somebody has removed its data"
+        "the sink has lost rows of table public.items: its data was removed"
         " (index 'search.public.items_g1' was removed)"
     )
     assert error.hint == "build the sink again from the log: lockstep rebuild search --switch"

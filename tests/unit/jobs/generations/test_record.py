@@ -115,7 +115,7 @@ def test_another_pipelines_generation_is_refused() -> None:
 def test_a_dropped_generation_is_not_recreated() -> None:
     store = prepared_store(1)
     opened = open_memory(store, 1)
-    with pytest.raises(LockstepError, match="has lost what was kept of generation 1"):
+    with pytest.raises(LockstepError, match="has lost its records of generation 1"):
         require_in_use(opened.records, "search", 1)
     save_record(opened.records, 1, Record("shop", {}, Phase.RETIRED))
     with pytest.raises(LockstepError, match="was dropped"):

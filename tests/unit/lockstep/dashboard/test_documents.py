@@ -209,4 +209,4 @@ def test_a_view_that_is_being_built_is_no_problem_and_the_pipeline_is_ready() ->
     assert (shown.view.building.doing, shown.view.building.seconds_left) == ("computing", 15.0)
     health = health_of(state, 2_000)
     assert health.ready
-    assert health.message.endswith("every part goes on. Views that are being built: 1.")
+    assert health.message.endswith("goes on. Views that are being built: 1.")

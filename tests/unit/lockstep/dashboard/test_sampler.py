@@ -81,8 +81,8 @@ def test_a_watcher_that_fails_is_in_the_log_once_and_so_is_that_it_works_again(c
         assert looked.acquire(timeout=30)
     sampler.stop(wait_s=30)
     assert [entry.message for entry in reversed(log.newest()) if entry.kind == "alert"] == [
-        "what reports what is wrong fails: the disk is full",
-        "what reports what is wrong works again",
+        "the reporter of conditions fails: the disk is full",
+        "the reporter of conditions works again",
     ]
 
 

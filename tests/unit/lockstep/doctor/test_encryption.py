@@ -85,7 +85,7 @@ def test_libpqs_variable_counts_for_a_warehouse(tmp_path: Path) -> None:
         (None, "10.0.0.7", False, "isn't encrypted (sslmode prefer)"),
         (None, "10.0.0.7", True, "may do without encryption (sslmode prefer)"),
         ("disable", "10.0.0.7", False, "isn't encrypted (sslmode disable)"),
-        ("require", "10.0.0.7", True, "nobody looks whose server answers (sslmode require)"),
+        ("require", "10.0.0.7", True, "the server's certificate isn't checked (sslmode require)"),
         ("verify-ca", "10.0.0.7", True, None),
         (None, "127.0.0.1", False, None),
         (None, "", False, None),

@@ -100,7 +100,7 @@ def test_a_sink_that_cant_notice_a_removed_table_says_so(tmp_path: Path, monkeyp
     monkeypatch.setattr("lockstep.doctor.sinks.open_sink", lambda *_: memory)
     (_, finding) = check_sink(_config(tmp_path, _FILE + _SINKS), name="cache", shapes={})
     assert (finding.severity, finding.subject) == (Severity.WARNING, "sink cache")
-    assert "somebody has removed a table" in finding.why
+    assert "after a table was removed" in finding.why
     assert "lockstep rebuild cache --switch" in finding.fix
     able = replace(memory, identities=open_duckdb(tmp_path).identities)
     monkeypatch.setattr("lockstep.doctor.sinks.open_sink", lambda *_: able)
@@ -190,7 +190,7 @@ def test_doctor_says_what_the_job_of_a_view_may_not_do_with_its_topics(
         (Severity.ERROR, "no right Create"),
         (
             Severity.ERROR,
-            "topic shop.__views.hits.g3 has cleanup.policy=delete: what is written to it would be lost with its age",
+            "topic shop.__views.hits.g3 has cleanup.policy=delete: its records would expire",
         ),
-        (Severity.ERROR, "topic shop.__views.hits.g4 has 3 partitions: what is written to it has one order"),
+        (Severity.ERROR, "topic shop.__views.hits.g4 has 3 partitions: its records need one order, so one partition"),
     ]

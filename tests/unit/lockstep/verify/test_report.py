@@ -148,7 +148,7 @@ def test_a_table_that_was_not_compared_is_named_with_the_reason():
     both = report(EQUAL, lost)
     assert both.outcome is VerifyOutcome.INCOMPLETE
     assert "public.orders was not compared: the beginning of topic" in shown(both)
-    assert "what was compared of generation 3 of search equals the source (as of" in shown(both)
+    assert "the compared part of generation 3 of search equals the source (as of" in shown(both)
     assert [table["not_compared"] for table in both.to_json()["tables"]] == [None, lost.not_compared]
 
 

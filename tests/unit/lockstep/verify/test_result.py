@@ -49,8 +49,8 @@ def test_what_a_comparison_does_not_say_is_kept_with_it() -> None:
     assert found.through_lsn == 0x50
     assert found.but_for == (
         "append-only tables, compared with their topics (1)",
-        "tables of which it may lack rows (1)",
-        "columns of which no event has come yet (1)",
+        "tables that may lack rows (1)",
+        "columns without an event so far (1)",
     ), "a column that the sink isn't meant to have isn't missed"
     assert "equal to the source but for append-only tables, compared with their topics (1); " in found.sentence(
         "cache", sink="cache"
@@ -76,7 +76,7 @@ def test_a_sink_that_does_not_take_it_is_asked_again_and_then_the_log_says_so(
     monkeypatch.setattr(result, "WAITS_S", (0.0, 0.0))
     keep(config, "cache", 1, failure_of(Unavailable("no answer"), began_ms=1, ended_ms=2))
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert "what was found isn't kept in sink cache" in record.getMessage()
+    assert "the result isn't stored in sink cache" in record.getMessage()
 
 
 def test_what_was_found_is_shown_before_the_sink_has_to_keep_it(

@@ -152,7 +152,7 @@ def test_a_process_whose_address_is_taken_goes_on_and_serves_once_it_is_free(
         with open_meters(settings, Part.CAPTURE) as opened:
             assert opened is not None
             opened.add(name, 7)
-            assert f"nobody can listen on {address}" in caplog.text
+            assert f"can't listen on {address}" in caplog.text
             assert _scraped(address)[name, ()] == 0
             first.close()
             until(lambda: _answers(address))

@@ -69,6 +69,6 @@ def test_why_kafka_keeps_rows_back_is_stored_beside_the_result(without_tls: int)
     with contextlib.closing(poster):
         until(lambda: posted_name(1) in store.records and said)
     at = Posted.parse(store.records[posted_name(1)])
-    assert at.reason.startswith("Kafka lets nobody in: ")
+    assert at.reason.startswith("Kafka accepts no connection: ")
     assert at.since_ms is not None
     assert said[0].startswith(at.reason)

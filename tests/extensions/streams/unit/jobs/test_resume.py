@@ -111,7 +111,9 @@ def test_a_batch_that_was_planned_and_not_done_is_known() -> None:
 
 def test_a_pattern_whose_state_another_version_wrote_is_built_again() -> None:
     check_state_form("sessions", BEGUN, form=FIRST_STATE_FORM)
-    with pytest.raises(LockstepError, match="'failed' was written by another version of Lockstep") as error:
+    with pytest.raises(
+        LockstepError, match="another version of Lockstep wrote the Spark state of stream query 'failed'"
+    ) as error:
         check_state_form("failed", BEGUN, form=PATTERN_STATE_FORM)
     assert "lockstep streams rebuild failed" in (error.value.hint or "")
     check_state_form("failed", replace(BEGUN, state_form=PATTERN_STATE_FORM), form=PATTERN_STATE_FORM)

@@ -92,8 +92,8 @@ def test_several_in_a_row_are_rejected_once_one_behind_them_is_taken(receiver: R
     delivered = Delivered(receiver, webhook, 10)
     receiver.refuses = answers(lambda number: 404 if 2 <= number < 7 else None)
     waits = [delivered.go_on() for _ in range(4)]
-    assert waits[0].endswith("answered with status 404, and has taken no other row since, which would tell that it is"
-                             " the row")  # fmt: skip
+    assert waits[0].endswith("answered with status 404, and has taken no other row since, which would show that the"
+                             " row is the cause")  # fmt: skip
     assert waits[-1] == ""
     assert delivered.received == [0, 1, 7, 8, 9]
     assert sorted(delivered.rejected) == [2, 3, 4, 5, 6]
