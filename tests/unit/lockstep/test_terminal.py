@@ -91,6 +91,15 @@ def test_a_terminal_shows_every_cell_whole_within_its_width(name: str, columns: 
     assert [cell for cell in cells if not any(cell in line for line in lines)] == []
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_a_pipe_gets_a_line_for_each_row_without_borders(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    renderable, cells = ALL[name]
+    lines = _printed(renderable(), columns=None)
+    assert [cell for cell in cells if not any(cell in line for line in lines)] == []
+    assert [line for line in lines if any(border in line for border in "│┃─━…") or line != line.rstrip()] == []
+
+
 def test_columns_of_a_pipe_stand_below_their_headings() -> None:
     assert _printed(_servers(), columns=None) == [
         f"server     state    {'address':{len(ADDRESS)}}  rows there",

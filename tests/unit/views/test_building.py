@@ -139,6 +139,20 @@ def test_of_all_that_is_handed_on_at_a_time_memory_has_as_much_as_of_one(
 # --- computing ---
 
 
+def test_it_is_told_how_many_rows_of_tables_were_read() -> None:
+    rows, told = as_of_the_end(), list[int]()
+    view = build(MemoryState(), rows)
+    assert view.position().counters.rows == 0
+    view.compute(told.append)
+    assert sum(told) == len(rows)
+    assert view.position().counters.rows > 0
+    assert view.position().is_building
+    view.compute(told.append)
+    assert sum(told) == len(rows), "all was computed"
+    view.end_building(epoch=1, lsn=8, offsets={})
+    assert view.pending() is not None
+
+
 @pytest.mark.parametrize("in_memory", [7, 1_000])
 def test_rows_of_one_group_come_in_several_portions(
     in_memory: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

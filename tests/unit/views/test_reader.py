@@ -223,6 +223,11 @@ def test_what_a_query_cant_have(sql: str, reason: str) -> None:
     assert any(reason in refusal.reason for refusal in found), found
 
 
+def test_all_refusals_are_told_at_once() -> None:
+    found = refusals("select id, now() as n, lower(t) as l from a where random() > 0.5 order by id")
+    assert [refusal.clause for refusal in found] == ["ORDER BY id", "RANDOM()", "CURRENT_TIMESTAMP", "LOWER(t)"]
+
+
 @pytest.mark.parametrize(
     ("sql", "key", "reason"),
     [

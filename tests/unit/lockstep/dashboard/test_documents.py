@@ -22,7 +22,7 @@ from lockstep.dashboard.documents import (
 from lockstep.dashboard.model import PipelineState, StageFigures
 from lockstep.dashboard.server import health_of
 from monitor.lag import LagReport, SinkFacts, SourceFacts, report
-from monitor.stalls import Look, Stalls
+from monitor.stalls import Look, Stalls, unreachable
 from monitor.verification import Verification, VerifyOutcome
 from monitor.watching import Panel, PanelRow
 from tests.lag import sink_facts, source_facts
@@ -153,6 +153,27 @@ def test_a_table_that_a_sink_cannot_take_is_a_problem_and_the_pipeline_isnt_read
     wanted = state_of(looked(source(), sink(job=JobStatus(JobState.RUNNING, asides=paused))))
     assert [(problem.where, problem.state) for problem in wanted.problems] == [("search", "paused")]
     assert health_of(wanted, 2_000).ready, "somebody has wanted it so"
+
+
+def test_another_generation_without_a_job_is_none() -> None:
+    old = sink(generation=2, is_live=False, job=JobStatus(JobState.ABSENT))
+    assert state_of(looked(source(), sink(), old)).problems == ()
+
+
+def test_the_slots_figures_are_not_those_of_before_a_server_was_silent() -> None:
+    lag = looked(source(safe_wal_bytes=7), sink())
+    silent = replace(
+        lag,
+        stages=unreachable(lag, ["search"], "it hangs", now_ms=3_000),
+        silent_servers={"source": LockstepError("it hangs")},
+    )
+    state = state_of(silent)
+    assert state.source.retained_bytes is state.source.safe_wal_bytes is state.source.wal_status is None
+    assert [(problem.where, problem.state, problem.reason) for problem in state.problems] == [
+        ("source", "unanswered", "it hangs")
+    ]
+    assert (state.capture.state, state.sinks[0].state) == ("unknown", "unknown")
+    assert not health_of(state, 2_000).ready
 
 
 def test_the_slots_figures_are_there_while_kafka_is_silent() -> None:

@@ -73,6 +73,10 @@ def test_of_each_append_only_table_it_says_which_views_read_it(tmp_path: Path) -
     )
 
 
+def test_without_sinks_there_is_nothing_to_say(tmp_path: Path) -> None:
+    assert append_only_findings(_config(tmp_path, _FILE)) == []
+
+
 def test_a_sink_that_names_a_table_which_is_not_captured_is_told_of(tmp_path: Path) -> None:
     text = (_FILE + _SINKS).replace('"public.orders", "public.log", "public.clicks"]', '"public.*"]', 1)
     (tmp_path / "lockstep.toml").write_text(text)

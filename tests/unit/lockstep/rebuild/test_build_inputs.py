@@ -102,3 +102,7 @@ def test_what_rows_from_before_do_not_follow_is_a_incompatible_change(after: Tab
 )
 def test_columns_that_come_and_go_fit(after: Table) -> None:
     assert incompatible_change(BEGUN, _now(after)) is None
+
+
+def test_a_table_that_left_the_log_is_no_incompatible_change() -> None:
+    assert incompatible_change(BEGUN, BuildInputs({}, {})) is None

@@ -29,6 +29,18 @@ def _last(console: Console) -> str:
     return _shown(console).rpartition("compare")[2]
 
 
+def test_a_comparison_shows_how_many_rows_of_how_many() -> None:
+    console = _terminal()
+    bars = Bars(console)
+    bars.compared(Step(ORDERS, SOURCE, 5000))
+    bars.compared(Step(ORDERS, SOURCE, 8000))
+    bars.compared(Step(ORDERS, "sink", 2000))
+    bars.finish()
+    assert "compare public.orders" in _shown(console)
+    assert "25%" in _last(console)
+    assert "sink: 2,000 of 8,000" in _last(console)
+
+
 def test_the_first_pass_has_no_known_end() -> None:
     console = _terminal()
     bars = Bars(console)

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Sequence
 
+import orjson
 import pytest
 from rich.console import Console
 
@@ -47,6 +48,12 @@ def test_the_table_has_the_facts_and_the_counts() -> None:
 def test_of_a_table_that_is_not_captured_the_topic_is_shown() -> None:
     assert " shop.public.orders {" in shown([rejected()], {}, 0)
     assert rejection_json(rejected(), {})["table"] is None
+
+
+def test_a_key_that_is_the_reason_itself_is_cut() -> None:
+    text = shown([rejected(orjson.dumps({"id": "x" * 3000}))], TABLES, 0)
+    assert "x" * 40 in text
+    assert "x" * 100 not in text.replace(" ", "")
 
 
 def test_programs_get_the_same() -> None:

@@ -38,6 +38,13 @@ def test_another_key_or_position_is_another_rejected(text: str) -> None:
     assert not is_named(rejected(), text, "shop")
 
 
+def test_a_key_of_several_columns_is_told_as_json() -> None:
+    two = rejected(b'{"account":1,"line":"a"}')
+    assert is_named(two, '{"line":"a","account":1}', "shop")
+    assert not is_named(two, "1", "shop")
+    assert not is_named(two, "a", "shop")
+
+
 def test_a_row_of_a_view_has_no_position_that_names_it() -> None:
     of_view = replace(rejected(), sink="timeline", position=Position("shop.views.timeline", 0, 0))
     assert not is_named(of_view, "0:0", "shop")

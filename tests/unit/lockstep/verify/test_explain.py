@@ -5,6 +5,12 @@ from lockstep.verify.report import Difference, Kind
 from tests.builders import tag
 
 
+def test_a_rejection_explains_a_missing_row():
+    difference = explained(Difference(Kind.MISSING, b"{}"), tag(7), "a field is too long")
+
+    assert (difference.topic_tag, difference.note) == (tag(7), "rejected: a field is too long")
+
+
 def test_a_tag_beyond_the_topic_cannot_be_repaired():
     difference = Difference(Kind.DIFFERENT, b"{}", ("a",), tag(8))
 

@@ -73,6 +73,13 @@ def test_the_json_holds_everything():
     assert table_document["left_out"].keys() == {"secret"}
 
 
+def test_people_see_key_columns_and_both_tags():
+    text = shown(report(replace(EQUAL, differences=(DIFFERENT,))))
+
+    for part in ('{"id":1}', "note", tag(5), tag(7), "different", "differs from the source in 1 row"):
+        assert part in text
+
+
 def test_people_see_that_it_is_equal_and_as_of_when():
     assert "generation 3 of search equals the source (as of 16/B374D848 or later)" in shown(report(EQUAL))
     assert "generation 3 of search equals the source" in shown(report(EQUAL, lsn=None))
