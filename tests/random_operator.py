@@ -89,6 +89,7 @@ class Operator:
         if "the source isn't ready" in text:
             if text == self._not_ready or not self._run_sql(text):
                 self.put_back()  # what is missing is none of the things that the message knows
+                text = ""  # the message may come again much later, when its statement helps again
             self._not_ready = text
         elif found := re.search(r"leaves out key columns of (\S+):", text):
             alter = f"alter publication {self._publication.name}"

@@ -33,7 +33,7 @@ BUDGETS: Final = {
     "lines of the core": 89_602,
     "lines of extensions": 14_529,
     "lines of stack and bench": 9_238,
-    "lines of tests": 94_437,
+    "lines of tests": 94_438,
     "words of docs": 43_068,
     "settings": 166,
 }
