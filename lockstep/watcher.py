@@ -1,4 +1,4 @@
-"""What one process does at each look at the pipeline: it tells what is wrong."""
+"""What one process does at each look at the pipeline: it reports what is wrong."""
 
 import contextlib
 import time

@@ -30,11 +30,11 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 89_602,
+    "lines of the core": 89_595,
     "lines of extensions": 14_529,
     "lines of stack and bench": 9_238,
     "lines of tests": 94_438,
-    "words of docs": 43_068,
+    "words of docs": 43_081,
     "settings": 166,
 }
 

@@ -1,8 +1,8 @@
-"""Who was told of what: a message when a condition opens, when it becomes critical, and when it is over. Pure.
+"""Which messages are due: when a condition opens, when it becomes critical, and when it is over. Pure.
 
 A condition that may pass by itself has to hold for ``OPEN_AFTER_S`` first, or for as long as it says itself, and every
-condition has to be gone for ``CLEAR_AFTER_S`` before it is over. So one that comes and goes is told once. Where nobody
-can tell whether a condition holds, it stays as it was.
+condition has to be gone for ``CLEAR_AFTER_S`` before it is over. So one that comes and goes is reported once. A
+condition stays as it was while it can't be judged.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What somebody is told. ``id`` is the same for all messages about one time that a condition was open."""
+    """What is sent. ``id`` is the same for all messages about one time that a condition was open."""
 
     id: str
     kind: Kind

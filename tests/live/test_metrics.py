@@ -14,9 +14,9 @@ import pytest
 
 from monitor.collector import LagCollector
 from monitor.metrics.endpoint import exposition
-from monitor.metrics.files import alert_rules
 from monitor.metrics.pipeline import gauges_of
 from stack.ports import pick
+from tests.metrics_files import FILES
 from tests.pipeline import Pipeline, wait_until
 from tests.programs import needs
 
@@ -39,7 +39,7 @@ def _prometheus(directory: Path, targets: list[str]) -> Iterator[str]:
     program = needs("prometheus")
     settings = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-        "rule_files": [str(alert_rules())],
+        "rule_files": [str(FILES / "rules.yml")],
         "scrape_configs": [{"job_name": "lockstep", "static_configs": [{"targets": targets}]}],
     }
     path = directory / "prometheus.yml"
