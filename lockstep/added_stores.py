@@ -1,4 +1,4 @@
-"""What an extension writes to beside the sinks, as commands see it that take its name."""
+"""What an extension writes to beside the sinks, as seen by commands that take its name."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -12,17 +12,17 @@ if TYPE_CHECKING:  # every command loads this, and few need these
 
 
 class RetriedRows(NamedTuple):
-    """What became of rejections that were retried."""
+    """What became of the rejections that were retried."""
 
     taken: int
     gone: int
-    """Closed meanwhile, by somebody else."""
+    """Closed in the meantime by somebody else."""
     refused: "Sequence[DeadLetter]"
     """Those that stay open, each with its reason."""
 
 
 class AddedStore(Protocol):
-    """Something that an extension writes to the store of a sink, under a name that no sink has."""
+    """A store that an extension writes to in a sink's server, under a name that no sink has."""
 
     @property
     def kind(self) -> str:
@@ -31,17 +31,17 @@ class AddedStore(Protocol):
 
     @property
     def section(self) -> str:
-        """The section of the configuration that has it, by its name."""
+        """The section of the configuration that declares it."""
         ...
 
     @property
     def commands(self) -> str:
-        """Which commands are meant for it, for whoever has given its name to another one."""
+        """The commands that are meant for it: a hint for somebody who gave its name to another command."""
         ...
 
     @property
     def discarded(self) -> str:
-        """What it means for it that its rejections are discarded, in a sentence without its end."""
+        """What discarding its rejections means for it: a sentence without its end."""
         ...
 
     @property
@@ -50,19 +50,15 @@ class AddedStore(Protocol):
         ...
 
     def job(self, spark: "SparkSettings", *, once: bool) -> "JobBeside":
-        """What writes to it. Called by ``apply``, with all or where its name is given."""
+        """The job that writes to it. Called by ``apply``, for all stores or for the ones it names."""
         ...
 
     def retry(self, chosen: "Sequence[DeadLetter]", *, say: Callable[[str], None]) -> RetriedRows:
-        """Try these of its rejections again, and close those that are taken. Called by ``rejections retry``.
-
-        Raises LockstepError.
-        """
+        """Try these of its rejections again, and close those that are taken. Called by ``rejections retry``. Raises
+        LockstepError."""
         ...
 
     def closing(self, *, say: Callable[[str], None]) -> AbstractContextManager[object]:
-        """Within it nobody tries a rejection of it again. ``rejections discard`` closes some there.
-
-        Raises LockstepError.
-        """
+        """Within this context nobody retries its rejections. ``rejections discard`` closes some there. Raises
+        LockstepError."""
         ...

@@ -30,7 +30,7 @@ from sinks.contract import OpenedSink, Progress, TopicPartition
 from sinks.registry import SinkSettings, open_sink
 
 _KAFKA_SOURCE: Final = "spark-sql-kafka"
-"""How the jar of Spark's Kafka source begins."""
+"""The beginning of the name of the jar with Spark's Kafka source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class Move:
     """What a new start does to a generation, in records of the log."""
 
     again: int
-    """Were applied already, and are read once more."""
+    """Records that were applied already, and are read once more."""
 
     left_out: int
-    """Weren't applied yet, and are before the start."""
+    """Records before the start that weren't applied yet."""
 
     @classmethod
     def between(cls, applied: Mapping[TopicPartition, int], start: Offsets) -> Self:
-        """From what is applied to where reading is to start, both as the next offset of each partition."""
+        """From the applied position to the start of reading, both as the next offset of each partition."""
         ahead = [offset - applied.get(at, 0) for at, offset in start.items()]
         return cls(sum(-records for records in ahead if records < 0), sum(records for records in ahead if records > 0))
 
@@ -61,9 +61,9 @@ def read_from(
 ) -> bool:
     """Let the next job of a live generation read what was committed after ``lsn`` or published since ``time_ms``.
 
-    Where that leaves something out, it has to be ``agreed`` to; False when it wasn't, and all is as it was.
-    Raises LockstepError when a job applies to it now, and when it has no live generation that is ready;
-    ConfigurationError for an LSN beyond the WAL's end.
+    If that leaves something out, ``agreed`` is asked first; returns False if it refuses, with nothing changed. Raises
+    LockstepError if a job applies to the generation now, and if no live generation is ready; ConfigurationError for an
+    LSN beyond the WAL's end.
     """
     _check_reads_topics(settings_of(config, name), name)
     live = _ready_generation(config, name)
@@ -71,8 +71,8 @@ def read_from(
     start = _start(config, chosen, lsn=lsn, time_ms=time_ms)
     opened = open_sink(name, chosen, live.number)
     try:
-        # Where nothing is unread, no delete can be missing so far: how long it was stopped says nothing of what is read
-        # again from now on.
+        # If nothing is unread, no delete can be missing so far: how long the job was stopped doesn't matter for what is
+        # read again from now on.
         known = as_of_start(
             opened.generations.load_progress() or load_first_read(opened.records, live.number),
             TopicAdmin(config.kafka.client()).end_offsets(list(start)),
@@ -89,8 +89,8 @@ def read_from(
             say("nothing was changed")
             return False
         _check_stopped(opened, name, live)
-        # A job that wakes up must not write its own progress over this, also where no destination fences it off. As one
-        # of `apply --once` this lets it begin again afterwards.
+        # A job that wakes up must not write its own progress over this, even if the destination can't fence it. Claimed
+        # as a job of `apply --once`, the lease lets it begin again afterwards.
         lease = GenerationLease(opened, live.number, once=True)
         lease.claim(opened.sink.claim)
         try:
@@ -116,7 +116,7 @@ def _check_reads_topics(settings: SinkSettings, name: str) -> None:
 
 
 def _ready_generation(config: Config, name: str) -> Generation:
-    """The live generation of a sink to which no job applies. Raises LockstepError where there is none."""
+    """The live, ready generation of a sink to which no job applies. Raises LockstepError if there is none."""
     opened = open_sink(name, settings_of(config, name), 1)
     try:
         live = next((generation for generation in list_generations(opened) if generation.is_live), None)
@@ -165,8 +165,8 @@ def apply_sinks(
 ) -> int:
     """Apply the topics to these sinks, or to all, until SIGTERM, SIGINT or ``stop``; returns the exit code.
 
-    ``opened`` is a session to run in; else one is started. Raises ConfigurationError for unknown names, LockstepError
-    when Spark doesn't start.
+    ``opened`` is a session to run in; without it one is started. Raises ConfigurationError for unknown names,
+    LockstepError if Spark doesn't start.
     """
     chosen, added = config.chosen_to_apply(sinks)
     spark = spark_settings(config)
@@ -191,15 +191,13 @@ def apply_sinks(
 
 def spark_settings(config: Config) -> SparkSettings:
     """The configured settings, with the jars of Spark's Kafka source unless they name it. Sets this machine's Java.
-
-    Raises StackError when they have to be fetched and can't be.
-    """
+    Raises StackError if the jars must be fetched and can't be."""
     use_java()
     spark = config.spark
     own = spark.conf.get("spark.jars", "")
     if _KAFKA_SOURCE in own:
         return spark
-    # Imported when needed: an installation that names its jars does without the local servers' packages.
+    # Imported when needed: an installation that names its jars works without the local servers' packages.
     from stack.jars import jar_set
 
     jars = ",".join([*map(str, jar_set("spark")), *([own] if own else [])])
@@ -207,10 +205,8 @@ def spark_settings(config: Config) -> SparkSettings:
 
 
 def use_java() -> None:
-    """Let every Spark of this process run with the Java of this machine: JAVA_HOME's, or one that is found or fetched.
-
-    Raises StackError when it has to be fetched and can't be.
-    """
+    """Make every Spark of this process use JAVA_HOME's Java, or one that is found or fetched. Raises StackError if it
+    must be fetched and can't be."""
     from stack.java import java_home_for_spark
 
     os.environ["JAVA_HOME"] = str(java_home_for_spark())

@@ -1,6 +1,6 @@
-"""``lockstep bundle``: an archive for who helps with a pipeline. It holds no row's values and no secrets.
+"""``lockstep bundle``: an archive for people who help with a pipeline. It holds no row's values and no secrets.
 
-What a part can't say is an error in its file: an archive is wanted most where something is broken.
+A part that fails becomes an error in its file: an archive is wanted most when something is broken.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from monitor.collector import LagCollector
 _HIDDEN: Final = "***"
 
 _SECRET_FILES: Final = ("password_file", "mask_salt_file", "url_file")
-"""Settings that name a file with a secret in it. Keys of TLS aren't sent to anybody, who could quote them."""
+"""Settings that name a file with a secret in it. TLS keys are never sent to a server, so no server can quote them."""
 
 _README: Final = """\
 Written by `lockstep bundle`.
@@ -54,10 +54,8 @@ Logs aren't in here: they are where the processes write them.
 
 
 def write_bundle(config: Config, file: Path, *, say: Callable[[str], None]) -> None:
-    """Write the archive, readable by its owner only. Nothing of it is left where that fails or is interrupted.
-
-    Raises OSError where the file can't be written, ConfigurationError where it is there.
-    """
+    """Write the archive, readable by its owner only. If that fails or is interrupted, nothing of it is left. Raises
+    OSError if the file can't be written, ConfigurationError if it exists."""
     secrets = _longest_first(_secrets(config))
     parts: Mapping[str, Callable[[], Any]] = {
         "versions": _versions,
@@ -92,7 +90,7 @@ def _write(
         answers = {name: threads.submit(_answer, part) for name, part in parts.items()}
         for name, answer in answers.items():
             say(f"{name} ...")
-            # Should a server quote what it was sent: none of the secrets that were read comes through.
+            # If a server quotes what it was sent, the secrets that were read are hidden.
             document = _without(answer.result(), secrets)
             _add(archive, f"{name}.json", json.dumps(document, indent=2) + "\n")
 
@@ -145,14 +143,14 @@ def _topics(config: Config) -> dict[str, Any]:
 
 
 def _shown(value: Any, path: tuple[str, ...] = ()) -> Any:
-    """A setting as JSON, but for what is a secret or may hold one."""
+    """A setting as JSON, without what is a secret or may hold one."""
     match value:
         case BaseModel():
             return {name: _shown(inner, (*path, name)) for name, inner in value}
         case Mapping():
             return {str(name): _shown(inner, (*path, str(name))) for name, inner in value.items()}
         case SecretStr():
-            # An address is kept like a secret, since it may hold one.
+            # Addresses have the type of a secret, since they may hold one.
             return _shown(value.get_secret_value(), path) if path[-1] == "url" else _HIDDEN
         case None | bool() | int() | float():
             return value
@@ -166,13 +164,14 @@ def _shown(value: Any, path: tuple[str, ...] = ()) -> Any:
 
 
 def _may_be_secret(text: str, path: tuple[str, ...]) -> bool:
-    """Webhooks' addresses are secrets as a whole."""
+    """Whether a text may be or hold a secret. Webhooks' addresses are secrets as a whole."""
     is_webhook = path[-2:] == ("webhook", "url")
     return is_webhook or any(map(is_secret_name, path)) or address_holds_secret(text) or "password=" in text
 
 
 def _longest_first(secrets: Iterable[str]) -> Sequence[str]:
-    """Each as it is and as an address or an error may quote it. One that another begins with leaves nothing of it."""
+    """Each secret in the forms in which an address or an error may quote it. Longest first, so that a shorter secret
+    which begins a longer one doesn't leave the rest of it behind."""
     forms = {
         form
         for secret in secrets
@@ -182,7 +181,7 @@ def _longest_first(secrets: Iterable[str]) -> Sequence[str]:
 
 
 def _secrets(value: Any) -> Iterator[str]:
-    """All that the configuration reads from the environment, and from files of its own."""
+    """Every secret that the configuration reads from the environment, and from files of its own."""
     match value:
         case BaseModel():
             with contextlib.suppress(LockstepError):  # a file that can't be read
@@ -195,7 +194,7 @@ def _secrets(value: Any) -> Iterator[str]:
                     yield from filter(None, [os.environ.get(variable) for variable in value.headers.values()])
             for name, inner in value:
                 if name in _SECRET_FILES and inner is not None:
-                    with contextlib.suppress(OSError):  # then it was never read, and whoever needs it says so
+                    with contextlib.suppress(OSError):  # then it was never read, and its user reports that
                         yield from filter(None, [read_secret_file(inner).strip()])
                 yield from _secrets(inner)
         case Mapping():

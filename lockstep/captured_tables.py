@@ -1,4 +1,4 @@
-"""Which tables the patterns of a configuration stand for, and the captured tables' shapes at the source."""
+"""The tables that a configuration's patterns stand for, and the captured tables' shapes at the source."""
 
 import contextlib
 from dataclasses import replace
@@ -20,7 +20,7 @@ from jobs.query.captured_tables import Captured
 
 
 def parse_table(text: str) -> TableName:
-    """The table that a command names. Raises ConfigurationError for what is no table's name."""
+    """The table that a command names. Raises ConfigurationError for a text that is no table's name."""
     try:
         return TableName.parse(text)
     except ValueError as error:
@@ -28,7 +28,7 @@ def parse_table(text: str) -> TableName:
 
 
 def recorded_state(pipeline: Pipeline) -> CaptureState | None:
-    """What capture has recorded; None where it never began. Raises Unavailable."""
+    """What capture has recorded; None before its first start. Raises Unavailable."""
     client = pipeline.kafka.client()
     if not TopicAdmin(client).exists(control_topic(pipeline.name, STATE)):
         return None
@@ -46,9 +46,9 @@ def recorded_shapes(pipeline: Pipeline) -> dict[TableName, Table]:
 def resolved_pipeline(pipeline: Pipeline) -> Pipeline:
     """The pipeline with the tables that are captured.
 
-    Kafka says which they are, so that no reader of topics needs the source. Before capture has begun the source is
-    asked which it would take. Raises Unavailable, LockstepError for what a server refuses, and ConfigurationError for
-    a pattern that matches nothing.
+    Kafka knows them once capture has begun, so readers of topics don't need the source. Before that, the source is
+    asked which tables capture would take. Raises Unavailable, LockstepError for what a server refuses, and
+    ConfigurationError for a pattern that matches nothing.
     """
     source = pipeline.source
     if source.is_resolved:
@@ -63,10 +63,8 @@ def resolved_pipeline(pipeline: Pipeline) -> Pipeline:
 
 
 def followed_pipeline(pipeline: Pipeline) -> Pipeline:
-    """The pipeline with the tables that are captured by now: capture may have been started with another configuration.
-
-    Raises as ``resolved_pipeline``.
-    """
+    """The pipeline with the tables that are captured now. Capture may run with another configuration. Raises as
+    ``resolved_pipeline``."""
     state = recorded_state(pipeline)
     if state is None or is_first_start(state) or state.captured is None:
         return resolved_pipeline(pipeline)
@@ -74,10 +72,10 @@ def followed_pipeline(pipeline: Pipeline) -> Pipeline:
 
 
 def captured_now(pipeline: Pipeline) -> Captured:
-    """Which tables are captured by now, whatever this process's own settings say.
+    """Which tables are captured now, by Kafka, whatever this process's own settings say.
 
-    Kafka says that: capture may have been started with another configuration since. Before capture has begun they are
-    those that were found when this process began. Raises Unavailable, and LockstepError for a state of another version.
+    Capture may have been started with another configuration since. Before capture has begun, they are the tables that
+    this process found at its start. Raises Unavailable, and LockstepError for a state of another version.
     """
     source, state = pipeline.source, recorded_state(pipeline)
     if state is None or is_first_start(state):
@@ -92,7 +90,7 @@ def captured_now(pipeline: Pipeline) -> Captured:
 
 
 def captured_shapes(connection: psycopg.Connection[Any], pipeline: Pipeline) -> dict[TableName, Table]:
-    """The captured tables as they are at the source; those that don't exist aren't in it."""
+    """The captured tables as they are at the source. Tables that don't exist are left out."""
     is_published = connection.execute(
         "select 1 from pg_publication where pubname = %s", (pipeline.publication,)
     ).fetchone()

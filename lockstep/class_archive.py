@@ -1,4 +1,4 @@
-"""``python -m lockstep.class_archive``: makes the archive of classes that halves the time of Spark's start."""
+"""``python -m lockstep.class_archive``: makes the archive of classes that halves the time Spark takes to start."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from stack.java import java_home_for_spark
 
 
 def main() -> int:
-    """Returns 1, with the reason on standard error, where there can't be one; nothing depends on it."""
+    """Return 0, or 1 with the reason on standard error if no archive can be made. Nothing depends on the archive."""
     try:
         os.environ["JAVA_HOME"] = str(java_home_for_spark())
         file = make_archive()

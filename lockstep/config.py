@@ -1,4 +1,4 @@
-"""``lockstep.toml``: the settings of all parts as one frozen value, every error at once."""
+"""``lockstep.toml``: the settings of all parts as one frozen value. Reports every error at once."""
 
 import os
 import re
@@ -44,7 +44,7 @@ _Checked = TypeVar("_Checked", bound=BaseModel)
 _ADDED: Final[Mapping[str, type[BaseModel]]] = {
     name: named(address) for each in extension_values() for name, address in each.sections.items()
 }
-"""Section of an extension that is there -> its settings."""
+"""Section of an installed extension -> its settings."""
 
 if TYPE_CHECKING:
     _Added = Settings
@@ -52,14 +52,14 @@ else:
     _Added = create_model("_Added", __base__=Settings, **{name: (kind, kind()) for name, kind in _ADDED.items()})
 
 Wanted = Literal["sink", "view", "store"]
-"""What a command takes the name of. A store is a sink, or what an extension writes to."""
+"""What a command takes the name of. A store is a sink, or something an extension writes to."""
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
-"""Lower case and short: the name becomes part of topics, of the slot, of indexes and of key prefixes."""
+"""Lower case and short: the name becomes part of topics, the slot, indexes and key prefixes."""
 
 
 def _default_data_directory() -> Path:
-    """systemd names the directory of a unit; elsewhere it is beside the file."""
+    """systemd names a unit's directory; elsewhere it is beside the file."""
     return Path(os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or ".lockstep")
 
 
@@ -90,10 +90,8 @@ class PipelineSettings(Settings):
 
 
 class Config(Settings):
-    """The whole configuration. A view is one of the ``sinks``, under its own name.
-
-    ``added`` has the sections of extensions.
-    """
+    """The whole configuration. A view is one of the ``sinks``, under its own name. ``added`` has extensions'
+    sections."""
 
     pipeline: PipelineSettings
     source: SourceSettings
@@ -152,7 +150,7 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _sinks_have_places_of_their_own(self) -> "Config":
-        """Two in one place would take each other's generations for theirs."""
+        """Two sinks in one place would take each other's generations for their own."""
         names: dict[tuple[str, ...], list[str]] = {}
         for section, name, sink in self._sections_of_stores():
             for place in sink.places(name):
@@ -190,14 +188,14 @@ class Config(Settings):
         return self
 
     def _sections_of_stores(self) -> Iterator[tuple[str, str, SinkSettings]]:
-        """The section and the name of all that is written to, with its settings."""
+        """The section and name of everything that is written to, with its settings."""
         for name, sink in self.sinks.items():
             yield "sinks" if sink.view is None else "views", name, sink
         for name, store in self.added_stores.items():
             yield store.section, name, store.settings
 
     def section(self, kind: type[_Checked]) -> _Checked:
-        """The settings of an extension that is there."""
+        """The settings of an installed extension."""
         return next(settings for _, settings in self.added if isinstance(settings, kind))
 
     def capturing(self, source: SourceSettings) -> "Config":
@@ -219,16 +217,14 @@ class Config(Settings):
 
     @property
     def slot(self) -> str:
-        """The replication slot of the pipeline."""
         return self.as_pipeline().slot
 
     @property
     def publication(self) -> str:
-        """The publication of the pipeline."""
         return self.as_pipeline().publication
 
     def chosen_sinks(self, names: Collection[str]) -> dict[str, SinkSettings]:
-        """The sinks of these names, or all where none is named. Raises ConfigurationError for names of no sink."""
+        """The sinks of these names, or all if none is named. Raises ConfigurationError for unknown names."""
         unknown = [name for name in names if name not in self.sinks]
         if unknown:
             raise self.not_found("sink", *unknown)
@@ -237,13 +233,13 @@ class Config(Settings):
         return {name: self.sinks[name] for name in names or self.sinks}
 
     def not_found(self, wanted: Wanted, *names: str) -> ConfigurationError:
-        """Why these are no names of what is ``wanted``, and which commands are meant for what they are names of."""
+        """An error that says why these names don't fit what is ``wanted``, and which commands are meant for them."""
         known: dict[Wanted, Collection[str]] = {"sink": self.sinks, "view": self.views, "store": self.stores}
         word = "view" if wanted == "view" else "sink"
         return self.not_among(known[wanted], names, word, f"{word}s")
 
     def not_among(self, known: Collection[str], names: Iterable[str], wanted: str, plural: str) -> ConfigurationError:
-        """The same for what is ``wanted`` of an extension, which has these."""
+        """The same for what an extension wants: ``known`` are its names."""
         for name in names:
             kind, commands = self._what_is(name)
             if kind is not None:
@@ -254,7 +250,7 @@ class Config(Settings):
         )
 
     def _what_is(self, name: str) -> tuple[str | None, str]:
-        """What this is the name of, None where of nothing, and the commands that are meant for it."""
+        """What this name stands for, None if nothing, and the commands that are meant for it."""
         if (store := self.added_stores.get(name)) is not None:
             return store.kind, store.commands
         if name in self.views:
@@ -270,7 +266,7 @@ class Config(Settings):
         return None, ""
 
     def chosen_to_apply(self, names: Collection[str]) -> tuple[dict[str, SinkSettings], dict[str, AddedStore]]:
-        """The sinks and the stores of extensions of these names, or all. Raises ConfigurationError for other names."""
+        """The sinks and extensions' stores of these names, or all. Raises ConfigurationError for other names."""
         added = self.added_stores
         if not names and added:
             return dict(self.sinks), added
@@ -280,22 +276,21 @@ class Config(Settings):
 
     @property
     def stores(self) -> dict[str, SinkSettings]:
-        """Whatever is written to: the settings of the sinks, and of what extensions write to."""
+        """The settings of everything that is written to: the sinks, and the stores of extensions."""
         return self.sinks | {name: store.settings for name, store in self.added_stores.items()}
 
     @property
     def added_stores(self) -> dict[str, AddedStore]:
-        """What extensions write to beside the sinks."""
+        """The stores of extensions, beside the sinks."""
         return {name: store for each in extension_values() for name, store in each.stores(self).items()}
 
     @property
     def watch_directory(self) -> Path:
-        """What whoever looks at this pipeline keeps here: pipelines side by side have one each."""
+        """Where processes that look at this pipeline store their files. Each pipeline has its own."""
         return self.pipeline.data_directory / "alerts" / self.pipeline.name
 
     @property
     def views(self) -> dict[str, ViewSettings]:
-        """The views, by name."""
         return {name: settings.view for name, settings in self.sinks.items() if settings.view is not None}
 
     def topics(self) -> Mapping[TableName, str]:
@@ -323,13 +318,13 @@ class Config(Settings):
         return tuple(name for name in map(TableName.parse, settings.tables) if name in captured)
 
     def uncaptured_tables(self, settings: SinkSettings) -> tuple[TableName, ...]:
-        """The tables that a sink with these settings names, and that aren't captured: they may join, or have left."""
+        """The tables that a sink with these settings names and that aren't captured: they may join, or have left."""
         captured = set(self.source.table_names)
         return tuple(name for name in map(TableName.parse, settings.tables) if name not in captured)
 
 
 def _problems_of_tables(source: SourceSettings, sinks: Mapping[str, SinkSettings]) -> list[str]:
-    """How sinks name tables that they can't have. What matches a pattern may be captured one day."""
+    """How sinks name tables that they can't have. A table that matches a pattern may be captured one day."""
     may_have = source.may_have
     append_only = frozenset(name for name in source.append_only if may_have(name))
     problems = []
@@ -381,15 +376,15 @@ def _problems_of_view(name: str, sink: SinkSettings, may_have: Callable[[TableNa
 
 
 def _history_of(sink: SinkSettings) -> set[str]:
-    """The tables that a setting names of which all versions are kept."""
+    """The tables that a setting names to keep all their versions."""
     return set(map(str, sink.history_tables))
 
 
 def load(path: Path) -> Config:
     """Read and check a configuration file, with the tables that are captured.
 
-    Raises as ``read``. Where source.tables has patterns, Kafka is asked what they take in, and the source before
-    capture has begun: raises Unavailable and LockstepError as ``resolved_pipeline``.
+    If source.tables has patterns, Kafka is asked what they stand for; before capture has begun, the source is. Raises
+    as ``read``, and Unavailable and LockstepError as ``resolved_pipeline``.
     """
     return captured(read(path))
 
@@ -400,7 +395,7 @@ def captured(config: Config) -> Config:
 
 
 def resolved(pipeline: Pipeline) -> Pipeline:
-    """The same of a pipeline alone. Raises as ``load``, but for what sinks name."""
+    """The same for a pipeline alone. Raises as ``load``, except for what sinks name."""
     if pipeline.source.is_resolved:
         return pipeline
     from lockstep.captured_tables import resolved_pipeline  # most configurations need neither server for that
@@ -409,14 +404,15 @@ def resolved(pipeline: Pipeline) -> Pipeline:
 
 
 def followed(pipeline: Pipeline) -> Pipeline:
-    """A pipeline with the tables that are captured by now, also without some that are named. Raises as ``resolved``."""
+    """A pipeline with the tables that are captured now, even if that lacks some named ones. Raises as ``resolved``."""
     from lockstep.captured_tables import followed_pipeline
 
     return followed_pipeline(pipeline)
 
 
 def read(path: Path) -> Config:
-    """The same without servers: patterns stay as they are. Raises ConfigurationError with every problem at once."""
+    """Read and check a file without servers; patterns stay as they are. Raises ConfigurationError with every
+    problem."""
     document = parse(path)
     problems = _secrets_in_file(document)
     if problems:
@@ -434,7 +430,7 @@ def read(path: Path) -> Config:
 
 
 def _expanded(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The document in which all that borrows a store has it, and the problems that the models won't find."""
+    """The document in which all sections that borrow a store have it, and the problems that the models won't find."""
     problems = list[str]()
     for each in extension_values():
         document, found = each.expanded(document)
@@ -444,11 +440,11 @@ def _expanded(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def validated(document: dict[str, Any]) -> tuple[Config | None, list[str]]:
-    """A document as its settings, with the paths as they are written, and the problems that it would be refused for."""
+    """A document as its settings, with paths as they are written, and the problems that it would be refused for."""
     document = _with_sink_secrets(document)
     expanded, problems = _expanded(document)
     views = document.get("views", {})
-    if not isinstance(views, dict):  # which is told of already
+    if not isinstance(views, dict):  # reported already
         views = {}
     config, found = _checked(Config, expanded, views)
     lenders, of_lenders = _checked(_Lenders, {"sinks": _not_applied(document)}, views)
@@ -467,13 +463,13 @@ def _checked(kind: type[_Checked], values: object, views: Mapping[str, Any]) -> 
 
 
 class _Lenders(BaseModel):
-    """Sections that get no table, since only views take their stores. They are checked as if they got some."""
+    """Sections that get no table, since only views use their stores. They are checked as if they got some."""
 
     sinks: dict[str, SinkSettings]
 
 
 def _not_applied(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Their sections. A type that is none is told of already."""
+    """Their sections. An invalid type is reported already."""
     return {
         name: {key: value for key, value in section.items() if key != "apply"}
         for name, section in _sink_sections(document).items()
@@ -482,7 +478,7 @@ def _not_applied(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def parse(path: Path) -> dict[str, Any]:
-    """What a configuration file has, unchecked. Raises ConfigurationError for one that can't be read."""
+    """A configuration file's content, unchecked. Raises ConfigurationError if it can't be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
@@ -494,17 +490,15 @@ def parse(path: Path) -> dict[str, Any]:
         raise ConfigurationError(
             f"{path} can't be read: {error.strerror}", hint="check its path and permissions; --config names another"
         ) from error
-    except (ValueError, RecursionError) as error:  # tomllib lets out what int and the stack say of absurd values
+    except (ValueError, RecursionError) as error:  # absurd values raise errors of int and of the stack
         raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
 
 
 def sink_password_variable(name: str) -> str:
-    """The environment variable that holds a sink's password."""
     return f"LOCKSTEP_SINK_{name.upper()}_PASSWORD"
 
 
 def sink_salt_variable(name: str) -> str:
-    """The environment variable that holds the salt of a sink's hashes."""
     return f"LOCKSTEP_SINK_{name.upper()}_SALT"
 
 
@@ -550,12 +544,12 @@ def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
 
 
 def _is_address(path: tuple[str, ...], text: str) -> bool:
-    """Those of brokers have no scheme."""
+    """Whether a text is an address. Brokers' addresses have no scheme."""
     return re.match(r"\s*[A-Za-z][\w+.-]*://", text) is not None or path == ("kafka", "bootstrap_servers")
 
 
 def _way_out(path: tuple[str, ...]) -> str:
-    """Where a secret belongs that was found here."""
+    """Where a secret found here belongs."""
     match path:
         case ("sinks", name, *_):
             return f"use login.password_file or ${sink_password_variable(name)}"
@@ -574,7 +568,7 @@ def _way_out(path: tuple[str, ...]) -> str:
 
 
 def _with_sink_secrets(document: dict[str, Any]) -> dict[str, Any]:
-    """Passwords and salts from the environment, where no file is named."""
+    """Adds passwords and salts from the environment, where no file is named."""
     sinks = dict(document.get("sinks") or {}) if isinstance(document.get("sinks"), dict) else document.get("sinks")
     for name, section in _sink_sections(document).items():
         assert isinstance(sinks, dict)
@@ -600,11 +594,11 @@ _WORDS: Final = {
         ("dict_type", "mapping_type", "model_type", "model_attributes_type"), "must be a section, or a table in { }"
     ),
 }
-"""What pydantic says in words of Python, by its type."""
+"""Our words for pydantic's error types, whose own messages use Python's words."""
 
 
 def _innermost(found: Sequence[Any]) -> Iterator[Any]:
-    """The problems, without those of a list that only lacks what is wrong in it."""
+    """The problems, without "too short" of a list whose elements have problems of their own."""
     places = [details["loc"] for details in found]
     for details in found:
         loc = details["loc"]
@@ -661,11 +655,11 @@ _KEPT: Final = (
     ("spark", "checkpoint_directory", "checkpoints"),
     ("spark", "view_directory", "views"),
 )
-"""Section, setting, and the directory below ``pipeline.data_directory`` that it names unless the file does."""
+"""Section, setting, and the directory below ``pipeline.data_directory`` that it defaults to."""
 
 
 def _below_data_directory(config: Config) -> Config:
-    """Directories that the file doesn't name, below the one for all of them."""
+    """Puts directories that the file doesn't name below ``pipeline.data_directory``."""
     for section, setting, name in _KEPT:
         settings = getattr(config, section)
         if setting not in settings.model_fields_set:
@@ -676,7 +670,7 @@ def _below_data_directory(config: Config) -> Config:
 
 
 def _with_address_below(directory: Path, sink: TableSettings) -> TableSettings:
-    """A sink with the files that are among the parameters of its address below the directory."""
+    """A sink whose address names files as parameters, with those below the directory."""
     url = getattr(sink, "url", None)
     if not isinstance(url, SecretStr):
         return sink
@@ -692,7 +686,7 @@ def _with_address_below(directory: Path, sink: TableSettings) -> TableSettings:
 
 
 def _joined(directory: Path, value: Any) -> Any:
-    """Settings with all their paths below the directory, but for those that are absolute."""
+    """Settings with all their relative paths below the directory."""
     match value:
         case Path():
             return directory / value

@@ -1,6 +1,6 @@
 """What every command shares: messages to people, logging, stopping on signals, exit codes.
 
-Standard output belongs to the result, standard error to messages, so that ``--json`` can be piped.
+Results go to standard output and messages to standard error, so that ``--json`` can be piped.
 """
 
 import errno
@@ -26,22 +26,22 @@ _logger = logging.getLogger("lockstep")
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 2
 EXIT_TAKEN_OVER = 3
-"""Another process does the same. Whoever restarts this one has the two take over from each other without end."""
+"""Another process does the same. Restarting this one would make the two take over from each other without end."""
 EXIT_UNWATCHED = 4
-"""What is shown is as old as the last look of somebody who has ended, or hangs."""
+"""What is shown is only as new as the last look of a process that has ended, or hangs."""
 EXIT_LEFT = 5
-"""Of ``erase``: something is left of the row, and it is known until when."""
+"""For ``erase``: something is left of the row, and its end is known."""
 EXIT_INTERRUPTED = 130
-"""What a shell reports for a program that Ctrl-C has ended."""
+"""What a shell reports for a program that Ctrl-C ended."""
 
 SUPERVISOR_VARIABLE = "LOCKSTEP_SUPERVISOR_PID"
-"""Set for the processes of ``lockstep run``: which process they belong to."""
+"""Set for the processes of ``lockstep run``: the process that they belong to."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _JsonHandler(logging.StreamHandler[TextIO]):
-    """What is said to people becomes a record of the log too where this is set up: its readers are programs."""
+    """While this is set up, messages to people become records of the log too: its readers are programs."""
 
 
 def start_command(
@@ -50,10 +50,8 @@ def start_command(
     stdout: int | IO[bytes] | None = None,
     stderr: int | IO[bytes] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a command of ours on this configuration's file, in a session of its own: Ctrl-C reaches us alone.
-
-    The kernel ends it with the thread that has started it, whatever becomes of us.
-    """
+    """Start a command of ours on this configuration's file, in a session of its own: Ctrl-C reaches us alone. The
+    kernel ends it with the thread that started it, however that thread ends."""
     return subprocess.Popen(
         [sys.executable, "-m", "lockstep", *arguments, "--config", str(config)],
         stdin=subprocess.DEVNULL,
@@ -65,7 +63,7 @@ def start_command(
 
 
 def log_to_stderr() -> None:
-    """Messages of this process go to standard error. Raises ConfigurationError as ``log_format``."""
+    """Send this process's messages to standard error. Raises ConfigurationError as ``log_format``."""
     chosen = log_format()
     to_stderr = _JsonHandler(sys.stderr) if chosen == "json" else logging.StreamHandler(sys.stderr)
     to_stderr.setFormatter(formatter(chosen))
@@ -83,7 +81,7 @@ def _log_bug(kind: type[BaseException], error: BaseException | None, trace: Trac
 
 
 def say(message: str, *, level: int = logging.INFO) -> None:
-    """A sentence for whoever runs the command, on standard error; a record of this level in a log of JSON."""
+    """Say a sentence to the user on standard error, or add a record of this level to a JSON log."""
     if any(isinstance(handler, _JsonHandler) for handler in logging.getLogger().handlers):
         _logger.log(level, "%s", message)
     else:
@@ -92,10 +90,8 @@ def say(message: str, *, level: int = logging.INFO) -> None:
 
 
 def exit_code_of(run: Callable[[], int | None]) -> int:
-    """Run a command and flush its output.
-
-    Its own errors, and what the system says of files, become a message and an exit code. A bug keeps its traceback.
-    """
+    """Run a command and flush its output. Our own errors and the system's errors about files become a message and an
+    exit code. A bug keeps its traceback."""
     try:
         code = _of_source(run) or 0
         if sys.stdout is not None:
@@ -115,12 +111,12 @@ def exit_code_of(run: Callable[[], int | None]) -> int:
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # `lockstep lag | head -1`: whoever reads has seen enough
+    except BrokenPipeError:  # `lockstep lag | head -1`: the reader has seen enough
         _discard_output()
         return EXIT_FAILED
-    except OSError as error:  # a file's trouble is the operator's turn; a server's would be a bug
+    except OSError as error:  # the operator can mend a file's trouble; a server's would be a bug
         if error.errno in _FULL:
-            # A write that fails doesn't name its file: most are of our output, or go where temporary files are.
+            # A failed write doesn't name its file: most are our output, or go to temporary files.
             where = error.filename or f"standard output, or a file in {tempfile.gettempdir()}"
             _say_error(f"{where}: {error.strerror}")
             _discard_output()
@@ -136,7 +132,7 @@ def _say_error(message: str) -> None:
 
 
 def _of_source(run: Callable[[], int | None]) -> int | None:
-    """What PostgreSQL says of a question of ours is an error of ours too; a question that it can't read is a bug."""
+    """Turn PostgreSQL's errors into ours, except syntax errors, which are bugs."""
     try:
         return run()
     except Exception as error:
@@ -149,7 +145,7 @@ def _of_source(run: Callable[[], int | None]) -> int | None:
 
 
 def _discard_output() -> None:
-    """Send what is still buffered nowhere: Python flushes at exit, and would complain about the closed pipe again."""
+    """Drop what is still buffered: Python flushes at exit, and would complain about the closed pipe again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -161,8 +157,8 @@ def _discard_output() -> None:
 class StopOnSignals:
     """Set by the first SIGTERM, SIGINT or SIGHUP; the work in hand is finished first.
 
-    A second SIGINT interrupts at once. Where ``interrupts`` is false it raises nothing, and ``is_urgent`` tells of it:
-    for who has to clean up then too.
+    A second SIGINT raises KeyboardInterrupt at once. If ``interrupts`` is false it raises nothing and only sets
+    ``is_urgent``, for callers that must clean up even then.
     """
 
     def __init__(self, *, interrupts: bool = True) -> None:
@@ -178,11 +174,10 @@ class StopOnSignals:
         return self._event.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Sleep, but not beyond the signal; True when it came."""
+        """Sleep at most until the signal; True if it came."""
         return self._event.wait(seconds)
 
     def is_urgent(self) -> bool:
-        """Whether a SIGINT has come after the first signal."""
         return self._urgent
 
     def _stop(self, number: int, frame: FrameType | None) -> None:

@@ -9,13 +9,13 @@ from cdc.model.errors import ConfigurationError
 from cdc.settings import Settings
 
 TOKEN_VARIABLE: Final = "LOCKSTEP_DASHBOARD_TOKEN"  # noqa: S105  the name of a variable, not a token
-"""The environment variable that holds the token of page and API."""
+"""The environment variable that holds the token of the page and the API."""
 
 DEFAULT_LISTEN: Final = "127.0.0.1:8642"
 
 
 class DashboardSettings(Settings):
-    """Where it listens."""
+    """The address and port of the page and the API."""
 
     listen: str = DEFAULT_LISTEN
 
@@ -34,12 +34,12 @@ class DashboardSettings(Settings):
 
     @property
     def port(self) -> int:
-        """0: one that is free."""
+        """The port; 0 means any free one."""
         return int(self.listen.rpartition(":")[2])
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether only this machine can reach it."""
         if self.host == "localhost":
             return True
         try:
@@ -48,7 +48,7 @@ class DashboardSettings(Settings):
             return False
 
     def refuse_without_token(self, token: str | None) -> None:
-        """Raises ConfigurationError where others than this machine would be let in without a token."""
+        """Raise ConfigurationError if other machines could get in without a token."""
         if not self.is_loopback and not token:
             raise ConfigurationError(
                 f"dashboard.listen is {self.listen}, which other machines reach, and there is no token",

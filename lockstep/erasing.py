@@ -1,7 +1,7 @@
-"""What an extension keeps of rows, and how a row that is erased goes from there: for the extension that erases.
+"""What an extension stores of rows, and how an erased row is removed there: the contract for the erasing extension.
 
-It asks in this order: ``Eraser`` is made before anything is changed. ``places`` comes after the row is gone from its
-topic, sinks and views, ``close_rejections`` after that, and ``unchecked`` last.
+The order: an ``Eraser`` is made before anything is changed. ``places`` is called after the row is gone from its topic,
+sinks and views, then ``close_rejections``, then ``unchecked``.
 """
 
 import random
@@ -23,17 +23,17 @@ _PATIENCE_S: Final = 10.0
 
 
 class Stopped(LockstepError):
-    """It isn't done, and may be begun again."""
+    """The work isn't done, and may be begun again."""
 
 
 def stopped() -> LockstepError:
-    """The error for who was asked to stop in the middle."""
+    """The error after a stop in the middle."""
     return Stopped("stopped before it was done", hint="run the same command again: it goes on")
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Waits between two looks. ``check`` raises Stopped where somebody has asked to stop, and is called before each."""
+    """Waits between two looks. ``check`` is called before each wait, and raises Stopped if a stop was asked for."""
 
     check: Callable[[], None]
 
@@ -54,10 +54,8 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class DeletedRow:
-    """``tag`` is that of its deletion, "" where no topic has it any more. ``key`` is in the order of the table's.
-
-    ``gone_at`` is a tag that is greater than those of all that was committed while the row was there.
-    """
+    """``tag`` is that of its deletion, "" if no topic has it any more. ``key`` is in the order of the table's key.
+    ``gone_at`` is a tag greater than those of everything committed while the row existed."""
 
     table: Table
     key: dict[str, JsonValue]
@@ -70,9 +68,9 @@ class DeletedRow:
 class Place:
     """One place, such as a topic or a sink's generation: what was there, and what is ``left``.
 
-    ``why`` says why something is left whose end nobody knows, and what to do. ``unasked`` says why the place couldn't
-    be looked at. All of a topic that was there at ``compacted_up_to_ms`` was compacted; in milliseconds since 1970.
-    ``note`` says what may still come there of what isn't looked at, and doesn't count.
+    ``why`` says why something is left for an unknown time, and what to do. ``unasked`` says why the place couldn't be
+    looked at. Everything in a topic at ``compacted_up_to_ms`` (milliseconds since 1970) was compacted. ``note`` says
+    what may still arrive there from sources that aren't looked at, and doesn't count.
     """
 
     name: str
@@ -84,26 +82,24 @@ class Place:
     note: str | None = None
 
     def unproven(self, why: str) -> Self:
-        """The same, of which nobody knows until when what is left stays: it should have gone, and hasn't."""
+        """The same, with an unknown end for what is left: it should be gone, and isn't."""
         return replace(self, left=tuple(replace(leftover, until_ms=None) for leftover in self.left), why=why)
 
     @property
     def is_proven(self) -> bool:
-        """Whether nothing is left, or it is known until when."""
+        """Whether nothing is left, or its end is known."""
         return self.unasked is None and all(leftover.until_ms is not None for leftover in self.left)
 
 
 def without_erasing(name: str, kind: str) -> Place:
-    """A generation of a sink that isn't able to erase."""
+    """A generation of a sink that can't erase."""
     return Place(name, unasked=f"can't erase here: a sink of type {kind!r} keeps what it has of a row")
 
 
 @dataclass(frozen=True, slots=True)
 class RecordWords:
-    """What a topic's records are for people: what those of a key that aren't tombstones have, and what a tombstone is.
-
-    ``of_many``: they are those of all keys, which may have values of the row themselves, and nobody has counted them.
-    """
+    """How a topic's records are called for people: those of a key that aren't tombstones, and what a tombstone is. With
+    ``of_many`` they belong to all keys, may hold values of the row themselves, and weren't counted."""
 
     with_what: str = "with the row"
     have_values: bool = True
@@ -111,7 +107,7 @@ class RecordWords:
 
 
 class KeyRecord(Protocol):
-    """A record that a topic has, its tombstones and those of aborted transactions included."""
+    """A record of a topic, including tombstones and records of aborted transactions."""
 
     @property
     def partition(self) -> int: ...
@@ -127,7 +123,7 @@ class Topics(Protocol):
     """Erases keys from topics: has them compacted, and reads them to see what is left."""
 
     def records(self, topic: str, is_wanted: Callable[[bytes], bool]) -> Sequence[KeyRecord]:
-        """All that the topic has of these keys. ``is_wanted`` is asked for each record, in order."""
+        """All records of these keys. ``is_wanted`` is called for each record, in order."""
         ...
 
     def look_at(self, topic: str, read: Callable[[], Sequence[Any]], words: RecordWords | None = None) -> Place:
@@ -135,16 +131,14 @@ class Topics(Protocol):
         ...
 
     def erase_those(self, topic: str, read: Callable[[], Sequence[Any]], words: RecordWords | None = None) -> Place:
-        """Have the topic compacted where that takes some of them away, and ``read`` them again."""
+        """Have the topic compacted if that removes some of them, and ``read`` them again."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What an eraser works with. ``timeout_s`` is how long it waits for one place at most.
-
-    ``check`` raises Stopped where somebody has asked to stop.
-    """
+    """What an eraser works with. ``timeout_s`` is the longest wait for one place. ``check`` raises Stopped if a stop
+    was asked for."""
 
     topics: Topics
     timeout_s: float
@@ -153,27 +147,23 @@ class Means:
 
 
 class Eraser(ABC):
-    """Erases one row from what an extension keeps. It is made with the configuration, the row and means.
-
-    Making it raises ConfigurationError where the configuration says of the row what can't be: nothing is changed then.
-    """
+    """Erases one row from what an extension stores. It is made with the configuration, the row and means. Making it
+    raises ConfigurationError if the configuration says something impossible of the row. Nothing is changed then."""
 
     @abstractmethod
     def places(self, has_had: Callable[[str], bool], *, only_look: bool) -> Iterable[Place]:
-        """Erase where the row may be; or look there. ``has_had`` says whether a topic has or had values of it.
-
-        Raises LockstepError where nobody knows what is there.
-        """
+        """Erase the row wherever it may be, or only look there. ``has_had`` says whether a topic has or had values of
+        it. Raises LockstepError if nobody knows what is there."""
 
     def is_rejected(self, topic: str, key: bytes) -> bool:
-        """Whether a rejection of this topic and key is of the row."""
+        """Whether a rejection of this topic and key belongs to the row."""
         return False
 
     def close_rejections(self, rejections: Collection[bytes], close: Callable[[Collection[bytes]], None]) -> str | None:
-        """Call ``close`` with those for which ``is_rejected`` holds, by their keys. Returns why some stay open."""
+        """Call ``close`` with the keys for which ``is_rejected`` holds. Returns why some stay open."""
         close(rejections)
         return None
 
     def unchecked(self, topics: Collection[str]) -> Iterable[str]:
-        """What isn't looked at, in sentences. ``topics`` are all that there are."""
+        """What isn't looked at, in sentences. ``topics`` are all that exist."""
         return ()

@@ -1,4 +1,4 @@
-"""What an extension adds to the core, as one value, and which extensions there are.
+"""What an extension adds to the core, as one value, and the extensions that are installed.
 
 The core is capture, copies, sinks, views, rebuild, verify, lag and doctor; it works without any extension.
 """
@@ -24,7 +24,7 @@ Command = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Commands below a word of their own, as ``lockstep snapshot table``."""
+    """Commands below a word of their own, such as ``lockstep snapshot table``."""
 
     name: str
     help: str
@@ -33,11 +33,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Which servers have answered ``doctor``."""
+    """The servers that have answered ``doctor``."""
 
     kafka: bool
     sinks: Sequence[str]
-    """Their names."""
 
 
 def _nothing(*_: object) -> tuple[()]:
@@ -58,47 +57,47 @@ def _as_it_is(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extension:
-    """What one folder of ``extensions/`` adds. What isn't a command is named with ``cdc.model.later``."""
+    """What one folder of ``extensions/`` adds. Everything but commands is named with ``cdc.model.later``."""
 
     name: str
-    """The folder's."""
+    """The folder's name."""
     commands: Mapping[str, Sequence[Command]] = field(default_factory=dict)
-    """Title of a part of ``lockstep --help`` -> commands that follow the core's there."""
+    """Title of a section of ``lockstep --help`` -> commands that follow the core's there."""
     groups: Sequence[Group] = ()
     sections: Mapping[str, str] = field(default_factory=dict)
-    """Section of the configuration -> ``module:name`` of its settings; ``Config.section`` has them."""
+    """Section of the configuration -> ``module:name`` of its settings. ``Config.section`` returns them."""
     expanded: Callable[[Mapping[str, Any]], tuple[dict[str, Any], list[str]]] = _as_it_is
-    """Called before a document is validated, maybe twice: the same with what its sections take over from others, and
-    problems that the models won't find."""
+    """Returns the document with what its sections take over from others, and problems that the models won't find.
+    Called before a document is validated, maybe twice."""
     stores: "Callable[[Config], Mapping[str, AddedStore]]" = _no_stores
-    """By name. Called wherever something is looked for by its name."""
+    """Its stores by name. Called wherever something is looked up by name."""
     problems: "Callable[[Config], Iterable[str]]" = _nothing
-    """How its settings don't go with the others, in sentences that begin with the setting."""
+    """Conflicts between its settings and the others, as sentences that begin with the setting."""
     example: str = ""
     """Its part of the file that ``lockstep init`` writes, commented out, with every setting."""
     processes: "Callable[[Config], Sequence[Sequence[str]]]" = _nothing
-    """Commands that ``lockstep run`` keeps running beside the core's. No exit code of theirs ends the group."""
+    """Commands that ``lockstep run`` keeps running beside the core's. None of their exit codes ends the group."""
     without_page: Sequence[str] = ()
-    """A command that ``lockstep run`` runs where there is no page: it does what the page's process does beside."""
+    """A command that ``lockstep run`` runs when there is no page. It does the other work of the page's process."""
     doctor: "Callable[[Reached, Config], Iterable[Finding]]" = _nothing
-    """Raises LockstepError where a server doesn't answer."""
+    """Its findings. Raises LockstepError if a server doesn't answer."""
     conditions: Sequence[str] = ()
     """The names of all conditions that ``watch`` may find."""
     metrics: "Callable[[], Sequence[Definition]]" = _nothing
     """The definitions of all figures that ``watch`` may find."""
     watch: "Callable[[Config], Watch[Found]] | None" = None
-    """What the page and alerts learn of it."""
+    """What the page and alerts show of it."""
     watch_every_s: float = 10.0
     panel: "Callable[[Config], Panel | None]" = _no_panel
-    """Called by who shows the pipeline once, as ``lockstep lag``: what ``watch`` would find for the page."""
+    """What ``watch`` would find for the page. Called by commands that show the pipeline once, such as
+    ``lockstep lag``."""
     reporter: "Callable[[Config], Reporter] | None" = None
-    """Who reports to somebody what is wrong."""
+    """Reports to somebody what is wrong."""
     eraser: "Callable[[Config, DeletedRow, Means], Eraser] | None" = None
-    """Called when a row is erased, before anything is changed: what erases it from what the extension keeps."""
+    """What erases a row from what the extension stores. Called before anything is changed."""
 
 
 def installed() -> tuple[Extension, ...]:
-    """The extensions that are there."""
     return tuple(extension_values())
 
 

@@ -1,4 +1,4 @@
-"""``lockstep generations`` and ``switch``: which builds of a sink's data exist, which one readers see, dropping one."""
+"""``lockstep generations`` and ``switch``: the builds of a sink's data, which one readers see, and dropping one."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -40,11 +40,12 @@ from sinks.wrappers.column_names import load_names
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A generation for people. ``differs`` is what a rebuild would change.
+    """A generation for people.
 
-    These are settings that are different in today's configuration, and columns that the source has renamed since.
-    ``job`` says whether anybody applies to it, ``verification`` how its last comparison with the source ended, ``view``
-    what the job of a view has told of it, ``consistency`` as of when the tables of a consistent sink are.
+    ``differs`` is what a rebuild would change: settings that differ in today's configuration, and columns that the
+    source has renamed since. ``job`` says whether a job applies to it, ``verification`` how its last comparison with
+    the source ended, ``view`` what a view's job has reported, ``consistency`` as of when a consistent sink's tables
+    are.
     """
 
     generation: Generation
@@ -57,7 +58,7 @@ class Description:
 
     @property
     def needs_somebody(self) -> bool:
-        """Whether its job has stopped for good. Of one that isn't live, only an error counts."""
+        """Whether its job has stopped for good. If it isn't live, only an error counts."""
         return (
             self.job.state is JobState.STOPPED
             or self.job.has_failed_tables
@@ -82,22 +83,20 @@ class Description:
 
 
 def settings_of(config: Config, name: str) -> SinkSettings:
-    """A sink's settings. Raises ConfigurationError for a name that isn't there."""
+    """A sink's settings. Raises ConfigurationError for an unknown name."""
     return config.chosen_sinks([name])[name]
 
 
 def settings_of_generation(config: Config, name: str, generation: Generation) -> SinkSettings:
-    """The settings that a generation was built with, with today's way to reach the server.
-
-    Raises as ``settings_of``.
-    """
+    """The settings that a generation was built with, with today's way to reach the server. Raises as
+    ``settings_of``."""
     settings = settings_of(config, name)
     return settings if generation.record is None else with_definition(settings, generation.record.definition)
 
 
 def describe(config: Config, name: str, *, epoch: Callable[[], int | None] | None = None) -> list[Description]:
-    """All generations of a sink, oldest first. ``epoch`` is capture's now, None where Kafka doesn't say; it is asked
-    for where none is given. Raises as ``list_of``."""
+    """All generations of a sink, oldest first. Raises as ``list_of``. ``epoch`` returns capture's epoch now, None if
+    Kafka doesn't say. The default reads it."""
     settings = settings_of(config, name)
     descriptions, epoch = list[Description](), epoch or cache(partial(_epoch, config))
     generations = list_of(config, name)
@@ -128,7 +127,7 @@ def describe(config: Config, name: str, *, epoch: Callable[[], int | None] | Non
 
 
 def _epoch(config: Config) -> int | None:
-    """Capture's epoch now: a sink's progress learns of a new one later. None where Kafka doesn't say."""
+    """Capture's epoch now; a sink's progress learns of a new one later. None if Kafka doesn't say."""
     try:
         state = read_state(config.kafka.client(), config.pipeline.name, config.slot)
     except LockstepError:
@@ -145,7 +144,7 @@ def _jobs(name: str, settings: SinkSettings, numbers: Collection[int]) -> Mappin
 
 
 def generations_table(name: str, descriptions: list[Description]) -> Group:
-    """For people: the generations of the sink of this name, and below why a job doesn't run."""
+    """For people: the generations of this sink, and below them why a job doesn't run."""
     table = Table()
     for heading in ("generation", "readers", "phase", "job", "applied up to", "rejected", "rebuild needed for"):
         table.add_column(heading)
@@ -183,7 +182,7 @@ def _remarks(name: str, of: Description) -> Iterator[Text]:
 
 
 def find(config: Config, name: str, number: int) -> Generation:
-    """One generation. Raises LockstepError when it isn't there."""
+    """One generation. Raises LockstepError if it doesn't exist."""
     generations = list_of(config, name)
     for generation in generations:
         if generation.number == number:
@@ -197,9 +196,8 @@ def switch_to(
 ) -> tuple[int | None, int]:
     """Make a generation live: ``number``, else with ``back`` the one before the last switch, else the newest.
 
-    Returns which was live before, and which is now. ``say`` hears what it waits for.
-
-    Raises LockstepError when there is none, when it is still being built or when it doesn't catch up.
+    Returns which was live before, and which is now. ``say`` gets what it waits for. Raises LockstepError if there is
+    none, if it is still being built, or if it doesn't catch up.
     """
     settings = settings_of(config, name)
     opened = open_sink(name, settings, 1)
@@ -218,7 +216,7 @@ def switch_to(
         wanted = sink_tables_now(config, built_with)
         live = opened.generations.live()
         check_nothing_aside(opened.records, name, number, wanted, live=live)
-        # Nobody waits for what both lack.
+        # Both lack these, so the switch needn't wait for them.
         aside = load_asides(opened.records, number).keys()
         _check_nothing_lost(name, settings, number, None if built_with.view is not None else set(wanted) - aside)
         ends = partial(log_ends_now, config, built_with, without=aside)
@@ -231,11 +229,10 @@ def switch_to(
 def check_nothing_aside(
     records: CoordinationRecords, name: str, number: int, tables: Collection[TableName], *, live: int | None
 ) -> None:
-    """Raise LockstepError where a generation lacks changes of one of these ``tables``, which is set aside.
+    """Raise LockstepError if a generation lacks changes of one of these ``tables``, which is set aside.
 
-    ``tables`` are those that it is to have. What is asked of others, or was, is no matter.
-
-    What was taken out of the ``live`` generation too is no matter.
+    ``tables`` are those that it should have; orders for other tables don't matter. A table that was also taken out of
+    the ``live`` generation doesn't matter.
     """
     asides, orders = load_asides(records, number), load_orders(records, number)
     live_asides = {} if live is None or live == number else load_asides(records, live)
@@ -252,10 +249,8 @@ def check_nothing_aside(
 
 
 def _check_nothing_lost(name: str, settings: SinkSettings, number: int, tables: Collection[TableName] | None) -> None:
-    """Raise LockstepError where somebody has removed one of these ``tables`` from a generation; None: any.
-
-    Its job says so as well, and it may not have looked yet, or may not run.
-    """
+    """Raise LockstepError if somebody has removed one of these ``tables`` from a generation; None means any table. Its
+    job reports that as well, but may not have looked yet, or may not run."""
     opened = open_sink(name, settings, number)
     try:
         known = load_identities(opened.records, number)
@@ -269,10 +264,8 @@ def _check_nothing_lost(name: str, settings: SinkSettings, number: int, tables: 
 
 
 def drop(config: Config, name: str, number: int, *, agreed: Callable[[str], bool]) -> bool:
-    """Stop applying to a generation and remove it, if that is ``agreed``; False when it wasn't, and all is as it was.
-
-    Raises LockstepError when it isn't there, is live, or a job goes on with it.
-    """
+    """Stop applying to a generation and remove it, if ``agreed`` says so; else returns False, with nothing changed.
+    Raises LockstepError if it doesn't exist, is live, or a job goes on with it."""
     settings = settings_of(config, name)
     generation = find(config, name, number)
     record = generation.record or Record(config.pipeline.name, definition(settings))
@@ -292,21 +285,21 @@ def drop(config: Config, name: str, number: int, *, agreed: Callable[[str], bool
 
 
 def remove(config: Config, name: str, opened: OpenedSink, number: int, record: Record) -> None:
-    """Stop applying to a generation, for good, and remove it. ``opened`` is bound to it. Raises as ``take`` and
+    """Stop applying to a generation for good, and remove it. ``opened`` is bound to it. Raises as ``take`` and
     ``Generations.drop``."""
     take(opened, number, record, Phase.RETIRED)
     if opened.generations.live() == number:
         save_record(opened.records, number, record)
         raise LockstepError(f"generation {number} of sink {name!r} has just been made live", hint="nothing was removed")
     DeadLetters(config.kafka.client(), config.pipeline.name, sink=name, generation=number).close_generation()
-    # Before the generation: what is left of one that isn't listed any more is found by nobody.
+    # Before the generation: once it isn't listed any more, nobody finds what is left of it.
     if record.definition.get("view") is not None:
         remove_kept(config.spark, config.kafka, pipeline=config.pipeline.name, sink=name, generation=number)
     opened.generations.drop()
 
 
 def take(opened: OpenedSink, number: int, record: Record, phase: Phase) -> None:
-    """Let whoever applies to a generation stop. Raises LockstepError, with the record as before, when it doesn't."""
+    """Make the job that applies to a generation stop. If it doesn't, restores the record and raises LockstepError."""
     save_record(opened.records, number, replace(record, phase=phase))
     try:
         _wait_until_nobody_applies(opened, number)
@@ -326,20 +319,16 @@ def _wait_until_nobody_applies(opened: OpenedSink, number: int) -> None:
 
 
 def log_ends(config: Config, tables: Iterable[TableName]) -> Offsets:
-    """Where these tables' topics end now.
-
-    Raises Unavailable when Kafka doesn't answer, and when it doesn't list one of the topics.
-    """
+    """Where these tables' topics end now. Raises Unavailable if Kafka doesn't answer, and if it doesn't list one of the
+    topics."""
     cluster = TopicAdmin(config.kafka.client())
     topics = config.topics_of(tables)
     return cluster.end_offsets(partitions_of(topics, cluster.partition_counts(topics)))
 
 
 def log_ends_now(config: Config, settings: SinkSettings, *, without: Collection[TableName] = ()) -> Offsets:
-    """The same of all tables that a sink with these settings has by now, but for some.
-
-    Raises as ``captured_now`` as well.
-    """
+    """Where the topics of all tables end that a sink with these settings has now, except ``without``. Raises as
+    ``captured_now`` as well."""
     cluster = TopicAdmin(config.kafka.client())
     tables = [table for table in sink_tables_now(config, settings) if table not in without]
     topics = [table_topic(config.pipeline.name, table) for table in tables]
@@ -347,28 +336,24 @@ def log_ends_now(config: Config, settings: SinkSettings, *, without: Collection[
 
 
 def sink_tables_now(config: Config, settings: SinkSettings) -> list[TableName]:
-    """The tables that a sink with these settings has by now, also those that only a newer configuration names.
-
-    Jobs take these up all the same, and go on without those that capture was started without. Raises as
-    ``captured_now``.
-    """
+    """The tables that a sink with these settings has now, including those that only a newer configuration names. Jobs
+    take these up all the same, and go on without those that capture was started without. Raises as ``captured_now``."""
     captured = captured_now(config.as_pipeline())
-    # One that this configuration doesn't know to be append-only would look like one with a key.
+    # A table that this configuration doesn't know as append-only would look like one with a key.
     append_only = config.source.append_only.intersection(captured.append_only)
     known = config.capturing(config.source.only([*captured.keyed, *append_only]))
     return list(dict.fromkeys([*known.sink_tables(settings), *captured.of(settings.tables)]))
 
 
 def config_now(config: Config) -> Config:
-    """The configuration with the tables that are captured by now, and without those that it names and capture was
-    started without. Raises as ``captured_now``.
-    """
+    """The configuration with the tables that are captured now; without tables that it names but capture was started
+    without. Raises as ``captured_now``."""
     captured = captured_now(config.as_pipeline())
     return config.capturing(config.source.only([*captured.keyed, *captured.append_only]))
 
 
 def require_captured(config: Config, name: str, settings: SinkSettings) -> None:
-    """Raises LockstepError where nothing can be built: no table of the sink is captured, or one of a view's isn't."""
+    """Raise LockstepError if nothing can be built: no table of a sink is captured, or not all tables of a view are."""
     hint = (
         f"start capture with a configuration that takes it in; `lockstep doctor` shows what is missing. Then run"
         f" `lockstep rebuild {name}` again"
@@ -382,11 +367,8 @@ def require_captured(config: Config, name: str, settings: SinkSettings) -> None:
 
 
 def list_of(config: Config, name: str) -> list[Generation]:
-    """All generations of a sink, oldest first.
-
-    Raises ConfigurationError for a name that isn't there, Unavailable when the destination doesn't answer, and
-    LockstepError when it refuses.
-    """
+    """All generations of a sink, oldest first. Raises ConfigurationError for an unknown name, Unavailable if the
+    destination doesn't answer, and LockstepError if it refuses."""
     opened = open_sink(name, settings_of(config, name), 1)
     try:
         return list_generations(opened)

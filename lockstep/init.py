@@ -1,4 +1,4 @@
-"""``lockstep init``: look at a database and write a commented ``lockstep.toml`` for it. Changes nothing there."""
+"""``lockstep init``: looks at a database and writes a commented ``lockstep.toml`` for it. Changes nothing there."""
 
 import re
 from collections.abc import Sequence
@@ -142,8 +142,8 @@ ${kinds}
 def write_config(*, dsn: str, path: Path, name: str | None = None, sinks: Sequence[str] = ()) -> list[str]:
     """Write the file; returns what to tell the user, line by line. ``sinks`` are like ``search=https://host:9200``.
 
-    Raises ConfigurationError when the file exists already or can't, and when one of the others isn't fit for it.
-    Raises LockstepError when the database can't be reached, or has no table that can be captured.
+    Raises ConfigurationError if the file exists or can't be created, and if another argument is unfit. Raises
+    LockstepError if the database can't be reached, or has no table that can be captured.
     """
     new_sinks = [NewSink.parse(text) for text in sinks]
     _check(path, name, new_sinks)
@@ -159,7 +159,7 @@ def write_config(*, dsn: str, path: Path, name: str | None = None, sinks: Sequen
         database = connection.info.dbname
         chosen = name or re.sub(r"[^a-z0-9_]", "_", database.lower()).lstrip("_0123456789") or "pipeline"
         rights = _missing_rights(connection, f"lockstep_{chosen}", tables)
-    # In the file they would count from the file, and here they count from where the command is run.
+    # In the file, paths count from the file; here, from where the command runs.
     here = files_below(Path.cwd(), make_conninfo("", **parse_dsn(dsn)))
     path.write_text(config_text(chosen, here, tables, new_sinks), encoding="utf-8")
     try:
@@ -179,7 +179,7 @@ def write_config(*, dsn: str, path: Path, name: str | None = None, sinks: Sequen
 
 
 def _missing_rights(connection: psycopg.Connection[Any], publication: str, tables: FoundTables) -> list[str]:
-    """What somebody else has to run before our role can capture the tables; nothing where it can."""
+    """What somebody else has to run before our role can capture the tables; empty if it already can."""
     captured = list(tables.captured)
     if _may_publish(connection, captured):
         return []
@@ -195,7 +195,7 @@ def _missing_rights(connection: psycopg.Connection[Any], publication: str, table
 
 
 def _check(path: Path, name: str | None, sinks: Sequence[NewSink]) -> None:
-    """Raise ConfigurationError for what would fail at the end."""
+    """Raise ConfigurationError early for what would fail at the end."""
     if path.exists():
         raise ConfigurationError(f"{path} exists already", hint="remove it, or name another with --config")
     if not path.absolute().parent.is_dir():
@@ -217,15 +217,13 @@ def _check(path: Path, name: str | None, sinks: Sequence[NewSink]) -> None:
 
 
 def config_text(name: str, dsn: str, tables: FoundTables, sinks: Sequence[NewSink] = ()) -> str:
-    """The file for a pipeline of these tables, with every setting in it, most of them commented.
-
-    Examples are of these tables where they fit. Sinks leave out what may be a secret.
-    """
+    """The file for a pipeline of these tables, with every setting in it, most of them commented. Examples use these
+    tables where they fit. Sinks leave out what may be a secret."""
     hidden = secret_columns(tables.captured.values())
     listed = ", ".join(map(toml_text, hidden))
     excluded = "the sinks below leave them out" if sinks else f"exclude = [{listed}] in each sink"
     secrets = f"# These look like secrets: {excluded}, or mask them.\n" if hidden else ""
-    # Before anything is filled in: a table of the user's may have the name of one in an example.
+    # Before anything is filled in: a user's table may have the name of one in an example.
     template = _FILE.template.replace("${kinds}", "\n".join(kind.example for kind in KINDS.values()))
     text = Template(tables.with_real_names(template)).substitute(
         name=toml_text(name),
@@ -240,10 +238,8 @@ def config_text(name: str, dsn: str, tables: FoundTables, sinks: Sequence[NewSin
 
 
 def source_of(dsn: str) -> SourceSettings:
-    """The database that ``--dsn`` names, with all of its tables.
-
-    Raises ConfigurationError for what can't be one, and for a password in it.
-    """
+    """The database that ``--dsn`` names, with all of its tables. Raises ConfigurationError for an invalid one, and for
+    a password in it."""
     try:
         parameters = parse_dsn(dsn)
     except ValueError as error:
@@ -256,7 +252,7 @@ def source_of(dsn: str) -> SourceSettings:
 
 
 def connect_to(source: SourceSettings, *, application: str = "lockstep init") -> psycopg.Connection[Any]:
-    """A connection. Raises LockstepError with what to do: without a file, ``lockstep doctor`` can't look."""
+    """A connection. Raises LockstepError with the way out: without a file, ``lockstep doctor`` can't look."""
     try:
         return connect(source, application=application)
     except LockstepError as refused:

@@ -1,4 +1,4 @@
-"""What ``lockstep init`` puts into its file of a database itself: tables for the examples, secrets, sinks. Pure."""
+"""What ``lockstep init`` takes from a database for its file: tables for the examples, secrets, sinks. Pure."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,14 +30,14 @@ _KINDS: Final[Mapping[str, SinkKind]] = {scheme: kind for kind in KINDS.values()
 
 @dataclass(frozen=True, slots=True)
 class NewSink:
-    """A sink to be written into the file."""
+    """A sink to write into the file."""
 
     name: str
     address: str
 
     @classmethod
     def parse(cls, text: str) -> "NewSink":
-        """``search=https://host:9200``. Raises ConfigurationError for anything else, and for a password in it."""
+        """Parse ``search=https://host:9200``. Raises ConfigurationError for anything else, and for a password in it."""
         name, equals, address = text.partition("=")
         try:
             is_known = urlsplit(address).scheme in _KINDS
@@ -58,7 +58,7 @@ class NewSink:
         return cls(name, address)
 
     def section(self, hidden: Sequence[str]) -> str:
-        """Its section of the file. ``hidden`` are columns that it does without."""
+        """Its section of the file. ``hidden`` are columns that it leaves out."""
         kind = _KINDS[urlsplit(self.address).scheme]
         address = kind.address_setting.format(address=toml_text(self.address))
         lines = [f"[sinks.{self.name}]", f'type = "{kind.name}"', address]
@@ -89,7 +89,7 @@ class FoundTables:
 
     @property
     def left_out(self) -> list[str]:
-        """What isn't captured, a line each, with the partitions of a table in one."""
+        """What isn't captured, a line each. The partitions of a table share one line."""
         lines = [f"# not captured: {table} ({why})" for table, why in self.skipped]
         for root, of_it in self.partitions.items():
             what = "1 partition" if len(of_it) == 1 else f"{len(of_it)} partitions"
@@ -97,7 +97,7 @@ class FoundTables:
         return lines
 
     def with_real_names(self, text: str) -> str:
-        """The file's examples, with tables and columns of this database in place of those of a shop."""
+        """The file's examples, with this database's tables and columns in place of a shop's."""
         keyless = [table for table, why in self.skipped if why == NO_KEY]
         return _with_real_names(text, list(self.captured.values()), keyless)
 
@@ -108,12 +108,12 @@ def _part(name: str) -> str:
 
 
 def visible_address(text: str) -> str:
-    """An address as it may be shown: nothing before an ``@``."""
+    """An address that may be shown: the part before ``@`` is hidden."""
     return re.sub(r"//[^/]*@", "//...@", text)
 
 
 def secret_columns(tables: Iterable[Table]) -> list[str]:
-    """Columns whose names look as if they hold secrets, but for those of keys, which no sink can do without."""
+    """Columns whose names look as if they hold secrets, except key columns, which every sink needs."""
     return [
         ".".join(map(_part, (table.name.schema, table.name.name, column.name)))
         for table in tables
@@ -123,12 +123,12 @@ def secret_columns(tables: Iterable[Table]) -> list[str]:
 
 
 def _looks_secret(column: str) -> bool:
-    """Whether the name does; ``token_id`` refers to a row, and holds nothing itself."""
+    """Whether the name does. ``token_id`` refers to a row, and holds no secret itself."""
     return _LOOKS_SECRET.search(column) is not None and not column.lower().endswith("_id")
 
 
 def _with_real_names(text: str, tables: Sequence[Table], keyless: Sequence[TableName]) -> str:
-    """The table with the most columns that fit is chosen. The shop's stay only where no table has a plain name."""
+    """Uses the table that fits the examples best. The shop's names stay only if no table has plain names."""
     chosen = max(filter(_fits, tables), key=_variety, default=None)
     if chosen is not None:
         others = [table.name for table in tables if table.name != chosen.name and _is_plain(table.name)]
@@ -146,7 +146,7 @@ def _is_plain(name: TableName) -> bool:
 
 
 def _fits(table: Table) -> bool:
-    """It is called as examples can call it, and so are its key and a column besides."""
+    """Whether the table, its key and another column have names that the examples can use."""
     return (
         _is_plain(table.name)
         and bool(table.key)
@@ -156,12 +156,12 @@ def _fits(table: Table) -> bool:
 
 
 def _variety(table: Table) -> tuple[bool, bool, bool]:
-    """How well its columns show what examples are of."""
+    """How well the table's columns suit the examples; the greatest is best."""
     return len(table.key) == 1, len(_columns(table, _TEXTS)) > 1, bool(_columns(table, _NUMBERS))
 
 
 def _columns(table: Table, types: Sequence[str] | None) -> list[str]:
-    """Its columns of these types, or of all, but for those of the key."""
+    """Its columns of these types, or of all types, without those of the key."""
     own = [column for column in table.columns if column.name not in table.key and _PLAIN.fullmatch(column.name)]
     return [column.name for column in own if types is None or _base(column) in types]
 

@@ -1,7 +1,7 @@
-"""The extensions that are there, loaded by name: the one place where the core does that.
+"""The installed extensions, loaded by name. This is the one place where the core loads them.
 
-They come with Lockstep, so there is no need for entry points, which only an installed package has. Without the package
-the core is alone.
+Extensions come with Lockstep, so they need no entry points, which only an installed package has. Without the package
+``extensions`` the core runs alone.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from cdc.model.later import named
 
 @cache
 def extension_values() -> Sequence[Any]:
-    """Each a ``lockstep.extension.Extension``, in the order of ``extensions/__init__.py``."""
+    """Each is a ``lockstep.extension.Extension``, in the order of ``extensions/__init__.py``."""
     try:
         extensions = import_module("extensions")
     except ModuleNotFoundError as missing:

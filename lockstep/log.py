@@ -1,4 +1,4 @@
-"""How the log is written: lines for people, or one JSON object a record. Both have the same facts."""
+"""How the log is written: lines for people, or one JSON object per record. Both hold the same facts."""
 
 import json
 import logging
@@ -13,14 +13,12 @@ from cdc.model.log_message import LogMessage
 from cdc.model.printable import visible, visible_lines
 
 LogFormat = Literal["console", "json"]
-"""Lines for people, or one object a record."""
-
 LOG_FORMAT_VARIABLE = "LOCKSTEP_LOG_FORMAT"
-"""The environment variable that chooses one."""
+"""The environment variable that chooses the format."""
 
 
 def log_format() -> LogFormat:
-    """The format that the environment asks for. Raises ConfigurationError where that is none of the formats."""
+    """The format that the environment asks for. Raises ConfigurationError for any other word."""
     asked = os.environ.get(LOG_FORMAT_VARIABLE) or "console"
     if asked not in get_args(LogFormat):
         raise ConfigurationError(f"{LOG_FORMAT_VARIABLE} must be console or json, not {asked!r}")
@@ -28,7 +26,7 @@ def log_format() -> LogFormat:
 
 
 def formatter(log_format: LogFormat) -> logging.Formatter:
-    """No text of others can pass for a record, in either format."""
+    """A formatter for either format. Text that comes from outside can't pass for a record of its own."""
     from structlog.stdlib import ProcessorFormatter  # half of a small command's start, and few of them log
 
     if log_format == "json":
@@ -37,13 +35,13 @@ def formatter(log_format: LogFormat) -> logging.Formatter:
 
 
 def _lines(_logger: object, _method: str, said: MutableMapping[str, Any]) -> str:
-    """Only a record's first line begins at the margin."""
+    """Indents every line of a record but the first."""
     trace = _trace(said)
     return visible_lines(said["event"] + (f"\n{trace}" if trace else "")).replace("\n", "\n    ")
 
 
 def _json(_logger: object, _method: str, said: MutableMapping[str, Any]) -> str:
-    """One line whatever the texts hold. What would steer a terminal is escaped as JSON does it."""
+    """One line, whatever the texts hold. Control characters are escaped as JSON does it."""
     record: logging.LogRecord = said["_record"]
     message = record.msg if isinstance(record.msg, LogMessage) else LogMessage(said["event"])
     moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,8 +1,8 @@
-"""``lockstep package``: one archive with what Spark's executors need of us; Spark unpacks it on each of them.
+"""``lockstep package``: one archive of what Spark's executors need of us. Spark unpacks it on each of them.
 
-Our code alone is the same for every machine, and the same code gives the same bytes. The packages that it imports are
-partly compiled: with them the archive fits executors of this machine's kind, with this minor version of Python. So our
-own compiled code goes with them. Nothing in it knows the path that it is unpacked to.
+Our Python code alone suits every machine, and the same code gives the same bytes. The packages that it imports are
+partly compiled: with them, and our own compiled code, the archive suits executors of this machine's kind with this
+minor version of Python. Nothing in it depends on the path that it is unpacked to.
 """
 
 import os
@@ -22,21 +22,21 @@ NOT_ON_EXECUTORS: Final = frozenset({"alembic", "lmdb", "pyspark", "rich", "type
 _REQUIREMENT: Final = re.compile(r"(?P<name>[A-Za-z0-9._-]+)\s*(?:\[(?P<extras>[^]]*)])?")
 _EXTRA: Final = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
 
-# The earliest time that a zip file can hold, so that the time of making leaves no trace.
+# The earliest time that a zip file can hold, so that the build time leaves no trace.
 _TIME: Final = (1980, 1, 1, 0, 0, 0)
 _MODE: Final = 0o644
 
 _IN_EVERY_ARCHIVE: Final = {f"{package}/__init__.py" for package in PACKAGES}
 
-# Three times as quick as the default for a tenth more bytes.
+# Three times as fast as the default for a tenth more bytes.
 _LEVEL: Final = 1
 
 
 def package(output: Path, *, environment: bool = False) -> Path:
-    """Write the archive and return its absolute path. With ``environment`` it holds the third-party packages as well.
+    """Write the archive and return its absolute path. ``environment`` adds the third-party packages.
 
-    An archive of that name is replaced at once or not at all. Raises ConfigurationError when the packages aren't
-    installed here, when the file can't be written, or when it holds something else than an archive of ours.
+    An archive of that name is replaced in one step or not at all. Raises ConfigurationError if the packages aren't
+    installed here, if the file can't be written, or if it exists and isn't an archive of ours.
     """
     files: dict[str, tuple[Path, int]] = {name: (file, ZIP_STORED) for name, file in source_files().items()}
     if environment:
@@ -68,7 +68,7 @@ def package(output: Path, *, environment: bool = False) -> Path:
 
 
 def _may_be_replaced(output: Path) -> bool:
-    """Whether nothing would be lost: there is no file, an empty one, or an archive that an earlier call has written."""
+    """Whether nothing would be lost: there is no file, an empty one, or an archive that an earlier call wrote."""
     if not output.exists() or output.stat().st_size == 0:
         return True
     try:
@@ -88,10 +88,8 @@ def _entry(name: str, compression: int) -> ZipInfo:
 
 
 def _installed_files(root: str) -> Iterator[tuple[str, Path]]:
-    """Name inside the archive -> file, of all that ``root`` needs on executors.
-
-    Raises ConfigurationError when ``root`` isn't installed.
-    """
+    """Name inside the archive -> file, of all that ``root`` needs on executors. Raises ConfigurationError if ``root``
+    isn't installed."""
     try:
         needed = required(distribution(root))
     except PackageNotFoundError as error:
@@ -101,16 +99,14 @@ def _installed_files(root: str) -> Iterator[tuple[str, Path]]:
         ) from error
     for package in needed:
         for file in package.files or ():
-            # What is outside are the commands, which carry this machine's paths.
+            # Files outside are the commands, which hold this machine's paths.
             if ".." not in file.parts and "__pycache__" not in file.parts:
                 yield file.as_posix(), Path(str(package.locate_file(file)))
 
 
 def required(root: Distribution, *, leave_out: Iterable[str] = NOT_ON_EXECUTORS) -> list[Distribution]:
-    """What ``root`` requires, and what that requires, as far as it is installed here; without ``root`` itself.
-
-    Conditions other than extras aren't evaluated: where they didn't hold, nothing was installed.
-    """
+    """What ``root`` requires, directly or not, as far as it is installed here; without ``root`` itself. Conditions
+    other than extras aren't evaluated: if they didn't hold, nothing was installed."""
     passed_over = {_canonical(name) for name in leave_out}
     packages: dict[str, Distribution] = {}
     looked_at: set[tuple[str, str]] = set()

@@ -1,6 +1,6 @@
 """One ``lockstep run`` of a pipeline at a time on this machine: a second one would take capture over from the first.
 
-The lock is the kernel's, which also says which process holds it. So nothing is left behind that could name another one.
+The kernel holds the lock and knows which process has it, so a file left behind can't name a wrong process.
 """
 
 import fcntl
@@ -24,12 +24,13 @@ _FLOCK: Final = struct.Struct("hhqqi")
 def only_run(
     file: Path, *, take_over: bool, say: Callable[[str], None], wait: Callable[[float], bool]
 ) -> Iterator[bool]:
-    """Hold the lock file until the block ends. False where we were told to stop before we had it.
+    """Hold the lock file until the block ends. Yields False if we were told to stop before we had it.
 
-    The kernel lets it go when the process ends, however it ends. ``take_over`` ends the run that holds it, and waits
-    until it has ended. ``wait`` sleeps for so many seconds, and says whether we are told to stop.
+    The kernel releases the lock when the process ends, however it ends. ``take_over`` stops the run that holds the
+    lock, and waits until it has ended. ``wait`` sleeps for a number of seconds, and returns whether we are told to
+    stop.
 
-    Raises ConfigurationError where another run holds it, and where the file can't be written.
+    Raises ConfigurationError if another run holds it, and if the file can't be opened or locked.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +50,7 @@ def only_run(
                     f"another run of this pipeline is at work on this machine{_named(pid)}",
                     hint="stop that one, or end it and go on in its place with `lockstep run --take-over`",
                 )
-            if pid is not None and pid != asked:  # another one may have got it meanwhile
+            if pid is not None and pid != asked:  # Another run may have taken the lock in the meantime.
                 _ask_to_stop(pid)
                 say(f"asked the other run{_named(pid)} to stop, and waiting for it")
                 asked = pid
@@ -73,10 +74,8 @@ def _is_taken(descriptor: int) -> bool:
 
 
 def _holder(descriptor: int) -> int | None:
-    """The process that holds the lock; None where it has just let it go.
-
-    Raises ConfigurationError for one that isn't visible from here, as in another container.
-    """
+    """The process that holds the lock; None if it has just released it. Raises ConfigurationError if that process isn't
+    visible from here, as in another container."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     kind, *_, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked)[: _FLOCK.size])
     if kind == fcntl.F_UNLCK:

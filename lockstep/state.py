@@ -1,7 +1,7 @@
-"""``lockstep state``: what capture and each job believe, by what they keep in Kafka and in the sinks.
+"""``lockstep state``: what capture and each job have recorded in Kafka and in the sinks.
 
-Nobody is asked who could be asked only while he runs, and the source isn't: this tells also where everything is down.
-No row's values are in it: of a copy, neither the key that it has reached nor those that are to be read again.
+It asks neither running processes nor the source, so it works even when everything is down. It shows no row's values: of
+a copy, neither the key that it has reached nor the keys to be read again.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +27,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class GenerationState:
-    """What the job of a generation goes on from, and who may be that job."""
+    """What a generation's job continues from, and who may be that job."""
 
     description: Description
     claimed: Claimed
@@ -79,7 +79,7 @@ class GenerationState:
 
 @dataclass(frozen=True, slots=True)
 class PipelineState:
-    """A LockstepError in the place of what couldn't be read. None: capture never ran."""
+    """A LockstepError stands for what couldn't be read. None: capture never ran."""
 
     pipeline: str
     slot: str
@@ -104,7 +104,7 @@ class PipelineState:
         }
 
     def lines(self) -> Iterator[str]:
-        """For people: a fact a line, those of a thing indented below it."""
+        """For people: one fact a line, indented below what it belongs to."""
         yield f"pipeline {self.pipeline}"
         yield f"capture, by its record for slot {self.slot}"
         if self.capture is None:
@@ -137,12 +137,12 @@ class PipelineState:
 
 
 def read_pipeline_state(config: Config) -> PipelineState:
-    """All of it, asked for side by side. What doesn't answer is an error in it; nothing is raised for that."""
+    """The whole state, read side by side. What doesn't answer becomes an error in it, and isn't raised."""
     with ThreadPoolExecutor(max_workers=1 + len(config.sinks), thread_name_prefix="state") as threads:
         kafka = threads.submit(_of_kafka, config)
 
         def epoch() -> int | None:
-            """Capture's, None where Kafka doesn't say."""
+            """Capture's epoch, None if Kafka doesn't say."""
             capture, _ = kafka.result()
             return None if isinstance(capture, LockstepError) else 0 if capture is None else capture.epoch
 
@@ -159,7 +159,7 @@ def read_pipeline_state(config: Config) -> PipelineState:
 
 
 def _of_kafka(config: Config) -> tuple[CaptureState | LockstepError | None, ProgressRecord | LockstepError | None]:
-    """What capture's records say. Kafka is waited for once, and nobody asks for a topic that isn't there."""
+    """What capture's records say. Waits for Kafka once, and doesn't read a topic that doesn't exist."""
     client, name, slot = config.kafka.client(), config.pipeline.name, config.slot
     names = [control_topic(name, kind) for kind in (STATE, PROGRESS)]
     topics = _or_error(lambda: TopicAdmin(client).partition_counts(names))

@@ -1,8 +1,6 @@
-"""``lockstep run``: capture, jobs, the web page and what extensions run, as child processes.
+"""``lockstep run``: capture, jobs, the web page and extensions' commands, as child processes that are restarted.
 
-One that dies is restarted.
-
-Separate processes, so that kill -9, a memory leak or a JVM that hangs in one can't take the other with it.
+They are separate processes, so that kill -9, a memory leak or a hanging JVM in one can't take down another.
 """
 
 import contextlib
@@ -49,7 +47,7 @@ class _Member:
     wait_s: float = 1.0
     restart_at: float = field(default=0.0)
     standby: tuple[str, ...] = ()
-    """The command in place of ``arguments`` once another process has taken its place; none: it isn't started again."""
+    """The command instead of ``arguments`` once another process has taken its place; empty: it isn't started again."""
     is_taken_over: bool = False
 
 
@@ -60,16 +58,15 @@ def run_group(
     without_page: Sequence[Sequence[str]] = (),
     beside: Sequence[Sequence[str]] = (),
 ) -> int:
-    """Run until told to stop; returns 0 then, or 130 where that was urgent. No child is left behind in any case.
+    """Run until told to stop. Returns 0 then, or 130 if that was urgent. Never leaves a child behind.
 
-    Capture or jobs that say the configuration is wrong end the group with 2.
+    If capture or the jobs report a wrong configuration, the group ends with 2.
 
-    A capture whose place another one has taken stands by from then on. Jobs whose place others have taken aren't
-    started again: the two would take over from each other without end.
+    If another process takes capture's place, capture stands by from then on. If others take the jobs' place, the jobs
+    aren't started again: the two would take over from each other without end.
 
-    The web page's process also reports what is wrong. Where the page can't listen, the commands ``without_page`` are
-    started in its place. ``beside`` are further commands. Nobody's rows wait for these: no exit code of theirs ends the
-    group.
+    The web page's process also reports what is wrong. If the page can't listen, the commands ``without_page`` run in
+    its place. ``beside`` are further commands. No rows wait for these, so none of their exit codes ends the group.
     """
     capture = _Member("capture", ("capture",), config, standby=("capture", "--standby"))
     group = [capture, _Member("apply", ("apply",), config)]
@@ -93,10 +90,8 @@ def run_group(
 
 
 def end_with_supervisor(pid: int) -> None:
-    """Called in a child at its start: from now on the kernel sends it SIGTERM when the process that started it ends.
-
-    ``pid`` is that process. Even ``kill -9`` of the group's parent leaves no capture behind then. Only Linux has this.
-    """
+    """Make the kernel send this process SIGTERM when the process that started it ends. Only on Linux. A child calls
+    this at its start; ``pid`` is its parent. Then even ``kill -9`` of the parent leaves no capture behind."""
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -105,7 +100,7 @@ def end_with_supervisor(pid: int) -> None:
 
 
 def _look_after(member: _Member) -> int | None:
-    """Start what isn't running and may; returns the exit code of one that has just ended."""
+    """Start it if it isn't running and may; returns the exit code if it has just ended."""
     now = time.monotonic()
     if member.is_taken_over:
         return None
@@ -146,13 +141,13 @@ def _look_after(member: _Member) -> int | None:
 
 
 def _stop(group: list[_Member], stopping: Stopping) -> None:
-    """End all; kill what doesn't end in time, or at once where that is urgent."""
+    """End all; kill those that don't end in time, or at once if that is urgent."""
     running = {member.name: member.process for member in group if member.process is not None}
     if not running:
         return
     for process in running.values():
         process.send_signal(signal.SIGTERM)
-    with contextlib.suppress(OSError):  # a terminal that was closed must not keep us from stopping them
+    with contextlib.suppress(OSError):  # a closed terminal must not keep us from stopping them
         *others, last = running
         names = f"{', '.join(others)} and {last}" if others else last
         say(f"stopping {names}, up to {STOPS_S:.0f} s; Ctrl-C again kills them")
@@ -163,7 +158,7 @@ def _stop(group: list[_Member], stopping: Stopping) -> None:
         time.sleep(_POLL_S)
     for process in running.values():
         if process.poll() is None:
-            # With the JVM that it has started: each child is a group of its own.
+            # Including the JVM that it started: each child is a process group of its own.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     for process in running.values():

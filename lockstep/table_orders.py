@@ -22,10 +22,10 @@ _LOOK_S: Final = 0.2
 
 
 def order_tables(config: Config, name: str, tables: Sequence[str], wish: Wish, *, say: Callable[[str], None]) -> bool:
-    """Ask this of tables of a sink, for every generation that is in use, and wait until its job has obeyed or refused.
+    """Order this for tables of a sink, in every generation in use, and wait until its job has obeyed or refused.
 
-    Returns whether it could: a table that is to be applied again may be refused, or fail again. Raises
-    ConfigurationError for a table that the sink doesn't have and for a view.
+    Returns whether all could: a table that is to be applied again may be refused, or fail again. Raises
+    ConfigurationError for a view and for a table that the sink doesn't have.
     """
     if settings_of(config, name).view is not None:
         raise ConfigurationError(

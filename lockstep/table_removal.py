@@ -1,7 +1,7 @@
 """``lockstep tables remove``: how tables leave capture, and what stays of them.
 
-The configuration file says what is captured, and capture reads it when it starts. So nothing is changed here: whoever
-asks is told what the file lacks, what is to be started again, and in the end what is left.
+The configuration file says what is captured, and capture reads it when it starts. So this changes nothing: it reports
+what to change in the file, what to restart, and in the end what is left.
 """
 
 import contextlib
@@ -30,9 +30,7 @@ _RESTART: Final = (
 
 
 class Removal(StrEnum):
-    """How far a table is: the file still takes it in (``CONFIGURED``), capture still has it (``CAPTURED``), or neither
-    (``OUT``).
-    """
+    """``CONFIGURED``: the file still takes the table in. ``CAPTURED``: only capture still has it. ``OUT``: neither."""
 
     CONFIGURED = "configured"
     CAPTURED = "captured"
@@ -41,19 +39,18 @@ class Removal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileChanges:
-    """What the file has to say for tables to be left out."""
+    """What to change in the file so that tables are left out."""
 
     source: Sequence[str]
-    """The lines of ``[source]`` as they are to be."""
+    """The new lines of ``[source]``."""
 
     removed: Sequence[str]
-    """The sections of ``source.options`` that have to go."""
+    """The sections of ``source.options`` to remove."""
 
     problems: Sequence[str]
-    """What the file would then be refused for: views and sinks that name the tables."""
+    """What the file would be refused for then: views and sinks that name the tables."""
 
     def lines(self) -> list[str]:
-        """The same as people read it."""
         lines = ["    [source]", *(f"    {line}" for line in self.source)] if self.source else []
         lines += [f"    remove the section [{section}]" for section in self.removed]
         lines += [f"    mend as well: {problem}" for problem in self.problems]
@@ -71,7 +68,7 @@ _SINKS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RemovalReport:
-    """How far each table is, what the file lacks, what stays, and what to do next."""
+    """How far each table is, what to change in the file, what stays, and what to do next."""
 
     tables: Mapping[TableName, Removal]
     changes: FileChanges | None
@@ -92,7 +89,7 @@ class RemovalReport:
         }
 
     def lines(self, path: str) -> list[str]:
-        """The same as people read it. ``path`` is the file's."""
+        """For people. ``path`` is the file's."""
         lines = [f"{name}: {_SENTENCES[removal]}" for name, removal in self.tables.items()]
         if self.changes is not None:
             lines += [f"change {path}:", *self.changes.lines()]
@@ -108,10 +105,8 @@ _SENTENCES: Final = {
 
 
 def look_at_removal(config: Config, document: Mapping[str, Any], texts: Sequence[str]) -> RemovalReport:
-    """How far these tables are on their way out of capture. ``document`` is the file that the configuration is of.
-
-    Raises ConfigurationError for names that were never captured, and Unavailable where Kafka doesn't answer.
-    """
+    """How far these tables are on their way out of capture. ``document`` is the configuration's file. Raises
+    ConfigurationError for names that were never captured, and Unavailable if Kafka doesn't answer."""
     names = list(dict.fromkeys(map(parse_table, texts)))
     pipeline = config.as_pipeline()
     state = recorded_state(pipeline)
@@ -132,17 +127,15 @@ def look_at_removal(config: Config, document: Mapping[str, Any], texts: Sequence
 
 
 def removal_of(name: TableName, config: Config, recorded: Collection[TableName]) -> Removal:
-    """How far a table is. ``recorded`` are those that capture has, as it has committed. Pure."""
+    """How far a table is. ``recorded`` are the tables that capture has committed as its own. Pure."""
     if config.source.may_have(name):
         return Removal.CONFIGURED
     return Removal.CAPTURED if name in recorded else Removal.OUT
 
 
 def file_changes(document: Mapping[str, Any], config: Config, tables: Sequence[TableName]) -> FileChanges:
-    """What a file has to say so that these tables, which it takes in, are left out. Pure.
-
-    Raises ConfigurationError where it would leave nothing to capture.
-    """
+    """The changes to a file that leave out these tables, which it takes in now. Pure. Raises ConfigurationError if
+    nothing would be left to capture."""
     source = document["source"]
     kept = [text for text in source["tables"] if is_pattern(text) or TableName.parse(text) not in tables]
     if not kept:
@@ -179,7 +172,7 @@ def kept_of(config: Config, tables: Sequence[TableName]) -> list[str]:
 
 
 def _of_publication(config: Config, tables: Sequence[TableName]) -> list[str]:
-    """How the publication stops to name tables that nobody captures."""
+    """How to make the publication stop naming tables that nobody captures."""
     if not tables:
         return []
     try:

@@ -1,10 +1,10 @@
 """Rich's two consoles: ``out`` for results, ``err`` for displays. Only commands that draw tables import it.
 
-Names and messages of others mean nothing to them: neither square brackets and ``:key:``, which are Rich's, nor control
-characters, which are the terminal's.
+Names and messages from outside have no special meaning to them: neither Rich's square brackets and ``:key:``, nor the
+terminal's control characters.
 
-Nothing is cut. On a terminal that is too narrow for a table, its texts are folded; where its numbers don't fit either,
-each row is a paragraph. Where no terminal is, a row is a line, however long: programs and logs have no width.
+Nothing is cut. On a terminal that is too narrow for a table, texts are folded; if the numbers still don't fit, each row
+is a paragraph. Without a terminal, a row is one line, however long: programs and logs have no width.
 """
 
 import copy
@@ -20,17 +20,17 @@ from rich.text import Text
 from cdc.model.printable import visible_lines
 
 _ANY_WIDTH: Final = 1_000_000
-"""Of what isn't a terminal: more than any line."""
+"""The width without a terminal: more than any line."""
 
 _FOLDED_MIN: Final = 12
-"""A column of texts is folded to so many characters, and no further."""
+"""The narrowest that a column of texts is folded, in characters."""
 
 _GAP: Final = "  "
-"""Between the columns of a table that is no terminal's."""
+"""Between the columns of a table that isn't drawn on a terminal."""
 
 
 class WholeTexts(Console):
-    """All that is drawn comes down to texts, which pass here before they are laid out."""
+    """Everything drawn comes down to texts, which pass through here before they are laid out."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(markup=False, emoji=False, **how)
@@ -72,7 +72,7 @@ class WholeTexts(Console):
 
 
 def _folding(table: Table) -> Table:
-    """The table with columns of texts that are folded where they must be, and columns of numbers that stay whole."""
+    """The table with columns of texts that may be folded, and columns of numbers that stay whole."""
     folding = copy.copy(table)
     folding.columns = [copy.copy(column) for column in table.columns]
     for column in folding.columns:
@@ -86,17 +86,15 @@ def _folding(table: Table) -> Table:
 
 
 def _widest(column: Column) -> int:
-    """The longest line of a column."""
     return max(cell_len(line) for text in (column.header, *column.cells) for line in str(text).split("\n"))
 
 
 def _narrowest(table: Table) -> int:
-    """How wide it is with columns as narrow as they may be, each with a border and a blank on both sides."""
+    """The narrowest that the table can be: every column has a border and a blank on both sides."""
     return 1 + sum((column.min_width or 0) + 3 for column in table.columns)
 
 
 def _aligned(table: Table) -> Iterator[str]:
-    """A line for the headings, and one for each row."""
     columns = [[_one_line(cell) for cell in column.cells] for column in table.columns]
     if table.title:
         yield str(table.title)
@@ -114,7 +112,7 @@ def _aligned(table: Table) -> Iterator[str]:
 
 
 def _paragraphs(table: Table) -> Iterator[str]:
-    """A line for the first column of each row, and one below it for every other that says something."""
+    """A line for the first column of each row, and an indented line for every other cell that isn't empty."""
     headings = [_one_line(column.header) for column in table.columns]
     if table.title:
         yield str(table.title)

@@ -1,6 +1,6 @@
 """``[views.NAME]`` -> one more sink of that name, before anything is validated.
 
-A view says of which sink it takes the store, the address and the login. So everything that knows sinks knows views.
+A view names the sink whose store, address and login it takes. So everything that knows sinks knows views.
 """
 
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from views.sql.over_views import NamedQuery
 
 _OWN: Final = ("sink", "sql", "key", "top", "retain", "tasks")
-"""What a view's section has besides settings of its kind of sink."""
+"""Settings of a view's section beyond those of its kind of sink."""
 
 _BEYOND_QUERY: Final = ("top", "retain")
-"""By these its result isn't that of its query alone."""
+"""With these, a view's result isn't that of its query alone."""
 
 _OF_ITS_SINK: Final = {
     "apply": "a view is always applied: remove it, or say so of a sink",
@@ -35,15 +35,13 @@ SINK_TYPES: Final = ", ".join(map(repr, _MODELS))
 
 
 def problem_of_type(kind: Any) -> str:
-    """What is wrong with a sink's ``type``, None where it has none."""
+    """What is wrong with the ``type`` of a sink that has no known one; ``kind`` None: it has none."""
     return f"is missing: {SINK_TYPES}" if kind is None else f"{kind!r} is none of {SINK_TYPES}"
 
 
 def with_views(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The document with views among its sinks, and without sinks of which only views take the address.
-
-    And the problems of views that the models won't find. Such a view isn't among the sinks.
-    """
+    """The document with views among its sinks, and without sinks that only lend their address to views. Also returns
+    the problems of views that the models won't find. Such a view isn't among the sinks."""
     rest = {name: value for name, value in document.items() if name != "views"}
     sinks = document.get("sinks", {})
     views = document.get("views", {})
@@ -89,13 +87,13 @@ def with_views(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def kind_of_sink(section: Mapping[str, Any]) -> type[TableSettings] | None:
-    """The settings of the kind of sink that a section is of, None where it says none."""
+    """The settings class of a section's kind of sink; None if it names none."""
     kind = section.get("type")
     return _MODELS.get(kind) if isinstance(kind, str) else None
 
 
 class _Unfit(Exception):
-    """A section from which no sink can be made."""
+    """A section that can't become a sink."""
 
     def __init__(self, *problems: str) -> None:
         super().__init__(*problems)
@@ -133,7 +131,7 @@ def _as_sink(name: str, section: Any, sinks: Mapping[str, Any], views: Mapping[s
     if not isinstance(lender, str) or not isinstance(sinks.get(lender), dict):
         raise _Unfit(f"{at}.sink: there is no section [sinks.{lender}], whose store it would take")
     kind = kind_of_sink(sinks[lender])
-    if kind is None:  # which is told of the sink itself
+    if kind is None:  # reported for the sink itself
         raise _Unfit
     problems = [f"{at}.{setting}: {why}" for setting, why in _OF_ITS_SINK.items() if setting in section]
     if problems:
@@ -150,7 +148,7 @@ def _as_sink(name: str, section: Any, sinks: Mapping[str, Any], views: Mapping[s
         told = [str(refusal).removeprefix("sql: ") for refusal in refused.refusals]
         raise _Unfit(*(f"{at}.sql: {text}" for text in told)) from None
     if any(name.schema == VIEWS_SCHEMA and name.name in views for name in names):
-        raise _Unfit  # it isn't readable, which is told of that view
+        raise _Unfit  # it isn't readable, which is reported for that view
     taken_over = {key: value for key, value in sinks[lender].items() if key not in kind.OWN | {"apply"}}
     own = {key: value for key, value in section.items() if key not in _OWN}
     view = {"name": name, "sql": sql} | {

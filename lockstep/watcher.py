@@ -18,7 +18,7 @@ from monitor.watching import Figure, Found, Panel, Watching
 
 
 class Watcher:
-    """Is given each lag report. Of several processes of a machine one reports; the others only look."""
+    """Takes each lag report. Among the processes of a machine one reports; the others only look."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Watcher:
 
     @property
     def panels(self) -> list[Panel]:
-        """What extensions have found, for the page; nothing before the first answer."""
+        """What extensions have found, for the page. Empty before their first answer."""
         return [watch.latest.panel for watch in self._added if watch.latest.panel is not None]
 
     @property
@@ -44,13 +44,13 @@ class Watcher:
         return (figure for watch in self._added for figure in watch.latest.figures)
 
     def look(self, report: LagReport | LockstepError) -> None:
-        """Take the next report, or the error that came in its place. Waits for nobody."""
+        """Take the next report, or the error that came in its place. Doesn't block."""
         self._conditions.look(report, now_ms=time.time_ns() // 1_000_000)
 
 
 @contextlib.contextmanager
 def open_watcher(config: Config) -> Iterator[Watcher]:
-    """Until the end of the block, which may take seconds."""
+    """A watcher until the block ends. Ending the block may take seconds."""
     watched = [each for each in installed() if each.watch is not None]
     names = frozenset(name for each in watched for name in each.conditions)
 
@@ -88,7 +88,6 @@ def _watching(extension: Extension, config: Config) -> Watching[Found]:
 
 
 def state_directories(config: Config) -> list[Path]:
-    """The directories that Lockstep writes to on this machine."""
     directories = [config.as_pipeline().values_directory, config.watch_directory]
     if config.added_stores and "://" not in config.spark.checkpoint_directory:
         directories.append(Path(config.spark.checkpoint_directory))

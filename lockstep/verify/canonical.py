@@ -1,7 +1,7 @@
 """The form in which two rows are compared: canonical JSON, so that equal means the same value of the same type. Pure.
 
-``1``, ``1.0``, ``true`` and ``"1"`` are four different values, and so are a null and an empty text. A column that is
-not there isn't null.
+``1``, ``1.0``, ``true`` and ``"1"`` are four different values. Null differs from an empty text, and from a missing
+column.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -22,19 +22,19 @@ Key = bytes
 """A key as canonical JSON: the key columns in key order."""
 
 Fingerprint = bytes
-"""16 bytes that are the same for the same key and row, and for no other in practice."""
+"""16 bytes that depend on the key and the row; in practice no two different rows have the same."""
 
 FINGERPRINT_BYTES: Final = 16
 
 
 def key_of(table: Table, values: Row) -> Key:
     """The key of a row, or of a mapping of its key columns."""
-    # Copied, since many are kept: the bytes that orjson gives hold on to its whole buffer of some kilobytes.
+    # Copied, since many are kept: orjson's bytes hold on to its whole buffer of some kilobytes.
     return bytes(memoryview(orjson.dumps({name: values[name] for name in table.key})))
 
 
 def key_values(key: Key) -> dict[str, JsonValue]:
-    """The other way round."""
+    """The key columns' values; the inverse of ``key_of``."""
     values: dict[str, JsonValue] = orjson.loads(key)
     return values
 
@@ -47,28 +47,25 @@ def portions(keys: Collection[Key], size: int) -> Iterator[list[Key]]:
 
 
 def fingerprint(table: Table, key: Key, row: Row) -> Fingerprint:
-    """Of the table's columns and no others."""
+    """A fingerprint of the table's columns and no others."""
     present = {column.name: row[column.name] for column in table.columns if column.name in row}
     return blake2b(key + orjson.dumps(present), digest_size=FINGERPRINT_BYTES).digest()
 
 
 def differing_columns(table: Table, expected: Row, actual: Row) -> tuple[str, ...]:
-    """The columns in which two rows differ."""
     return tuple(column.name for column in table.columns if not _is_same(column.name, expected, actual))
 
 
 def _is_same(name: str, expected: Row, actual: Row) -> bool:
-    # As JSON, since Python takes 1, 1.0 and True for equal.
+    # As JSON: Python considers 1, 1.0 and True equal.
     if name not in expected or name not in actual:
         return name not in expected and name not in actual
     return orjson.dumps(expected[name]) == orjson.dumps(actual[name])
 
 
 def parse_keys(table: Table, texts: tuple[str, ...]) -> list[Key]:
-    """Keys as somebody typed them, ``{"id": 42}`` or a list of such objects. Raises ConfigurationError.
-
-    A value of another JSON type than events have is refused: no row has such a key, so it would pass for equal.
-    """
+    """Keys as somebody typed them, ``{"id": 42}`` or a list of such objects. Raises ConfigurationError. A value of
+    another JSON type than events have is refused: no row has such a key, so it would seem equal."""
     keys: dict[Key, None] = {}
     for text in texts:
         try:
@@ -94,7 +91,7 @@ def parse_keys(table: Table, texts: tuple[str, ...]) -> list[Key]:
 
 
 def key_of_text(table: Table, text: str) -> Key:
-    """A key as events have it, or the one value of it. Raises ConfigurationError."""
+    """A key as events have it, or its only value. Raises ConfigurationError."""
     given = [text]
     if len(table.key) == 1 and not text.lstrip().startswith("{"):
         quoted = orjson.dumps(text).decode()

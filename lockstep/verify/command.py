@@ -1,4 +1,4 @@
-"""The command: the settings that a generation was built with, messages, what came out, exit code."""
+"""The command ``lockstep verify``: a generation's settings, messages, the result, the exit code."""
 
 import json
 import logging
@@ -24,12 +24,10 @@ _LINE_EVERY_S = 5.0
 
 
 def run_verify(config: Config, options: VerifyOptions, *, as_json: bool) -> int:
-    """Compare and show it; returns the exit code: 0 where all of it is equal, else 1.
-
-    Raises as ``verify``, as ``with_built_settings``, and ConfigurationError for options that mean nothing.
-    """
+    """Compare and show the result; returns the exit code: 0 if all of it is equal, else 1. Raises as ``verify``, as
+    ``with_built_settings``, and ConfigurationError for options that mean nothing."""
     options.check()
-    settings_of(config, options.sink)  # nothing is kept of a name that isn't there
+    settings_of(config, options.sink)  # nothing is stored for an unknown name
     due = time.monotonic() + _LINE_EVERY_S
 
     def progress(step: Step) -> None:
@@ -55,7 +53,7 @@ def run_verify(config: Config, options: VerifyOptions, *, as_json: bool) -> int:
                 keep(config, options.sink, options.generation, failure)
             raise
         ended_ms = now_ms()
-        try:  # a sink that takes its time, or nothing, keeps nobody from what was found, and the other way round
+        try:  # a slow or broken reader of the output doesn't lose the stored result, or the other way round
             _show(report, as_json=as_json)
         finally:
             if is_of_everything(options):
@@ -72,10 +70,8 @@ def _show(report: VerifyReport, *, as_json: bool) -> None:
 
 
 def with_built_settings(config: Config, options: VerifyOptions) -> VerifyOptions:
-    """The options with the settings of the generations that are compared, which may not be today's.
-
-    Raises as ``describe``.
-    """
+    """The options with the settings that the compared generations were built with, which may not be today's. Raises as
+    ``describe``."""
     generations = {each.generation.number: each.generation for each in describe(config, options.sink)}
     live = next((number for number, generation in generations.items() if generation.is_live), None)
     compared = generations.get(options.generation or live or 0)

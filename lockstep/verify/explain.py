@@ -25,7 +25,7 @@ KEYS_MAX: Final = 10_000
 
 
 class _OutOfTime(Exception):
-    """The topic is too long to be read in good time."""
+    """Reading the topic takes too long."""
 
 
 def explain(
@@ -38,10 +38,8 @@ def explain(
     waiting: Waiting,
     progress: OnStep,
 ) -> TableReport:
-    """The same report with what the topic and the dead letters know of its differences.
-
-    Raises Unavailable when Kafka doesn't answer, LockstepError when a stop is asked for.
-    """
+    """The same report with what the topic and the dead letters know of its differences. Raises Unavailable if Kafka
+    doesn't answer, LockstepError if a stop is asked for."""
     if not report.differences or is_append_only(table):  # no event of such a table has a newer one
         return report
     keys = {difference.key for difference in report.differences}
@@ -65,7 +63,7 @@ def explain(
 
 
 def explained(difference: Difference, topic_tag: str | None, rejection: str | None) -> Difference:
-    """A difference with its reason, as far as one is known. Pure."""
+    """A difference with its reason, as far as it is known. Pure."""
     notes = [difference.note] if difference.note else []
     if rejection is not None:
         notes.append(f"rejected: {rejection}")
@@ -84,14 +82,14 @@ def topic_tags(
 ) -> dict[Key, str] | None:
     """The tag of the newest event of each of these keys. A key without events is absent.
 
-    None when there are more than ``KEYS_MAX`` keys, or when reading takes longer than ``read_max_s`` seconds. Raises
-    Unavailable when Kafka doesn't answer, LockstepError when a stop is asked for.
+    None if there are more than ``KEYS_MAX`` keys, or if reading takes longer than ``read_max_s`` seconds. Raises
+    Unavailable if Kafka doesn't answer, LockstepError if a stop is asked for.
     """
     partitions = len(partitions_of([topic], TopicAdmin(client).partition_counts([topic])))
     if len(keys) > KEYS_MAX:
         return None
     wanted = set(keys)
-    # Ours are canonical already; another text of the same key would be another key.
+    # Our keys are canonical already. Another text of the same key would be another key.
     read = {partition_of(key, partitions) for key in keys}
     start = {partition: 0 if partition in read else AFTER_EVERY_END for partition in range(partitions)}
     deadline = waiting.now_s() + read_max_s
@@ -115,10 +113,8 @@ def topic_tags(
 def rejection_reasons(
     config: Config, *, sink: str, generation: int, tables: Collection[Table]
 ) -> tuple[dict[tuple[TableName, Key], str], int]:
-    """The reasons of this generation's open rejections, by table and key. Raises Unavailable.
-
-    Also returns how many dead letters may be the sink's and can't be read.
-    """
+    """The reasons of this generation's open rejections, by table and key. Raises Unavailable. Also returns how many
+    unreadable dead letters may be the sink's."""
     shapes = {table.name: table for table in tables}
     reasons: dict[tuple[TableName, Key], str] = {}
     book = RejectionBook(config)

@@ -1,8 +1,8 @@
-"""Every row of every table in a sink against the source, value by value.
+"""Compares every row of every table in a sink with the source, value by value.
 
-Both sides are in the event's form: the source's rows go through capture's own encoder, a sink's ``scan`` gives back
-what it keeps. Every sink promises the exact values, JSON's text included. So equal means the same value of the same
-type: ``1``, ``1.0``, ``true`` and ``"1"`` are four different ones.
+Both sides are in the event's form: the source's rows pass capture's own encoder, and a sink's ``scan`` returns what it
+stores. Every sink promises the exact values, including JSON's text. So equal means the same value of the same type:
+``1``, ``1.0``, ``true`` and ``"1"`` are four different ones.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,12 +24,12 @@ from sinks.contract import Sink, StoredRow
 from sinks.wrappers.projection import Projection
 
 EXAMPLES_MAX: Final = 5
-"""Keys that are told of."""
+"""How many keys are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """How many rows, and the keys of a few of them. Never a row's other values."""
+    """The number of rows, and the keys of a few of them. Never a row's other values."""
 
     count: int
     examples: tuple[str, ...]
@@ -40,10 +40,8 @@ class Differences:
 
 @dataclass(frozen=True, slots=True)
 class TableComparison:
-    """One table of one sink. ``extra`` holds rows that the source doesn't have, and second ones of a key.
-
-    ``different`` are rows of the same key with another value; ``columns`` says in which columns.
-    """
+    """One table of one sink. ``extra`` holds rows that the source lacks, and second rows of a key. ``different`` are
+    rows of the same key with another value; ``columns`` says in which columns."""
 
     table: TableName
     source_rows: int
@@ -68,14 +66,14 @@ class TableComparison:
 
 
 class SourceRows:
-    """The source's tables as of one snapshot: what is compared doesn't move while it is compared."""
+    """The source's tables as of one snapshot, so that they don't change while they are compared."""
 
     def __init__(self, connection: psycopg.Connection[Any], tables: Mapping[TableName, Table]) -> None:
         self._connection = connection
         self.tables = tables
 
     def rows(self, table: Table, where: str = "") -> Iterator[Row]:
-        """Every row in the event's form, or those of which the SQL of ``where`` holds. Raises Unavailable."""
+        """Every row in the event's form, or those for which the SQL of ``where`` holds. Raises Unavailable."""
         encoder = TableEncoder(table, server="", database="", version="")
         columns = ", ".join(quote_identifier(column.name) for column in table.columns)
         # Through a query: COPY of a table by name doesn't take a partitioned one.
@@ -101,10 +99,8 @@ def open_source(
 
 
 def compare_sinks(source: SourceRows, sinks: Mapping[str, tuple[Sink, Projection]]) -> dict[str, list[TableComparison]]:
-    """Compare every table in every sink, with what its projection leaves. One table at a time is held in memory.
-
-    Raises Unavailable when the source is lost, and what ``Sink.scan`` raises.
-    """
+    """Compare every table in every sink with the rows that its projection leaves. Holds one table at a time in memory.
+    Raises Unavailable if the source is lost, and what ``Sink.scan`` raises."""
     comparisons: dict[str, list[TableComparison]] = {name: [] for name in sinks}
     for table in source.tables.values():
         rows = by_key(table, source.rows(table))
@@ -115,12 +111,10 @@ def compare_sinks(source: SourceRows, sinks: Mapping[str, tuple[Sink, Projection
 
 
 def by_key(table: Table, rows: Iterable[Row]) -> dict[Key, Row]:
-    """Rows by their key."""
     return {key_of(table, row): row for row in rows}
 
 
 def compare_table(table: Table, expected: Mapping[Key, Row], stored: Iterable[StoredRow]) -> TableComparison:
-    """Compare one table of a sink with the source's rows."""
     seen_keys: set[Key] = set()
     extra: list[Key] = []
     different: list[Key] = []

@@ -1,4 +1,4 @@
-"""What ``lockstep verify`` is asked to compare, and whether that can be meant. Pure."""
+"""What ``lockstep verify`` is asked to compare, and whether the options make sense. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,10 +19,10 @@ TOPIC: Final = "topic"
 class VerifyOptions:
     """What to compare, and how much it may cost.
 
-    ``tables`` empty: all of the sink's. ``keys``: JSON texts of keys of the one table chosen, the only ones to be
-    looked at. ``against``: ``source``, ``topic`` or a generation's number. ``generation`` None: the live one.
-    ``settings`` are those that the generation was built with, ``other_settings`` those of the one that it is compared
-    with; None: those of the configuration.
+    ``tables`` empty: all of the sink's. ``keys``: JSON texts of keys of the one chosen table; only these are compared.
+    ``against``: ``source``, ``topic`` or a generation's number. ``generation`` None: the live one. ``settings`` are
+    those that the generation was built with, ``other_settings`` those of the generation that it is compared with; None:
+    those of the configuration.
 
     At most ``keys_max`` keys are held in memory. ``differences_max`` ends the search in a table that differs
     everywhere.
@@ -44,7 +44,7 @@ class VerifyOptions:
     repair_timeout_s: float = 60.0
 
     def check(self) -> list[TableName]:
-        """The tables that are named. Raises ConfigurationError for what can't be meant, whatever the sink has."""
+        """The named tables. Raises ConfigurationError for options that make no sense for any sink."""
         if self.against not in (SOURCE, TOPIC):
             generation_number(self.against)
             if self.repair:
@@ -66,7 +66,8 @@ class VerifyOptions:
 
 
 def chosen_tables(options: VerifyOptions, settings: SinkSettings, captured: Sequence[TableName]) -> list[TableName]:
-    """The tables to compare, of a sink with these settings. Raises ConfigurationError for options that mean nothing."""
+    """The tables to compare, of a sink with these settings. Raises ConfigurationError for options that make no
+    sense."""
     applied = list(settings.held_tables) or list(captured)
     names = options.check()
     unknown = [name for name in names if name not in applied]

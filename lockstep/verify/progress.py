@@ -1,4 +1,4 @@
-"""How far a comparison is, for whoever shows it."""
+"""How far a comparison is, for displays."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from cdc.model.table import TableName
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is being done to which table. ``count`` are the rows read so far, or the keys in hand."""
+    """What is being done to a table. ``count`` is the number of rows read so far, or of keys in hand."""
 
     table: TableName
     what: str

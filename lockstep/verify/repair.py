@@ -14,7 +14,7 @@ from lockstep.verify.sides.source import SourceSide
 from lockstep.verify.waiting import Waiting
 
 _ASK_AGAIN_S: Final = 10.0
-"""A capture that ends forgets the requests that it has seen but not fulfilled, so they are sent again."""
+"""A capture that ends forgets requests that it hasn't fulfilled, so they are sent again."""
 
 
 def repair(
@@ -28,10 +28,10 @@ def repair(
     waiting: Waiting,
     say: Callable[[str], None],
 ) -> TableReport:
-    """Repair what differs, through the capture of this slot. Returns the report of how the table is then.
+    """Repair what differs, through the capture of this slot. Returns the report of the table afterwards.
 
-    Asks again and again until everything is equal or ``options.repair_timeout_s`` seconds have passed. Raises Stalled
-    when nothing is applied, Unavailable when a server can't be reached, LockstepError when a stop is asked for.
+    Asks again until everything is equal or ``options.repair_timeout_s`` seconds have passed. Raises Stalled if nothing
+    is applied, Unavailable if a server can't be reached, LockstepError if a stop is asked for.
     """
     assert isinstance(sides.source, SourceSide), "a view's rows aren't published"
     keys = sorted({difference.key for difference in report_before.differences})
@@ -43,7 +43,8 @@ def repair(
         say(f"asking capture to publish {rows_text(len(chosen))} of {table.name} again")
         point = sides.source.request_repair(table.name, chosen, slot=slot)
         ask_again_at = waiting.now_s() + _ASK_AGAIN_S
-        # A topic or a generation has no LSNs of the source to wait for. There the loop alone sees that it is done.
+        # A topic or a generation has no LSNs of the source to wait for. There, only the loop sees that the repair is
+        # done.
         if options.against == SOURCE:
             sides.applied.wait(point)
         while True:

@@ -32,10 +32,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One key. ``topic_tag`` is that of the newest event on the topic: None when there is none or it wasn't looked for.
-
-    ``note`` is what else is known, in words.
-    """
+    """One key. ``topic_tag`` is that of the newest event on the topic, None if there is none or nobody looked. ``note``
+    is what else is known, in words."""
 
     kind: Kind
     key: bytes
@@ -57,14 +55,14 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class TableReport:
-    """One table. Row counts are each side's as of its own pass, so under traffic they may differ where the rows don't.
+    """One table. Each side's row count is as of its own pass, so under traffic counts may differ where rows don't.
 
-    With chosen keys there is no pass: ``keys`` is how many were looked at, and counts and ranges are None. ``absent``
-    are those that neither side has. ``undecided`` rows changed at every look. ``is_complete`` is False when there were
-    too many differences to look into all of them. ``left_out`` are columns that were not compared, with the reason.
-    With ``may_lack_rows`` the sink may rightly lack rows, and those that it lacks aren't counted.
-    ``repaired`` were different before. ``unreadable_dead_letters`` may hold the reason of a difference. ``note`` says
-    in words what else is to be known of the comparison. With ``not_compared`` there was none, for this reason.
+    With chosen keys there is no pass: ``keys`` is how many were compared, and counts and ranges are None. Neither side
+    has the ``absent`` keys. ``undecided`` rows changed at every look. ``is_complete`` is False if there were too many
+    differences to look into. ``left_out`` are columns that were not compared, with the reason. With ``may_lack_rows``
+    the sink may lack rows, and its missing rows aren't counted. ``repaired`` rows were different before.
+    ``unreadable_dead_letters`` may hold the reason of a difference. ``note`` is a remark on the comparison. If
+    ``not_compared`` is set, there was no comparison, for this reason.
     """
 
     table: TableName
@@ -116,10 +114,8 @@ class TableReport:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """All tables of one generation. ``lsn`` is where the source was at the beginning; None where it wasn't asked.
-
-    ``epoch`` is capture's, of which that LSN is: it was the same until everything was compared.
-    """
+    """All tables of one generation. ``lsn`` is where the source was at the beginning; None if it wasn't asked.
+    ``epoch`` is capture's, to which that LSN belongs; it stayed the same until everything was compared."""
 
     sink: str
     generation: int
@@ -130,12 +126,12 @@ class VerifyReport:
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing was found in what was compared; ``outcome`` says of everything."""
+        """Whether nothing was found in what was compared. ``outcome`` is about everything."""
         return all(table.is_equal for table in self.tables)
 
     @property
     def outcome(self) -> VerifyOutcome:
-        """The verdict. A comparison that left a table or a row out has found nothing equal as a whole."""
+        """The verdict. A comparison that left out a table or a row can't end as equal."""
         if any(table.differences for table in self.tables):
             return VerifyOutcome.DIFFERENT
         is_whole = bool(self.tables) and all(table.is_equal and not table.not_compared for table in self.tables)
@@ -154,7 +150,7 @@ class VerifyReport:
 
 
 def verify_table(report: VerifyReport) -> RenderableType:
-    """For people: a line per table, and below it what differs."""
+    """For people: a line per table, and below it the differences."""
     parts: list[RenderableType] = [_summary(report)]
     differences = [(table.table, difference) for table in report.tables for difference in table.differences]
     if differences:
@@ -167,7 +163,7 @@ def verify_table(report: VerifyReport) -> RenderableType:
 
 
 def _summary(report: VerifyReport) -> RichTable:
-    """A line per table, with what fits 80 columns."""
+    """A line per table, with what fits into 80 columns."""
     table = RichTable()
     table.add_column("table", overflow="fold")
     for heading in (f"rows in\n{report.against}", f"rows in\n{report.sink}", *(kind.value for kind in Kind)):
@@ -197,7 +193,6 @@ def _differences(differences: list[tuple[TableName, Difference]]) -> Iterator[Re
 
 
 def sentences(table: TableReport) -> Iterator[str]:
-    """What the numbers don't say."""
     if table.not_compared:
         yield f"{table.table} was not compared: {table.not_compared}"
     if table.note:

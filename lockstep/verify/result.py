@@ -1,4 +1,4 @@
-"""What is kept of a comparison in the sink itself, and that no two of one sink run at once on this machine."""
+"""Stores a comparison's result in the sink itself, and keeps two comparisons of a sink from running at once here."""
 
 import contextlib
 import fcntl
@@ -26,16 +26,14 @@ WAITS_S: Final = (1.0, 4.0)
 
 
 def is_of_everything(options: VerifyOptions) -> bool:
-    """Whether the comparison says something of a generation as a whole."""
+    """Whether the comparison covers a generation as a whole."""
     return options.against == SOURCE and not options.tables and not options.keys
 
 
 @contextlib.contextmanager
 def only_one(directory: Path, sink: str) -> Iterator[None]:
-    """Be the only comparison of a sink for the length of the block, whatever ends it.
-
-    Raises LockstepError where another one runs. Where there can't be a lock, nothing is locked.
-    """
+    """Be the only comparison of a sink on this machine until the block ends, however it ends. Raises LockstepError if
+    another one runs. If the lock file can't be used, nothing is locked."""
     try:
         make_directory(directory)
         lock = open_lock(directory / f"verify-{sink}.lock")
@@ -56,7 +54,7 @@ def only_one(directory: Path, sink: str) -> Iterator[None]:
 
 
 def result_of(report: VerifyReport, *, began_ms: int, ended_ms: int) -> Verification:
-    """What is to be kept of a comparison of everything. Pure."""
+    """What to store of a comparison of everything. Pure."""
     verification = Verification(
         began_ms, ended_ms, report.outcome, sum(len(table.differences) for table in report.tables)
     )
@@ -72,7 +70,7 @@ def result_of(report: VerifyReport, *, began_ms: int, ended_ms: int) -> Verifica
 
 
 def _but_for(report: VerifyReport) -> Iterator[str]:
-    """What a comparison that found nothing doesn't say of a sink."""
+    """What a comparison that found nothing doesn't cover."""
     by_topic = sum(table.note == BY_TOPIC for table in report.tables)
     if by_topic:
         yield f"append-only tables, compared with their topics ({by_topic})"
@@ -85,12 +83,13 @@ def _but_for(report: VerifyReport) -> Iterator[str]:
 
 
 def failure_of(error: LockstepError, *, began_ms: int, ended_ms: int) -> Verification:
-    """What is to be kept of a comparison of everything that ended by an error. Pure."""
+    """What to store of a comparison of everything that ended with an error. Pure."""
     return Verification(began_ms, ended_ms, VerifyOutcome.FAILED, error=error.message)
 
 
 def keep(config: Config, sink: str, generation: int | None, verification: Verification) -> None:
-    """Store it in the sink, for a generation or the live one. Where the sink doesn't take it, the log says so."""
+    """Store it in the sink, for a generation or the live one. Retries while the sink is unavailable, then logs a
+    warning."""
     for wait_s in (*WAITS_S, None):
         try:
             _store(config, sink, generation, verification)

@@ -10,10 +10,8 @@ _GROWTH_MAX: Final = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Statements of about ``chunk_s`` seconds, then a pause of ``pause_ratio`` times what one took.
-
-    ``first_rows`` is what the first statement asks for, while nobody knows how long it takes.
-    """
+    """Statements of about ``chunk_s`` seconds, each followed by a pause of ``pause_ratio`` times what it took.
+    ``first_rows`` is what the first statement asks for, while nobody knows how long it takes."""
 
     chunk_s: float = 1.0
     pause_ratio: float = 1.0
@@ -21,7 +19,7 @@ class Load:
 
 
 def next_chunk_rows(rows: int, *, took_s: float, chunk_s: float) -> int:
-    """How many rows to ask for next, after ``rows`` took so long."""
+    """How many rows to ask for next, after ``rows`` took ``took_s`` seconds."""
     factor = chunk_s / took_s if took_s > 0 else _GROWTH_MAX
     wanted_rows = int(rows * min(_GROWTH_MAX, max(1 / _GROWTH_MAX, factor)))
     return min(_CHUNK_ROWS_MAX, max(_CHUNK_ROWS_MIN, wanted_rows))

@@ -1,4 +1,4 @@
-"""``lockstep verify SINK``: compares, tells what differs, and with ``repair`` has just that published again."""
+"""``lockstep verify SINK``: compares, reports what differs, and with ``repair`` has that published again."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -33,15 +33,14 @@ def verify(
 ) -> VerifyReport:
     """Compare a sink's generation, on a live system. Changes nothing unless ``options.repair``.
 
-    Raises ConfigurationError for options that don't fit the configuration, and Unavailable when a server can't be
-    reached. Raises LockstepError when nothing is applied, for a view one of whose tables isn't captured, or when it is
-    stopped.
+    Raises ConfigurationError for options that don't fit the configuration, Unavailable if a server can't be reached,
+    and LockstepError if nothing is applied, if a table of a view isn't captured, or if it is stopped.
     """
     settings = options.settings or settings_of(config, options.sink)
     _check_view(options, settings)
     chosen = chosen_tables(options, settings, config.source.keyed_names)
     is_view = settings.view is not None
-    config = config_now(config)  # capture may have been started without one that is named
+    config = config_now(config)  # capture may have been started without a named table
     lacking = config.uncaptured_tables(settings) if is_view else ()
     if lacking:
         raise LockstepError(
@@ -63,7 +62,7 @@ def verify(
     if options.against != SOURCE or not append_only:
         reports = [compare(options, names)]
     else:
-        # The source's rows have nothing by which a row here could be found among them; the topic's events have.
+        # The source's rows have nothing by which to find a row here; the topic's events have.
         reports = [compare(options, keyed)] if keyed else []
         reports.append(compare(replace(options, against=TOPIC, repair=False), append_only))
     by_name = {table.table: table for report in reports for table in report.tables}
@@ -76,7 +75,7 @@ def verify(
 
 
 def _check_view(options: VerifyOptions, settings: SinkSettings) -> None:
-    """Raises ConfigurationError for what can't be meant of a view."""
+    """Raise ConfigurationError for options that make no sense for a view."""
     if settings.view is not None and options.against == TOPIC:
         raise ConfigurationError(
             f"{options.sink!r} is a view, and no topic has its rows",
@@ -99,7 +98,7 @@ def compare_tables(
     say: Callable[[str], None],
     progress: OnStep,
 ) -> VerifyReport:
-    """Compare these tables with what the options say. Raises as ``verify``."""
+    """Compare these tables as the options say. Raises as ``verify``."""
     with open_sides(config, options, settings, names, waiting=waiting, say=say) as sides:
         point = sides.sync_point()
         # Before anything is read: a sink that lags far would differ everywhere.
@@ -127,7 +126,7 @@ def compare_tables(
                         waiting=waiting,
                         say=say,
                     )
-                except Stalled as error:  # the differences are to be reported all the same
+                except Stalled as error:  # report the differences all the same
                     say(f"nothing was repaired: {error}")
             reports.append(
                 explain(

@@ -16,18 +16,18 @@ _SLICE_S: Final = 0.05
 _SAY_AFTER_S: Final = 5.0
 
 _LIFE_LOOK_S: Final = 2.0
-"""How often it is asked whether a job gives signs of life while nothing moves."""
+"""How often to look for a job's signs of life while nothing moves."""
 
 _ALIVE_TIMES: Final = 10.0
-"""A job that gives signs of life gets so many times as long: on a slow machine it prepares, or has a large batch. One
-that hangs gives signs of life too."""
+"""A job that gives signs of life gets this many times as long: on a slow machine it prepares, or has a large batch. Not
+longer, since a job that hangs gives signs of life too."""
 
 
 class LoadsProgress(Protocol):
-    """How far a generation is, as ``sinks.contract.Generations`` tells it."""
+    """How far a generation is, as ``sinks.contract.Generations`` returns it."""
 
     def load_progress(self) -> Progress | None:
-        """None where no job has ever applied to it. Raises what the destination raises."""
+        """None if no job has ever applied to it. Raises what the destination raises."""
         ...
 
 
@@ -36,10 +36,8 @@ class Stalled(LockstepError):
 
 
 class Waiting:
-    """Sleeps in short slices. Raises LockstepError once ``stopping`` says so.
-
-    ``own_s`` is the processor time of the thread that asks: for so long it didn't wait for anybody.
-    """
+    """Sleeps in short slices. Raises LockstepError once ``stopping`` returns True. ``own_s`` is the processor time of
+    the calling thread: for that long it waited for nobody."""
 
     def __init__(
         self,
@@ -55,7 +53,7 @@ class Waiting:
         self.own_s = own
 
     def check(self) -> None:
-        """Raises LockstepError when a stop was asked for."""
+        """Raise LockstepError if a stop was asked for."""
         if self._stopping():
             raise LockstepError("stopped before everything was compared", hint="nothing was changed; start it again")
 
@@ -77,10 +75,8 @@ class SyncPoint:
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     def is_applied(self, progress: Progress | None) -> bool:
-        """Whether a sink with this progress has applied everything up to here.
-
-        Raises LockstepError when capture was recovered since: the LSN is one of a server that isn't captured any more.
-        """
+        """Whether a sink with this progress has applied everything up to here. Raises LockstepError if capture was
+        recovered since: the LSN belongs to a server that isn't captured any more."""
         if progress is None:
             return False
         if self.lsn is not None and progress.epoch > self.epoch:
@@ -93,7 +89,7 @@ class SyncPoint:
 
 
 class _SignsOfLife:
-    """When a job has last given a sign of life, by ``seen_s`` on the clock of ``waiting``; -inf for never."""
+    """When a job last gave a sign of life: ``seen_s`` on the clock of ``waiting``; -inf for never."""
 
     def __init__(self, ask: Callable[[], object], waiting: Waiting) -> None:
         self._ask = ask
@@ -103,7 +99,7 @@ class _SignsOfLife:
         self.seen_s = -math.inf
 
     def look(self, now_s: float) -> None:
-        """Ask, where it is time for that."""
+        """Ask, if it is time to."""
         if now_s < self._look_s:
             return
         self._look_s = now_s + _LIFE_LOOK_S
@@ -115,10 +111,10 @@ class _SignsOfLife:
 
 
 class Applied:
-    """Waits for one generation of a sink. A sink that doesn't get any further raises Stalled.
+    """Waits for one generation of a sink. Raises Stalled if the sink makes no progress.
 
-    ``check`` raises LockstepError where waiting, or what is found afterwards, is in vain. It is asked at each slice.
-    ``sign_of_life`` is another value each time that the generation's job has shown that it runs.
+    ``check`` raises LockstepError if waiting, or what is found afterwards, is in vain. It is called at each slice.
+    ``sign_of_life`` returns another value each time that the generation's job has shown that it runs.
     """
 
     def __init__(
@@ -145,8 +141,8 @@ class Applied:
     def wait(self, point: SyncPoint, while_waiting: Callable[[], None] | None = None) -> None:
         """Return once everything up to the point is applied.
 
-        Raises Stalled when the sink hasn't moved for ``stall_s`` seconds, or for ten times as long where its job gives
-        signs of life. Raises LockstepError when a stop is asked for and as ``check`` does.
+        Raises Stalled if the sink hasn't moved for ``stall_s`` seconds, or for ten times as long if its job gives signs
+        of life. Raises LockstepError if a stop is asked for, and as ``check``.
         """
         began = moved = self._waiting.now_s()
         last: Progress | None = None
@@ -156,7 +152,7 @@ class Applied:
             progress = last
             with suppress(Unavailable):
                 progress = self._progress.load_progress()
-                self._check()  # afterwards: whoever sets a table aside says so before the watermark goes on without it
+                self._check()  # after loading: a table is recorded as set aside before the watermark passes it
             if point.is_applied(progress):
                 return
             now = self._waiting.now_s()
@@ -185,10 +181,8 @@ class Applied:
 def settled_time(
     load: Callable[[], NotedTime], *, name: str, generation: int, waiting: Waiting, stall_s: float
 ) -> NotedTime:
-    """The time of a view, once all of its rows are as of one.
-
-    Raises Stalled when that isn't so for ``stall_s`` seconds, LockstepError when a stop is asked for.
-    """
+    """The time of a view, once all of its rows are as of one time. Raises Stalled if that doesn't happen for
+    ``stall_s`` seconds, LockstepError if a stop is asked for."""
     began, first = waiting.now_s(), load()
     time = first
     while not time.is_settled:
@@ -218,5 +212,5 @@ def _missing(point: SyncPoint, progress: Progress | None) -> str:
 
 
 def _position(progress: Progress | None) -> object:
-    # Not updated_at_ms: a job in good health writes it while the log doesn't grow.
+    # Not updated_at_ms: a healthy job writes it while the log doesn't grow.
     return None if progress is None else (progress.epoch, progress.watermark_lsn, dict(progress.next_offsets))

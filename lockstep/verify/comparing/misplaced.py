@@ -15,7 +15,7 @@ MISPLACED: Final = "stored where its key isn't looked for"
 def second_copies(
     shown: Mapping[Key, Sequence[Copy]], doubled: Collection[Key], rechecked: Rechecked
 ) -> dict[Key, Copy]:
-    """Rows that are one too many. ``shown`` is what a pass over the sink showed, ``doubled`` what it showed twice."""
+    """Rows that are one too many. ``shown`` is what a pass over the sink showed, ``doubled`` its repeated keys."""
     second: dict[Key, Copy] = {}
     for key, copies in rechecked.copies.items():
         if len(copies) > 1:
@@ -32,11 +32,8 @@ def second_copies(
 def possibly_misplaced(
     shown: Mapping[Key, Sequence[Copy]], doubled: Collection[Key], rechecked: Rechecked
 ) -> dict[Key, Copy]:
-    """Rows that a pass over the sink showed and that aren't stored under their key.
-
-    They are gone by now, or can never be read by their key. They are misplaced when another pass shows the same row
-    again, since a key's tags only grow.
-    """
+    """Rows that a pass over the sink showed and that aren't stored under their key. They are gone by now, or can never
+    be read by their key. A row is misplaced if another pass shows the same row again, since a key's tags only grow."""
     return {
         key: shown[key][0]
         for key, copies in rechecked.copies.items()
@@ -45,5 +42,4 @@ def possibly_misplaced(
 
 
 def extra_rows(copies: Mapping[Key, Copy], note: str) -> list[Difference]:
-    """These rows as differences, each with this note."""
     return [Difference(Kind.EXTRA, key, sink_tag=copy.tag, note=note) for key, copy in copies.items()]

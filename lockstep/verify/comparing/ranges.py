@@ -1,8 +1,7 @@
-"""Counts and sums of rows per range of keys: the same for two sides with the same rows, in whatever order. Pure.
+"""Counts and sums of rows per range of keys: the same for two sides with the same rows, in any order. Pure.
 
 A range is a set of keys with the same hash. Ranges in key order would be the obvious choice, but Redis and OpenSearch
-can't be read by them. Redis gives its keys in no order at all. OpenSearch would sort by a field that needn't be
-indexed.
+can't be read by them: Redis returns its keys in no order, and OpenSearch would sort by a field that may not be indexed.
 """
 
 from array import array
@@ -15,7 +14,7 @@ from zlib import crc32
 from lockstep.verify.canonical import FINGERPRINT_BYTES, Fingerprint, Key
 
 RANGES: Final = 1 << 18
-"""32 bytes each; a table of 100 million rows has some 400 in one."""
+"""32 bytes each. A table of 100 million rows has some 400 rows in each."""
 
 _LANES: Final = Struct("<QQ")
 _LANE: Final = (1 << 64) - 1
@@ -30,17 +29,15 @@ def range_of(key: Key, count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RangeGroup:
-    """Ranges that are looked into together. ``keys`` is about how many they have on the side that has more."""
+    """Ranges that are looked into together. ``keys`` is about how many they hold on the side that has more."""
 
     ranges: frozenset[int]
     keys: int
 
 
 class Ranges:
-    """Both sides in one: what one side adds the other takes away, and the sum of a range that is equal is zero.
-
-    Fingerprints are summed as two numbers modulo 2**64. Different rows have a sum of zero with a chance of 2**-128.
-    """
+    """Both sides in one: one side adds what the other subtracts, so the sum of an equal range is zero. Fingerprints are
+    summed as two numbers modulo 2**64. Different rows have a sum of zero with a chance of 2**-128."""
 
     def __init__(self, count: int = RANGES) -> None:
         assert count & (count - 1) == 0, "a power of two"
@@ -51,7 +48,6 @@ class Ranges:
         self._stored = array("Q", bytes(8 * count))
 
     def add_expected(self, key: Key, row_fingerprint: Fingerprint) -> None:
-        """Count a row of the expected side."""
         index = range_of(key, self.count)
         low, high = _LANES.unpack(row_fingerprint)
         self._low[index] = (self._low[index] + low) & _LANE
@@ -59,7 +55,6 @@ class Ranges:
         self._expected[index] += 1
 
     def add_stored(self, key: Key, row_fingerprint: Fingerprint) -> None:
-        """Count a row of the sink."""
         index = range_of(key, self.count)
         low, high = _LANES.unpack(row_fingerprint)
         self._low[index] = (self._low[index] - low) & _LANE
@@ -68,11 +63,9 @@ class Ranges:
 
     @property
     def compared(self) -> int:
-        """How many ranges have any rows."""
         return sum(1 for expected, stored in zip(self._expected, self._stored, strict=True) if expected or stored)
 
     def differing(self) -> list[int]:
-        """The ranges in which the sides differ, by number."""
         return [
             index
             for index, (low, high, expected, stored) in enumerate(
@@ -82,7 +75,7 @@ class Ranges:
         ]
 
     def groups(self, differing: Sequence[int], *, keys_max: int) -> Iterator[RangeGroup]:
-        """The differing ranges in portions of at most ``keys_max`` keys. A larger range is a portion of its own."""
+        """The differing ranges in groups of at most ``keys_max`` keys. A larger range is a group of its own."""
         ranges: list[int] = []
         keys = 0
         for index in differing:

@@ -1,17 +1,17 @@
-"""Which candidates really differ, while rows go on changing.
+"""Decides which candidates really differ, while rows go on changing.
 
-A round reads the expected rows and takes a sync point after them. It waits until the sink has applied everything up to
-that. Then it reads the sink's rows, and the expected rows again. Then, for one key:
+A round reads the expected rows, takes a sync point, and waits until the sink has applied everything up to it. Then it
+reads the sink's rows, and the expected rows again. Then, for one key:
 
-* The sink has what was expected before, afterwards, or at a look in between: equal. It is at least as far as the first
-  look, so what it has is no old version.
-* What is expected has changed meanwhile: nobody can tell. It takes part in the next round.
-* What is expected hasn't changed and the sink has something else: suspect. When the next round finds both sides as they
-  were, it differs.
+* The sink has what was expected before, afterwards, or at a look in between: equal. The sink is at least as far as the
+  first look, so it has no old version.
+* The expected row has changed meanwhile: nobody can tell. The key takes part in the next round.
+* The expected row hasn't changed, and the sink has something else: suspect. If the next round finds both sides
+  unchanged, the key differs.
 
-Why not at once: a row can come and go between the two looks, and the sink may be seen in the middle of that. Then the
-sink's row has a tag of its own, and by the next round's sync point it must have moved on. The second look is also later
-than a commit takes that is in the WAL already and not yet visible to others.
+One round isn't enough: a row can come and go between the two looks, and the sink may be read in the middle of that.
+Then the sink's row has a tag of its own, and must have changed by the next round's sync point. The time until the
+second look is also longer than the time in which a commit that is in the WAL becomes visible to others.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ _PAUSE_S: Final = 0.25
 _PAUSE_MAX_S: Final = 4.0
 
 _LOOKS_IN_BETWEEN_KEYS_MAX: Final = 200
-"""Rows that are written all the time are never the same twice; while they are few, looking more often catches them."""
+"""Rows that are written all the time are never the same twice. While they are few, looking more often catches them."""
 
 _DETAILS_AT_ONCE: Final = 200
 
@@ -46,7 +46,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one round has seen of a key. None is no row. ``between`` are fingerprints of the versions in between."""
+    """What one round saw of a key. None means no row. ``between`` are fingerprints of the versions in between."""
 
     before: Version | None
     after: Version | None
@@ -55,7 +55,7 @@ class Observation:
 
 
 def verdict(now: Observation, suspicion: Observation | None) -> Verdict:
-    """What a round says about a key. ``suspicion`` is the last round's observation where the key was suspect. Pure."""
+    """What a round says about a key. ``suspicion`` is the last round's observation if the key was suspect. Pure."""
     expected = {_fingerprint(now.before), _fingerprint(now.after), *now.between}
     stored: set[Fingerprint | None] = {copy.fingerprint for copy in now.copies} or {None}
     if stored & expected:
@@ -73,10 +73,8 @@ def _fingerprint(version: Version | None) -> Fingerprint | None:
 
 @dataclass(slots=True)
 class Rechecked:
-    """What the keys turned out to be. ``copies`` is what the sink has of equal keys: nothing where no row is expected.
-
-    ``undecided`` are those that changed in every round.
-    """
+    """The results. ``copies`` is what the sink has of equal keys, empty if no row is expected. ``undecided`` keys
+    changed in every round."""
 
     copies: dict[Key, tuple[Copy, ...]] = field(default_factory=dict)
     different: dict[Key, Difference] = field(default_factory=dict)
@@ -93,10 +91,8 @@ def recheck(
     waiting: Waiting,
     rounds_max: int,
 ) -> Rechecked:
-    """Look at these keys until each is equal or different, or ``rounds_max`` rounds have passed.
-
-    Raises Stalled when nothing is applied, and what the sides raise.
-    """
+    """Look at these keys until each is equal or different, or ``rounds_max`` rounds have passed. Raises Stalled if
+    nothing is applied, and what the sides raise."""
     rechecked = Rechecked()
     suspicions: dict[Key, Observation] = {}
     remaining = list(keys)
@@ -112,7 +108,7 @@ def recheck(
         rechecked.copies |= {
             key: observations[key].copies for key, result in verdicts.items() if result is Verdict.EQUAL
         }
-        # A key that changed while its details were read stays a suspect: the next round decides.
+        # A key that changed while its details were read stays suspect: the next round decides.
         suspicions = {
             key: observations[key]
             for key, result in verdicts.items()
@@ -128,7 +124,6 @@ def recheck(
 def _observe(
     table: Table, keys: Sequence[Key], expected: Expected, sink: SinkSide, applied: Applied
 ) -> dict[Key, Observation]:
-    """One round."""
     between: dict[Key, set[Fingerprint | None]] = {}
 
     def look_again() -> None:
@@ -155,7 +150,7 @@ def _observe(
 def _details(
     table: Table, certain: Mapping[Key, Observation], expected: Expected, sink: SinkSide
 ) -> dict[Key, Difference]:
-    """In which columns rows differ. Left out are keys of which a side has moved on since."""
+    """The columns in which rows differ. Omits keys whose row has changed on a side since."""
     differences: dict[Key, Difference] = {}
     for portion in portions(certain, _DETAILS_AT_ONCE):
         expected_rows = expected.rows(table, portion)
@@ -170,7 +165,7 @@ def _details(
 
 
 def _difference(table: Table, key: Key, expected: Row | None, stored: Row | None, tag: str | None) -> Difference:
-    """The values themselves aren't kept: many rows may differ, and be large."""
+    """The values aren't kept: many rows may differ, and be large."""
     if stored is None:
         return Difference(Kind.MISSING, key)
     if expected is None:

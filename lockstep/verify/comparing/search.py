@@ -1,7 +1,7 @@
-"""Which keys may differ: both sides are summed up by ranges of keys, and differing ranges are read key by key.
+"""Finds keys that may differ: both sides are summed up by ranges of keys, and differing ranges are read key by key.
 
-Memory is bounded: the sums, and ``keys_max`` keys. A table with fewer rows than that is done in the first pass. Under
-traffic the keys that were written between the two reads are among the candidates; ``recheck`` decides about them.
+Memory is bounded: the sums, and ``keys_max`` keys. One pass is enough for a table with fewer rows than that. Under
+traffic, keys that were written between the two reads are candidates too; ``recheck`` decides about them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +15,7 @@ from lockstep.verify.sides.expected import Expected
 from lockstep.verify.sides.sink import Copy, SinkSide
 
 _SEEN: Final = b""
-"""In place of the fingerprint of a row that the sink has shown already."""
+"""Replaces the fingerprint of a row that the sink has shown already."""
 
 _REPORT_EVERY_ROWS: Final = 5000
 
@@ -27,10 +27,8 @@ ReportCount = Callable[[str, int], None]
 
 @dataclass(slots=True)
 class Candidates:
-    """Keys that may differ, with what a pass over the sink showed of each; nothing where it showed nothing.
-
-    ``doubled`` are keys that one pass showed more than once. ``is_complete`` is False when there were more than fit.
-    """
+    """Keys that may differ, each with the rows that a pass over the sink showed, which may be none. ``doubled`` are
+    keys that one pass showed more than once. ``is_complete`` is False if there were more than fit."""
 
     shown: dict[Key, list[Copy]] = field(default_factory=dict)
     doubled: set[Key] = field(default_factory=set)
@@ -48,7 +46,7 @@ class Counts:
 
 
 class Search:
-    """One table's search. ``candidates`` yields them in portions; ``counts`` is known once the first is there."""
+    """The search in one table. ``counts`` is known once ``candidates`` has yielded its first part."""
 
     def __init__(
         self,
@@ -69,7 +67,7 @@ class Search:
         self._ranges = Ranges(ranges)
 
     def candidates(self) -> Iterator[Candidates]:
-        """Portions of candidates; each is forgotten before the next is looked for. Raises what the sides raise."""
+        """Candidates in parts; each is forgotten before the next is looked for. Raises what the sides raise."""
         rows, kept_rows = self._read_expected()
         if kept_rows is not None:
             candidates = Candidates()
@@ -85,7 +83,7 @@ class Search:
             yield self._look_into(group, f"range group {number} of {len(groups)}")
 
     def _read_expected(self) -> tuple[int, dict[Key, Fingerprint] | None]:
-        """Sum up the expected side. Its keys come along as long as they are few."""
+        """Sum up the expected side. Also returns its keys if they are few."""
         kept_rows: dict[Key, Fingerprint] | None = {}
         rows = 0
         for key, fingerprint in self._reported(self._expected.name, self._expected.scan(self._table)):
@@ -115,7 +113,7 @@ class Search:
         candidates = Candidates()
         expected = self._reported(f"{self._expected.name}, {what}", self._expected.scan(self._table))
         for key, fingerprint in within(expected):
-            if len(kept_rows) >= 2 * self._keys_max:  # it has grown that much, or one range is that large
+            if len(kept_rows) >= 2 * self._keys_max:  # the table has grown that much, or one range is that large
                 candidates.is_complete = False
                 break
             kept_rows[key] = fingerprint
@@ -125,7 +123,7 @@ class Search:
     def _compare(
         self, kept_rows: dict[Key, Fingerprint], stored: Iterable[tuple[Key, Copy]], candidates: Candidates
     ) -> int:
-        """Compare the sink's rows with the kept ones, which become seen or candidates. Returns the rows' count."""
+        """Compare the sink's rows with the expected ones, which become seen or candidates. Returns how many."""
         rows = 0
         for key, copy in stored:
             rows += 1

@@ -29,7 +29,7 @@ _TRY_AGAIN_S: Final = 1.0
 
 
 class TableComparer:
-    """Compares tables, one at a time. ``progress`` gets how far it is, ``say`` what people should know."""
+    """Compares tables, one at a time. ``progress`` gets how far it is, ``say`` messages to people."""
 
     def __init__(
         self, sides: Sides, options: VerifyOptions, *, waiting: Waiting, say: Callable[[str], None], progress: OnStep
@@ -41,11 +41,11 @@ class TableComparer:
         self._progress = progress
 
     def compare(self, table: Table) -> TableReport:
-        """Compare the chosen keys of a table, else all of its rows.
+        """Compare the chosen keys of a table, or all of its rows.
 
-        It begins again when a server goes away meanwhile, and raises Unavailable when that happens too often. Raises
-        ConfigurationError for keys that no row can have, Stalled when nothing is applied, and LockstepError when a stop
-        is asked for.
+        Starts again if a server goes away meanwhile, and raises Unavailable if that happens too often. Raises
+        ConfigurationError for keys that no row can have, Stalled if nothing is applied, and LockstepError if a stop is
+        asked for.
         """
         keys = parse_keys(table, self._options.keys)
         for tries in count(1):
@@ -59,12 +59,12 @@ class TableComparer:
         raise AssertionError("it counts on")
 
     def recheck(self, table: Table, keys: Iterable[Key]) -> Rechecked:
-        """Which of these keys really differ. Raises as ``compare`` does."""
+        """Which of these keys really differ. Raises as ``compare``."""
         chosen = list(keys)
         self._progress(Step(table.name, "keys that may differ", len(chosen)))
         rechecked = self._recheck_against(self._sides.expected, table, chosen)
         if rechecked.undecided and self._sides.is_against_source and self._sides.new_topic_side is not None:
-            # The source shows some versions of a row that is written all the time, the log has every one.
+            # Of a row that is written all the time, the source shows some versions, the log every one.
             self._progress(
                 Step(table.name, "keys that change at every look, compared with the log", len(rechecked.undecided))
             )
@@ -75,7 +75,7 @@ class TableComparer:
         return rechecked
 
     def differences(self, table: Table, rechecked: Rechecked) -> list[Difference]:
-        """What the recheck has found, without the rows that one of the sides may lack. Raises Unavailable."""
+        """What the recheck found, without rows that a side is allowed to lack. Raises Unavailable."""
         differences = list(rechecked.different.values())
         # Only another generation of the sink may lack rows that are here; source and topic have them all.
         is_against_generation = self._options.against not in (SOURCE, TOPIC)
@@ -85,7 +85,7 @@ class TableComparer:
         }
         differences = [difference for difference in differences if not allowed.get(difference.kind, False)]
         if any(difference.kind is Kind.MISSING for difference in differences):
-            # Asked for together with a missing key, a sink also shows a row that it stores in that key's place.
+            # When asked for a missing key too, a sink also shows a row that it stores in that key's place.
             differences = [
                 replace(difference, note=MISPLACED)
                 if difference.kind is Kind.EXTRA and self._is_nowhere(table, difference.key)
@@ -95,10 +95,8 @@ class TableComparer:
         return differences
 
     def still_misplaced(self, table: Table, before: Sequence[Difference]) -> list[Difference]:
-        """Which of these misplaced rows and second copies are there as before. Raises Unavailable.
-
-        A repair writes the row itself again, but that doesn't remove another copy of it.
-        """
+        """The misplaced rows and second copies that are still there. Raises Unavailable. A repair writes the row itself
+        again, but doesn't remove another copy of it."""
         if not before:
             return []
         keys = {difference.key for difference in before}
@@ -117,7 +115,6 @@ class TableComparer:
         ]
 
     def _compare_all(self, table: Table) -> TableReport:
-        """Every row of a table."""
         search = Search(
             table,
             self._sides.expected,
@@ -150,7 +147,6 @@ class TableComparer:
         )
 
     def _compare_keys(self, table: Table, keys: Sequence[Key]) -> TableReport:
-        """Some rows of a table."""
         rechecked = self.recheck(table, keys)
         second = second_copies({}, (), rechecked)
         expected_versions = self._sides.expected.versions(table, keys)

@@ -1,1 +1,1 @@
-"""Where the rows of a comparison come from: the sink, and the source, the topic or another generation beside it."""
+"""Where a comparison's rows come from: the sink, and the source, the topic or another generation."""

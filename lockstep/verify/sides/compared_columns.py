@@ -18,10 +18,8 @@ LeftOut = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class ComparedTable:
-    """A table with the columns that are compared, and those that aren't.
-
-    ``not_comparable`` is why nothing of it can be, where that is so.
-    """
+    """A table with the columns that are compared, and those that aren't. ``not_comparable`` is the reason if nothing of
+    it can be compared."""
 
     table: Table
     left_out: LeftOut
@@ -31,11 +29,8 @@ class ComparedTable:
 def compared_table(
     origin: Table, logged: Table, view: SinkView, *, ours: SinkSettings, theirs: SinkSettings, against: str
 ) -> ComparedTable:
-    """The columns of a table that are compared.
-
-    ``origin`` is its shape on the expected side, ``logged`` the newest one in the log. ``ours`` are the sink's
-    settings, ``theirs`` those of the side that it is compared with, whose name is ``against``.
-    """
+    """The columns of a table that are compared. ``origin`` is its shape on the expected side, ``logged`` the newest one
+    in the log. ``ours`` are the sink's settings, ``theirs`` those of the other side, which is called ``against``."""
     name = origin.name
     compared, reasons = compared_columns(
         _with(origin, view.computed(name)),
@@ -57,7 +52,7 @@ def compared_table(
 def compared_columns(
     origin: Table, logged: Table, ours: frozenset[str], theirs: frozenset[str], *, against: str
 ) -> tuple[list[str], LeftOut]:
-    """The columns that both sides have, and those that aren't compared though one of them has them, with the reason.
+    """The columns that both sides have, and those that only one has or that aren't compared, with the reason.
 
     ``origin`` is the table's shape on the expected side, ``logged`` the newest one in the log. ``ours`` and ``theirs``
     are the columns that the sink's settings and the expected side's leave out.
@@ -75,13 +70,13 @@ def compared_columns(
 
 
 def has_all_columns(origin: Table, logged: Table) -> bool:
-    """Whether a table has every column that the log knows of it, by its name and type."""
+    """Whether a table has every column that the log knows of it, by name and type."""
     now = {column.name: (column.type_oid, column.type_modifier) for column in origin.columns}
     return all(now.get(column.name) == (column.type_oid, column.type_modifier) for column in logged.columns)
 
 
 def differently_made(ours: SinkSettings, theirs: SinkSettings, table: TableName) -> list[str]:
-    """Columns that two sinks have, but not the same values in them: masked or computed in another way."""
+    """Columns that two sinks have with different values: masked or computed in another way."""
     our_ways, their_ways = _ways(ours, table), _ways(theirs, table)
     return sorted(
         column for column in our_ways.keys() | their_ways.keys() if our_ways.get(column) != their_ways.get(column)
@@ -103,5 +98,4 @@ def _with(table: Table, computed: Sequence[Column]) -> Table:
 
 
 def _excluded(settings: SinkSettings, table: TableName) -> frozenset[str]:
-    """The columns of a table that these settings leave out."""
     return projection_of(settings).excluded.get(table, frozenset())

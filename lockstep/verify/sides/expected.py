@@ -11,7 +11,7 @@ from lockstep.verify.waiting import SyncPoint
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A row at some moment. ``stamp`` differs whenever the row was written in between, even with the same values."""
+    """A row at some moment. ``stamp`` differs if the row was written in between, even with the same values."""
 
     fingerprint: Fingerprint
     stamp: str
@@ -22,24 +22,20 @@ class Expected(ABC):
 
     name: str
     can_be_asked_often: bool
-    """Whether ``versions`` of a few keys is cheap enough to be asked again and again while the sink catches up."""
+    """Whether reading ``versions`` of a few keys again and again, while the sink catches up, is cheap enough."""
 
     @abstractmethod
     def scan(self, table: Table) -> Iterator[tuple[Key, Fingerprint]]:
-        """Every row once.
-
-        A row that is written meanwhile comes as it was before or after. One whose key changes may not come at all.
-        """
+        """Every row once. A row that is written meanwhile is as before or as after. A row whose key changes may be
+        missing."""
 
     def versions(self, table: Table, keys: Collection[Key]) -> dict[Key, Version]:
-        """The rows of these keys that are there now; keys without a row are absent."""
+        """The rows of these keys now; keys without a row are absent."""
         return {key: version for key, (version, _) in self.rows(table, keys).items()}
 
     def versions_between(self) -> Mapping[Key, Collection[Fingerprint | None]]:
-        """Where this side sees every version: what the keys of the last ``versions`` were since the call before it.
-
-        None is no row. Most know the newest version only.
-        """
+        """If this side sees every version: all versions of the last keys of ``versions`` since the call before it. None
+        means no row. Most sides know only the newest version, and return nothing."""
         return {}
 
     @abstractmethod
@@ -48,4 +44,4 @@ class Expected(ABC):
 
     @abstractmethod
     def sync_point(self) -> SyncPoint:
-        """A point that isn't before anything that was read so far: a sink that is there has applied all of it."""
+        """A point not before anything read so far: a sink that has reached it has applied all of that."""

@@ -11,7 +11,7 @@ from sinks.contract import TopicPartition
 
 
 class GenerationSide(Expected):
-    """``log_ends`` asks where the topics end now: whatever this generation holds comes from before."""
+    """``log_ends`` returns where the topics end now: everything this generation holds comes from before."""
 
     can_be_asked_often = False
 
@@ -35,7 +35,7 @@ class GenerationSide(Expected):
         return {key: Version(first.fingerprint, first.tag) for key, (first, *_) in copies.items()}
 
     def rows(self, table: Table, keys: Collection[Key]) -> dict[Key, tuple[Version, Row]]:
-        # Else rows of a sink that is ahead of this generation would look like rows that nobody wrote.
+        # Otherwise, rows of a sink that is ahead of this generation would look like rows that nobody wrote.
         self._applied.wait(self.sync_point())
         return {
             key: (Version(copies[0][0].fingerprint, copies[0][0].tag), copies[0][1])

@@ -43,9 +43,9 @@ class Sides:
     """A sink's generation and what it is compared with, open.
 
     ``settings`` are those that the generation was built with, ``other_settings`` those of the generation that it is
-    compared with, else the same. ``applied`` waits for the generation. ``source`` is the side that asks for repairs,
-    and the expected one where the options say so. ``new_topic_side`` gives another reader of the topics, None for a
-    view, whose rows have no topic.
+    compared with, else the same. ``applied`` waits for the generation. ``source`` asks for repairs, and is the expected
+    side too if the options say so. ``new_topic_side`` opens another reader of the topics; None for a view, whose rows
+    have no topic.
     """
 
     generation: int
@@ -65,11 +65,11 @@ class Sides:
         return self.expected is self.source
 
     def sync_point(self) -> SyncPoint:
-        """Where the stream is now: an LSN where the source is asked, else the ends of the topics."""
+        """Where the stream is now: an LSN if the source is compared, else the ends of the topics."""
         return self.source.sync_point() if self.is_against_source else SyncPoint(offsets=self.log_ends())
 
     def check_epoch(self, point: SyncPoint) -> None:
-        """Raises LockstepError where capture was recovered since the point: its LSN is of another line of WAL."""
+        """Raise LockstepError if capture was recovered since the point: its LSN belongs to another line of WAL."""
         if point.lsn is not None and self.epoch_now() != point.epoch:
             raise LockstepError("capture was recovered in the meantime", hint="start again")
 
@@ -84,10 +84,8 @@ def open_sides(
     waiting: Waiting,
     say: Callable[[str], None],
 ) -> Iterator[Sides]:
-    """Both sides until the block ends, with these tables of a sink with these settings, or with a view's result.
-
-    Raises LockstepError for a generation or a table that isn't there, Unavailable when a server can't be reached.
-    """
+    """Both sides until the block ends, with these tables of a sink with these settings, or with a view's result. Raises
+    LockstepError for a generation or a table that doesn't exist, Unavailable if a server can't be reached."""
     with ExitStack() as closing:
         if settings.view is not None:
             names = config.sink_tables(settings)
@@ -106,7 +104,7 @@ class _OpenedGeneration:
 
 
 class _Opening:
-    """Opens the generation, and the other one that it is compared with; then what else is needed."""
+    """Opens the generation, the other one if it is compared with one, and then what else is needed."""
 
     def __init__(
         self,
@@ -206,7 +204,7 @@ class _Opening:
     ) -> Sides:
         if not self._options.keys:
             for each in self._opened:
-                # What is stored later is looked up by its key, as everything that seems to be missing.
+                # What is stored later is looked up by its key, like everything that seems to be missing.
                 each.rows.plan_scans([compared.table for compared in tables if not compared.not_comparable])
         return Sides(
             self._opened[0].number,
@@ -223,7 +221,7 @@ class _Opening:
         )
 
     def _other(self) -> GenerationSide | None:
-        """The generation that it is compared with, None where it is something else."""
+        """The other generation, None if it is compared with something else."""
         if len(self._opened) == 1:
             return None
         return GenerationSide(self._opened[1].number, self._opened[1].rows, self._applied[1], self._log_ends)
@@ -238,7 +236,7 @@ class _Opening:
         return 0 if state is None else state.epoch
 
     def _live(self) -> int:
-        """The generation that readers see. Raises LockstepError when there is none."""
+        """The generation that readers see. Raises LockstepError if there is none."""
         name = self._options.sink
         live = self._open(self._settings, 1).generations.live()
         if live is None:
@@ -249,7 +247,7 @@ class _Opening:
         return live
 
     def _generation(self, settings: SinkSettings, number: int) -> _OpenedGeneration:
-        """Raises LockstepError when there is no such generation."""
+        """Raises LockstepError if there is no such generation."""
         name, opened = self._options.sink, self._open(settings, number)
         existing = opened.generations.numbers()
         if number not in existing:
@@ -260,10 +258,8 @@ class _Opening:
         return _OpenedGeneration(number, opened, SetAside(opened.records, name, number), rows)
 
     def _waits_for(self, each: _OpenedGeneration) -> Applied:
-        """What waits for a generation to apply what is in the topics that are read.
-
-        Where other tables hold up its watermark, what these have is known by what is published.
-        """
+        """What waits for a generation to apply what is in the topics that are read. If other tables hold up its
+        watermark, the progress of these comes from what capture has published."""
         progress: LoadsProgress = each.opened.generations
         if each.set_aside.hold_watermark:
             published = ProgressReader(self._client, self._config.pipeline.name, list(self._read.values()))
@@ -283,7 +279,7 @@ class _Opening:
         )
 
     def _view_time(self, shards: int) -> NotedTime:
-        """By which time of a view its rows are too old. Raises as ``settled_time``."""
+        """The time of a view by which its rows are too old. Raises as ``settled_time``."""
         number, records = self._opened[0].number, self._opened[0].opened.records
         names = [noted_name(number, shard) for shard in ([None] if shards == 1 else range(shards))]
         return settled_time(
@@ -306,10 +302,8 @@ def _view_side(
     shapes: Mapping[TableName, Table],
     time_now: Callable[[], NotedTime],
 ) -> tuple[ViewSide, ComparedTable]:
-    """The query on the source, and its result as a table, over these shapes of its tables. Raises Refused.
-
-    ``time_now`` is asked by which time of the view rows are too old.
-    """
+    """The query on the source, and its result as a table, over these shapes of its tables. Raises Refused. ``time_now``
+    returns the time of the view by which rows are too old."""
     planned = planned_view(view, shapes)
     plan = planned.plan
 
@@ -324,7 +318,7 @@ def _view_side(
 def _logged_shapes(
     newest: Mapping[TableName, Table], names: Sequence[TableName], pipeline: str
 ) -> dict[TableName, Table]:
-    """The newest shapes that the log knows of these tables. Raises LockstepError where it knows none."""
+    """The newest shapes that the log knows of these tables. Raises LockstepError if it knows none."""
     missing = [name for name in names if name not in newest]
     if missing:
         raise LockstepError(

@@ -18,15 +18,13 @@ class NewRecords(Protocol):
     """The progress topic, as ``cdc.kafka.control_topics.ProgressReader`` reads it."""
 
     def new_records(self) -> list[ProgressRecord]:
-        """Those since the last call; the first one bounds all topics. Raises Unavailable."""
+        """Records since the last call; the first one bounds all topics. Raises Unavailable."""
         ...
 
 
 class SetAside:
-    """The tables that a generation's job doesn't read, as they are when this is made.
-
-    Every method that asks the destination raises what it raises.
-    """
+    """The tables that a generation's job doesn't read, as of when this is made. Every method that asks the destination
+    raises what it raises."""
 
     def __init__(self, records: CoordinationRecords, sink: str, generation: int) -> None:
         self._records, self._sink, self._generation = records, sink, generation
@@ -41,7 +39,7 @@ class SetAside:
         return any(aside.holds_watermark for aside in self._unread.values())
 
     def reason(self, table: TableName) -> str:
-        """Why this table can't be compared, and the command that ends it; "" where it can be."""
+        """Why this table can't be compared, and the command that changes that; "" if it can be."""
         aside = self._unread.get(table)
         if aside is None:
             return ""
@@ -49,7 +47,7 @@ class SetAside:
         return f"generation {self._generation}: {aside.why(str(table))}" + ("" if step is None else f"; {step}")
 
     def check(self) -> None:
-        """Raise LockstepError where another table was set aside since: the sink won't get further, or lacks rows."""
+        """Raise LockstepError if another table was set aside since: the sink won't get further, or lacks rows."""
         for table, aside in self._load().items():
             if table not in self._unread:
                 raise LockstepError(
@@ -66,8 +64,8 @@ class SetAside:
 class ProgressOfTables:
     """A generation's progress, with the watermark that it would have if it had these tables alone.
 
-    ``topics`` are theirs, by table. ``published`` has what capture has told since. ``generation`` is the number under
-    which ``records`` say which columns rows still lack: until they have them nothing counts as applied.
+    ``topics`` are theirs, by table. ``published`` has what capture has reported since. ``generation`` is the number
+    under which ``records`` say which columns rows still lack: until they have them, nothing counts as applied.
     """
 
     def __init__(
@@ -85,7 +83,7 @@ class ProgressOfTables:
         self._watermark = Watermark(topics.values())
 
     def load_progress(self) -> Progress | None:
-        """Raises what the destination raises, and Unavailable when Kafka doesn't answer."""
+        """Raises what the destination raises, and Unavailable if Kafka doesn't answer."""
         for record in self._published.new_records():
             self._watermark.add(record, learned_at_ms=0)
         progress = self._progress.load_progress()

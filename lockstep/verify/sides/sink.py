@@ -22,21 +22,19 @@ class Copy:
 
 
 class SinkSide:
-    """Reads a sink: all of its rows, or some by their keys. Sinks can't be asked for a range of keys.
-
-    Every method raises Unavailable when the sink doesn't answer, and LockstepError when a stop is asked for.
-    """
+    """Reads a sink: all of its rows, or some by their keys. Sinks can't be asked for a range of keys. Every method
+    raises Unavailable if the sink doesn't answer, and LockstepError if a stop is asked for."""
 
     def __init__(self, sink: Sink, waiting: Waiting) -> None:
         self._sink = sink
         self._waiting = waiting
 
     def plan_scans(self, tables: Sequence[Table]) -> None:
-        """These tables are scanned next. From now on ``scan`` may leave out rows that come later."""
+        """Announce that these tables are scanned next. From now on ``scan`` may leave out rows that come later."""
         self._sink.plan_scans(tables)
 
     def scan(self, table: Table) -> Iterator[tuple[Key, Copy]]:
-        """Every row; one key twice where the sink holds it twice."""
+        """Every row; a key comes twice if the sink holds it twice."""
         for count, stored in enumerate(self._sink.scan(table)):
             if count % _CHECK_EVERY_ROWS == 0:
                 self._waiting.check()

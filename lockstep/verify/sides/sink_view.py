@@ -1,4 +1,4 @@
-"""What a sink gets to see of the other side's rows: masks, computed columns and filters, applied before comparing."""
+"""What a sink should see of the other side's rows: masks, computed columns and filters, applied before comparing."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -11,11 +11,11 @@ from sinks.table_settings import Expressions
 from sinks.wrappers.projection import Projection
 
 _REFUSED: Final[Row] = {}
-"""A row that no sink of these settings takes: whatever a sink holds under its key differs from this."""
+"""A row that no sink of these settings takes. Whatever a sink holds under its key differs from it."""
 
 
 class SinkView:
-    """Brings rows into what the sink is to have. Expressions are over tables of these ``shapes``."""
+    """Turns rows into what the sink should have. Expressions are over tables of these ``shapes``."""
 
     def __init__(
         self,
@@ -29,11 +29,11 @@ class SinkView:
         self._computers: dict[TableName, RowComputer] = {}
 
     def changes(self, table: TableName) -> bool:
-        """Whether rows of a table look different than at the source, columns that are left out aside."""
+        """Whether a table's rows look different than at the source, apart from columns that are left out."""
         return table in self._projection.masks or table in self._projection.evaluated
 
     def evaluates(self, table: TableName) -> bool:
-        """Whether expressions have to be evaluated of rows."""
+        """Whether expressions must be evaluated for rows."""
         return table in self._projection.evaluated
 
     def table(self, table: Table) -> Table:
@@ -45,10 +45,8 @@ class SinkView:
         return self._projection.computed.get(table, ())
 
     def seen(self, table: TableName, row: Row) -> Row | None:
-        """A row as the sink is to have it; None where it isn't to have it.
-
-        Raises ConfigurationError where the table's expressions can't be evaluated.
-        """
+        """A row as the sink should have it; None if it shouldn't have it. Raises ConfigurationError if the table's
+        expressions can't be evaluated."""
         if self.evaluates(table):
             computed = self._computer(table).computed(row)
             if computed.refused:
@@ -59,7 +57,7 @@ class SinkView:
         return self._projection.row(table, row)
 
     def rows(self, table: TableName, rows: Iterable[tuple[Key, Row]]) -> Iterator[tuple[Key, Row]]:
-        """The rows that the sink is to have, as it is to have them. Raises as ``seen``."""
+        """The rows that the sink should have, as it should have them. Raises as ``seen``."""
         if not self.changes(table):
             yield from rows
             return
@@ -69,7 +67,7 @@ class SinkView:
 
     def _computer(self, table: TableName) -> RowComputer:
         if table not in self._computers:
-            from jobs.query.row_plan import row_plans  # the web page shouldn't load a reader of SQL before it needs one
+            from jobs.query.row_plan import row_plans  # the web page shouldn't load a reader of SQL before it needs it
 
             [plan] = row_plans({table: self._expressions[table]}, self._shapes).values()
             self._computers[table] = RowComputer(plan)

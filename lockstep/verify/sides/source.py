@@ -1,8 +1,8 @@
 """The source's rows: in key order by short statements with pauses between, or by key. No snapshot is held open.
 
-A snapshot over a whole large table would keep VACUUM from removing what became dead meanwhile. Statements that take
-about a second don't. The pause after each of them, as long as the server took for it, leaves half of one connection's
-load. While we make something of the rows, the server waits for us: that is pause enough.
+A snapshot over a whole large table would keep VACUUM from removing rows that die meanwhile. Statements of about a
+second don't. After each of them comes a pause as long as the server took for it, so that half of one connection's load
+remains. While we process the rows, the server waits for us; that is pause enough.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -38,7 +38,7 @@ _Kept = TypeVar("_Kept")
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """How a table is selected from: what of it, under which condition, and the types that its key is compared in."""
+    """How a table is selected from: relation, condition, and the types in which its key is compared."""
 
     relation: str
     condition: str
@@ -54,10 +54,10 @@ class _ScanPosition:
 
 
 class SourceSide(Expected):
-    """The captured tables, as the publication sends them. ``tables`` is asked before any of their rows.
+    """The captured tables, as the publication sends them. ``tables`` is called before any of their rows are read.
 
-    It connects when it is first asked for something, and again after a lost connection. Every method raises Unavailable
-    when the source doesn't answer, and LockstepError when it refuses or a stop is asked for.
+    It connects when first used, and again after a lost connection. Every method raises Unavailable if the source
+    doesn't answer, and LockstepError if it refuses or a stop is asked for.
     """
 
     name = "source"
@@ -75,7 +75,7 @@ class SourceSide(Expected):
         view: SinkView,
         with_filters: bool = True,
     ) -> None:
-        """Without ``with_filters`` rows that the publication leaves out are there too."""
+        """Without ``with_filters``, rows that the publication leaves out are included."""
         self._source = source
         self._with_filters = with_filters
         self._names = tuple(names)
@@ -101,7 +101,7 @@ class SourceSide(Expected):
         return shapes
 
     def _read(self, table: Table) -> Table:
-        """What has to be read of a table, of which these columns are compared."""
+        """What to read of a table so that these columns can be compared."""
         return self._shapes[table.name] if self._view.changes(table.name) else table
 
     def sync_point(self) -> SyncPoint:
@@ -136,7 +136,7 @@ class SourceSide(Expected):
     def _walk(
         self, table: Table, query: str, encoder: TableEncoder, position: _ScanPosition
     ) -> Iterator[tuple[Key, Row]]:
-        """The rows of a query, which move the position on."""
+        """The rows of a query. Advances the position."""
         for fields in self._copy(query):
             position.seen += 1
             position.last = [fields[index] for index in encoder.key_positions]
@@ -165,7 +165,7 @@ class SourceSide(Expected):
         self._opened.close()
 
     def _portion(self, table: Table, keys: Sequence[Key], kept_of: Callable[[Version, Row], _Kept]) -> dict[Key, _Kept]:
-        """What is to be kept of each row: all of them together may be large."""
+        """Returns what ``kept_of`` keeps of each row, since all rows together may be large."""
         began, own_began = self._waiting.now_s(), self._waiting.own_s()
         try:
             rows = {key: kept_of(version, row) for key, version, row in self._by_key(table, keys)}
@@ -233,7 +233,7 @@ class SourceSide(Expected):
 
     @contextmanager
     def _connected(self) -> Iterator[psycopg.Connection[Any]]:
-        """The connection, with its errors as ours."""
+        """The connection. Its errors become ours."""
         try:
             with self._opened.opened() as connection:
                 yield connection
@@ -261,7 +261,7 @@ def _text(value: JsonValue) -> str:
 
 
 def _relation(connection: psycopg.Connection[Any], table: Table) -> str:
-    """Tables that inherit from an ordinary one are tables of their own; partitions belong to theirs."""
+    """Partitions belong to their table; tables that inherit from an ordinary one are tables of their own."""
     row = connection.execute("select relkind::text from pg_class where oid = %s", (table.oid,)).fetchone()
     return table.name.sql if row is not None and row[0] == "p" else f"only {table.name.sql}"
 

@@ -18,10 +18,8 @@ APPLICATION: Final = "lockstep verify"
 
 
 class SourceConnection:
-    """It connects when it is first asked for something, and again after a lost connection.
-
-    Every method raises Unavailable when the source doesn't answer, and LockstepError when a stop is asked for.
-    """
+    """Connects when first used, and again after a lost connection. Every method raises Unavailable if the source
+    doesn't answer, and LockstepError if a stop is asked for."""
 
     def __init__(self, source: SourceSettings, *, epoch: int, waiting: Waiting) -> None:
         self._source = source
@@ -31,7 +29,7 @@ class SourceConnection:
 
     @contextmanager
     def opened(self) -> Iterator[psycopg.Connection[Any]]:
-        """The connection, opened where there is none."""
+        """The connection, opened if there is none."""
         self._waiting.check()
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._source, application=APPLICATION)
@@ -42,12 +40,10 @@ class SourceConnection:
             raise connection_error(error) from error
 
     def sync_point(self) -> SyncPoint:
-        """Where the stream is now."""
         with self.opened() as connection:
             return SyncPoint(lsn=emit_heartbeat(connection), epoch=self._epoch)
 
     def copy(self, query: str) -> Iterator[Fields]:
-        """The rows of a query."""
         statement = f"copy ({query}\n) to stdout".encode()
         with self.opened() as connection, connection.cursor() as cursor, cursor.copy(statement) as copy:
             for line in copy:

@@ -1,6 +1,6 @@
-"""The rows that a table's topic leaves: the newest event of every key. For when the source can't or shan't be asked.
+"""The rows that a table's topic leaves: the newest event of every key. For when the source can't or must not be read.
 
-The topic may hold many events per key, and only its end tells which one is the newest. A partition with too many rows
+The topic may hold many events per key, and only its end shows which one is the newest. A partition with too many rows
 for memory is read several times, each time for a slice of its keys.
 """
 
@@ -34,14 +34,12 @@ from lockstep.verify.sides.sink_view import SinkView
 from lockstep.verify.waiting import SyncPoint, Waiting
 
 AFTER_EVERY_END: Final = 1 << 62
-"""An offset after every end: a partition that is to be read from there isn't read."""
+"""An offset after every end: a partition that starts there isn't read."""
 
 
 class TopicSide(Expected):
-    """The topics of the captured tables. ``histories`` bring events of earlier shapes into the newest one.
-
-    Every method raises Unavailable when Kafka doesn't answer, and LockstepError when a stop is asked for.
-    """
+    """The topics of the captured tables. ``histories`` bring events of earlier shapes into the newest one. Every method
+    raises Unavailable if Kafka doesn't answer, and LockstepError if a stop is asked for."""
 
     name = "topic"
     can_be_asked_often = False
@@ -63,7 +61,7 @@ class TopicSide(Expected):
         self._cluster = TopicAdmin(client)
         self._reader = TopicReader(client, while_waiting=waiting.check)
         self._ends: dict[tuple[str, int], int] = {}
-        # Of the keys that were asked for last: what is known, and from where on it isn't.
+        # For the keys asked for last: what is known, and the offsets from which on it isn't.
         self._known: dict[Key, Version | None] = {}
         self._known_table: TableName | None = None
         self._known_ends: dict[int, int] = {}
@@ -102,7 +100,7 @@ class TopicSide(Expected):
                 newest = {key: event for key, event in gone.items() if key in newest}
                 continue
             key = _canonical(table, record)
-            if key in self._known and record.value is not None:  # a delete event has come before its tombstone
+            if key in self._known and record.value is not None:  # a delete event came before its tombstone
                 _, row = self._row(table, record)
                 event = (key, row, _tag(record.value))
                 if is_continued:
@@ -119,7 +117,7 @@ class TopicSide(Expected):
     def _versions(
         self, table: Table, rows: Sequence[tuple[Key, Row | None, str]]
     ) -> Iterator[tuple[Key, Version | None]]:
-        """Keys, rows and tags -> what the sink is to have of them, in the same order."""
+        """Keys, rows and tags -> what the sink should have of them, in the same order."""
         for key, row, tag in rows:
             seen = None if row is None else self._view.seen(table.name, row)
             yield key, None if seen is None else Version(fingerprint(table, key, seen), tag)
@@ -146,11 +144,11 @@ class TopicSide(Expected):
         return {key: (Version(fingerprint(table, key, row), newest[key][1]), row) for key, row in seen_by_sink}
 
     def _slice(self, table: Table, partition: int, count: int, number: int) -> dict[Key, Fingerprint] | None:
-        """The live rows of one of ``count`` slices of a partition's keys; None when they are too many for memory."""
+        """The live rows of one of ``count`` slices of a partition's keys; None if they are too many for memory."""
         newest: dict[Key, Fingerprint] = {}
         start = {other: AFTER_EVERY_END for other in self._partitions(table) if other != partition}
         for record in self._reader.records(self._topics[table.name], start):
-            if _empties(table, record):  # it comes after all that it takes away
+            if _empties(table, record):  # it comes after everything that it removes
                 newest.clear()
                 continue
             if crc32(_own_key(table, record)) % count != number:
@@ -166,7 +164,7 @@ class TopicSide(Expected):
         return newest
 
     def _fix_ends(self, table: Table) -> dict[int, int]:
-        """Where the partitions end now. What is read after this reaches at least as far."""
+        """Where the partitions end now. Later reads reach at least as far."""
         topic = self._topics[table.name]
         self._ends = self._cluster.end_offsets([(topic, partition) for partition in self._partitions(table)])
         return {partition: end for (_, partition), end in self._ends.items()}
@@ -177,10 +175,8 @@ class TopicSide(Expected):
         return [partition for _, partition in listed]
 
     def what_is_lost(self, table: Table) -> str:
-        """Why what is left of a topic doesn't say which rows there are; empty where it does.
-
-        Compaction leaves the newest event of each key. Without keys, a row that was deleted from the log is gone.
-        """
+        """Why the rest of a topic doesn't say which rows exist; empty if it does. Compaction leaves the newest event of
+        each key. Without keys, a row that was deleted from the log is gone."""
         if not is_append_only(table):
             return ""
         topic = self._topics[table.name]
@@ -193,7 +189,7 @@ class TopicSide(Expected):
         )
 
     def _appended(self, table: Table, record: Record, position: Position) -> tuple[Key, Row | None]:
-        """The same of an append-only table: the row of an event."""
+        """The row of an event of an append-only table, with its key."""
         value = record.value
         if value is None:
             return record.key, None
@@ -236,12 +232,12 @@ class TopicSide(Expected):
 
 
 def _empties(table: Table, record: Record) -> bool:
-    """Whether it says that nothing is left of an append-only table."""
+    """Whether the record says that nothing is left of an append-only table."""
     return is_append_only(table) and record.value is not None and op_of(record.value) == EMPTIED
 
 
 def _own_key(table: Table, record: Record) -> bytes:
-    """The key in JSON: in an append-only table each event has its own, but for what is left from before it was one."""
+    """The key in JSON. In an append-only table each event has its own, except events from before it was one."""
     if not is_append_only(table) or record.value is None:
         return record.key
     return event_key(_tag(record.value), record.offset)

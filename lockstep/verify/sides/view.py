@@ -1,7 +1,7 @@
-"""A view's query on the source: the rows that the view is to have, as of each statement's own snapshot.
+"""A view's query on the source: the rows that the view should have, as of each statement's own snapshot.
 
-The query is run whole: which of its tables' rows make a row of the result isn't known from outside. So a snapshot is
-held for as long as the query takes.
+The whole query runs each time, since nobody outside knows which rows of its tables make a row of the result. So a
+snapshot is held for as long as the query takes.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -27,10 +27,10 @@ _KEYS_AT_ONCE: Final = 500
 
 
 class ViewSide(Expected):
-    """The result of what ``query`` gives each time that it is asked, which names its tables with their schemas.
+    """The result of the SQL that ``query`` returns at each call, which names its tables with their schemas.
 
-    Every method raises Unavailable when the source doesn't answer, and LockstepError when it refuses the query, when
-    the query fails for a row, and when a stop is asked for.
+    Every method raises Unavailable if the source doesn't answer, and LockstepError if it refuses the query, if the
+    query fails for a row, and if a stop is asked for.
     """
 
     name = "source"
@@ -53,8 +53,7 @@ class ViewSide(Expected):
         rows: dict[Key, tuple[Version, Row]] = {}
         for portion in portions(keys, _KEYS_AT_ONCE):
             for key, row in self._by_key(table, portion):
-                # The values alone: whether a row was written again with the same ones in between, its tag in the sink
-                # tells.
+                # The values alone: the tag in the sink shows whether a row was written again with the same values.
                 rows[key] = Version(fingerprint(table, key, row), ""), row
         return rows
 
@@ -75,13 +74,13 @@ class ViewSide(Expected):
             f"q.{quote_identifier(name)} = any ({self._array(texts, place)}::{kind.sql}[])"
             for place, (name, kind) in enumerate(zip(table.key, types, strict=True))
         ]
-        # Each column by itself, so that PostgreSQL can look for them inside of the query.
+        # Each column by itself, so that PostgreSQL can look for them inside the query.
         for key, row in self._rows(table, f" where {' and '.join(conditions)}"):
             if key in wanted:
                 yield key, row
 
     def _fit(self, keys: list[list[str]], types: Sequence[KeyType]) -> list[list[str]]:
-        """The keys that the columns' types can have: of no other is there a row."""
+        """The keys that the columns' types can have; no row has any other."""
         if not keys:
             return []
         casts = ", ".join(f"{self._array(keys, place)}::{kind.sql}[]" for place, kind in enumerate(types))
