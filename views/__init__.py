@@ -1,6 +1,6 @@
 """Views: queries over captured tables, kept up to date change by change.
 
-``sql`` reads a query and gives a plan, or says all that stands against keeping it. ``operators`` keep a plan's result:
-changed rows of tables in, changed rows of the result out. ``state`` is where they remember rows. ``view.View`` joins
-these. Nothing here knows a log, a sink or a clock: the store of the state is the only I/O.
+``sql`` reads a query and returns a plan, or every reason why the query can't be maintained. ``operators`` maintain a
+plan's result: they turn changed rows of tables into changed rows of the result, and remember rows in ``state``.
+``view.View`` joins these. The package knows no log, sink or clock; the state's store is its only I/O.
 """

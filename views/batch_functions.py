@@ -1,7 +1,6 @@
-"""Functions of many rows at once, written as Python code for the expressions of a plan: no call for each of the values.
-
-They do what the functions of ``views.evaluation`` and ``views.ordering`` do, which are tried instead where a portion
-has a null that the code doesn't expect.
+"""Functions of many rows at once, as generated Python code for a plan's expressions, without a call for each value.
+They do what the functions of ``views.evaluation`` and ``views.ordering`` do. If a slice has a null that the code
+doesn't expect, those functions are used instead.
 """
 
 import struct
@@ -21,35 +20,32 @@ T = TypeVar("T")
 
 
 def packed(row: Row) -> bytes:
-    """A row as operators keep it, for one who has many of them in memory: orjson's own bytes have room for 1,024."""
+    """A row as operators store it, for callers with many in memory: orjson's own bytes object has room for 1,024."""
     return memoryview(orjson.dumps(row)).tobytes()
 
 
 @dataclass(slots=True)
 class Code:
-    """The code of one function, and the objects that it knows by their names. A row is ``r`` in it."""
+    """The code of one function, and the objects that it uses by name. In the code, a row is ``r``."""
 
     columns: Sequence[Ref]
     names: dict[str, Any] = field(default_factory=lambda: {"SIGN": SIGN, "DESCENDING": SIGN - 1})
 
     def name(self, known: Any) -> str:
-        """A name for an object."""
         name = f"o{len(self.names)}"
         self.names[name] = known
         return name
 
     def value(self, expression: Expression) -> str:
-        """The value of an expression."""
         if isinstance(expression, Ref):
             return f"r[{[column.id for column in self.columns].index(expression.id)}]"
         return f"{self.name(compiled(expression, self.columns))}(r)"
 
     def row(self, expressions: Sequence[Expression]) -> str:
-        """A row of these values."""
         return f"({''.join(self.value(expression) + ', ' for expression in expressions)})"
 
     def key(self, parts: Sequence[tuple[Expression, Direction]]) -> str:
-        """The bytes that rows are in order by. Raises TypeError or AttributeError for some nulls."""
+        """Code of the bytes by which rows are ordered. Raises TypeError or AttributeError for some nulls."""
         pieces = []
         for are_numbers, alike in groupby(parts, key=lambda part: part[1].type.kind in NUMBERS):
             some = list(alike)
@@ -73,11 +69,11 @@ class Code:
 
     @property
     def packed(self) -> str:
-        """The row as ``packed`` has it."""
+        """Code of ``packed`` for the row."""
         return f"{self.name(memoryview)}({self.name(orjson.dumps)}(r)).tobytes()"
 
     def of_rows(self, made: str, otherwise: Callable[[Row], T]) -> Callable[[list[Row]], list[T]]:
-        """What is made of each row of a portion. ``otherwise`` makes the same, of any row."""
+        """A function that makes ``made`` from each row of a slice. ``otherwise`` makes the same from any row."""
         written = self._written(made)
 
         def all_of(rows: list[Row]) -> list[T]:
@@ -89,7 +85,7 @@ class Code:
         return all_of
 
     def with_nulls(self, expressions: Sequence[Expression]) -> Callable[[list[Row]], list[Row]]:
-        """The rows of a portion for which one of these is null."""
+        """A function that returns those rows of a slice for which one of the expressions is null."""
         return self._written("r", " or ".join(f"{self.value(made)} is None" for made in expressions))
 
     def _written(self, made: str, condition: str = "True") -> Callable[[list[Row]], list[Any]]:
@@ -97,5 +93,5 @@ class Code:
         return written
 
     def written(self, code: str) -> Any:
-        """The function of this code, which has no text of others but as literals."""
+        """The function of this code, which contains text from outside only as literals."""
         return eval(code, self.names)  # noqa: S307  of names that we have made

@@ -1,14 +1,13 @@
-"""What a view has done, in numbers. Pure."""
+"""Counters of what a view has done. Pure."""
 
 from dataclasses import astuple, dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What a view has done since its state was built.
-
-    ``changes_in`` are rows of tables, ``changes_out`` rows of the result, ``inside`` those of all operators. ``rows``
-    are those that the result has now. While a state is being built, what that has done is counted in the same way.
+    """What a view has done since its state was built, or what the building has done so far. ``changes_in`` counts
+    changed rows of tables, ``changes_out`` those of the result, ``inside`` those of all operators. ``rows`` is how many
+    rows the result has now.
     """
 
     steps: int = 0
@@ -24,19 +23,17 @@ class Counters:
         return self.changes_out / self.changes_in if self.changes_in else 0.0
 
     def since(self, before: "Counters") -> "Counters":
-        """What was done since then. A state that was built anew has counted from 0."""
+        """What was done since ``before``. A state that was built anew has counted from 0."""
         if self.steps < before.steps or self.changes_in < before.changes_in:
             return self
         return added(self, Counters(*(-count for count in astuple(before))))
 
     @property
     def rows_per_step(self) -> float:
-        """Changed rows of tables that one step takes in, on average."""
         return self.changes_in / self.steps if self.steps else 0.0
 
     @property
     def transactions_per_step(self) -> float:
-        """Transactions that one step takes in, on average."""
         return self.transactions / self.steps if self.steps else 0.0
 
 

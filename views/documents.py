@@ -1,7 +1,6 @@
-"""Documents as PostgreSQL writes them: the text of ``jsonb`` and ``json`` values, made of values inside a view. Pure.
-
-``jsonb`` has one form: a blank after each comma and colon, the keys of an object in order, each once. ``json`` is the
-text that its functions write, with a blank before each colon too.
+"""Documents as PostgreSQL writes them: the text of ``jsonb`` and ``json`` values, from values inside a view. Pure.
+``jsonb`` has one form: a blank after each comma and colon, and the keys of an object in order, each once. ``json`` is
+the text that PostgreSQL's functions write, with a blank before each colon too.
 """
 
 import json
@@ -22,7 +21,7 @@ _DEPTH_MAX: Final = 100
 
 
 def has_json(of: SqlType, within: SqlType) -> bool:
-    """Whether the text of such a value is known as a part of a document of type jsonb or json."""
+    """Whether such a value's text as a part of a document of type jsonb or json is known here."""
     if of.kind is Kind.OPAQUE:
         forms = (JsonForm.JSONB, JsonForm.TEXT, *(FLOATS if within == JSONB else [JsonForm.JSON]))
         return of.json_form in forms
@@ -30,7 +29,7 @@ def has_json(of: SqlType, within: SqlType) -> bool:
 
 
 def to_json(of: SqlType) -> ToJson:
-    """The function of values of a type for which ``has_json``."""
+    """The function that writes values of a type. ``has_json`` must be true for the type."""
     plain = _plain(of)
     return lambda value: "null" if value is None else plain(value)
 
@@ -62,7 +61,7 @@ def _quoted(value: str) -> str:
 
 
 def _number(value: str) -> str:
-    """A float as jsonb has it: a numeric of its shortest digits."""
+    """A float as jsonb writes it: a numeric of its shortest digits."""
     if value.startswith('"'):
         return value
     number = Decimal(value)
@@ -83,10 +82,9 @@ def document(text: str) -> str:
 
 
 def object_writer(names: Sequence[str], of: Sequence[SqlType], within: SqlType) -> Callable[[Sequence[Value]], str]:
-    """The function that makes an object of values, one for each name."""
     writers = list(map(to_json, of))
     if within == JSONB:
-        places = {name: place for place, name in enumerate(names)}  # the last one of a name counts
+        places = {name: place for place, name in enumerate(names)}  # the last one of equal names counts
         fields = [(f"{_quoted(name)}: ", place) for name, place in sorted(places.items(), key=_jsonb_order)]
     else:
         fields = [(f"{_quoted(name)} : ", place) for place, name in enumerate(names)]
@@ -94,19 +92,18 @@ def object_writer(names: Sequence[str], of: Sequence[SqlType], within: SqlType) 
 
 
 def array_writer(of: Sequence[SqlType]) -> Callable[[Sequence[Value]], str]:
-    """The function that makes an array of values of these types."""
     writers = list(map(to_json, of))
     return lambda values: f"[{', '.join([write(value) for write, value in zip(writers, values, strict=True)])}]"
 
 
 def _jsonb_order(entry: tuple[str, Any]) -> tuple[int, bytes]:
-    """Of the keys of an object: shorter ones first, in bytes."""
+    """The order of an object's keys: shorter ones first, then by bytes."""
     name = entry[0].encode()
     return len(name), name
 
 
 def jsonb_text(text: str) -> str:
-    """A document's text in the form that jsonb has for it. Raises ValueError for what isn't JSON, or is too odd."""
+    """A document's text in jsonb's form. Raises ValueError for text that isn't JSON or isn't supported."""
     try:
         return _written(_parsed(text), 0)
     except (InvalidOperation, RecursionError) as error:
@@ -114,12 +111,12 @@ def jsonb_text(text: str) -> str:
 
 
 def json_member(value: str, member: str | int) -> str | None:
-    """``->``: a part of a jsonb document, a member by its name or an element by its place. Raises EvaluationError."""
+    """``->``: a member of a jsonb document by name, or an element by position. Raises EvaluationError."""
     return _member(value, member, lambda found: document(_written(found, 0)))
 
 
 def json_member_text(value: str, member: str | int) -> str | None:
-    """``->>``: the same as text, null for a JSON null. Raises EvaluationError."""
+    """``->>``: the same as text; null for a JSON null. Raises EvaluationError."""
     return _member(
         value, member, lambda found: found if found is None or isinstance(found, str) else _written(found, 0)
     )
@@ -130,7 +127,7 @@ def _member(value: str, member: str | int, written: Callable[[Any], str | None])
         whole = _parsed(orjson.loads(value))
         if isinstance(whole, dict):
             return written(whole[member]) if member in whole else None
-        elements = whole if isinstance(whole, list) else [whole]  # to PostgreSQL, one value is an array of one element
+        elements = whole if isinstance(whole, list) else [whole]  # PostgreSQL takes a scalar as an array of one element
         if isinstance(member, int) and -len(elements) <= member < len(elements):
             return written(elements[member])
     except (ValueError, InvalidOperation, RecursionError):

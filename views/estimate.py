@@ -1,7 +1,6 @@
-"""What a view would cost, estimated from PostgreSQL's statistics: rows that change with a row, and what is kept.
-
-Columns are taken to be independent of each other, and a condition other than an equality to hold for a third of the
-rows, as PostgreSQL's planner does. The most frequent value of a column says how far one change can reach at most.
+"""What a view would cost, estimated from PostgreSQL's statistics: rows that change with a row, and the state's size. As
+in PostgreSQL's planner, columns count as independent of each other, and a condition other than an equality as true for
+a third of the rows. The most frequent value of a column gives the largest reach of one change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +17,10 @@ from views.sql.relations import plain
 from views.values import Kind, SqlType
 
 _SHARE: Final = 1 / 3
-"""Of the rows that meet a condition of which nothing is known."""
+"""Share of rows that meet an unknown condition."""
 
 _DISTINCT_MAX: Final = 200.0
-"""Different values of a column of which nothing is known."""
+"""Number of different values of an unknown column."""
 
 _ENTRY_BYTES: Final = 1.45
 """Bytes of the file for each byte of keys and rows: pages aren't full, and each entry has a header."""
@@ -32,16 +31,15 @@ _WIDTHS: Final = {
     Kind.BOOL: 5.0, Kind.INT2: 4.0, Kind.INT4: 7.0, Kind.INT8: 10.0, Kind.NUMERIC: 10.0, Kind.DATE: 5.0,
     Kind.TIMESTAMP: 16.0, Kind.TIMESTAMPTZ: 16.0, Kind.UUID: 38.0,
 }  # fmt: skip
-"""Of values as they are kept, in characters, where the type says it."""
+"""Characters of a stored value, for types that determine it."""
 _WIDTH_UNKNOWN: Final = 20.0
 _KEY_BYTES: Final = 9.0
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeCost:
-    """What a changed row of a table costs.
-
-    ``average`` rows of the result change with one of the table's ``rows``. ``largest``: with the one that reaches most.
+    """What a changed row of a table costs. With one of the table's ``rows``, ``average`` rows of the result change;
+    ``largest`` with the row that reaches most.
     """
 
     table: TableName
@@ -52,7 +50,7 @@ class ChangeCost:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What an operator gives and keeps. ``rows`` are those it gives; the rest is of its part of the state."""
+    """``rows`` is what an operator returns; the other fields are its part of the state."""
 
     rows: float
     kept_rows: float
@@ -78,7 +76,7 @@ class Estimate:
 
 
 def estimate(plan: ViewPlan, statistics: Mapping[TableName, TableStatistics]) -> Estimate:
-    """The estimate of a plan. ``statistics`` must have all of its tables. Raises KeyError."""
+    """Raises KeyError when ``statistics`` lacks a table of the plan."""
     figures = _Figures(plan.root, statistics)
     changes = []
     for table in plan.tables:
@@ -96,7 +94,7 @@ def estimate(plan: ViewPlan, statistics: Mapping[TableName, TableStatistics]) ->
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column of some rows: different values, the rows that have the most frequent one, the share of nulls, width."""
+    """A column: number of different values, rows with the most frequent one, share of nulls, width in characters."""
 
     distinct: float
     largest: float
@@ -106,14 +104,14 @@ class _Column:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows that an operator gives. ``key`` are the columns that tell them apart."""
+    """Rows that an operator returns. ``key`` are the columns that identify them."""
 
     rows: float
     columns: Mapping[int, _Column]
     key: frozenset[int]
 
     def column(self, expression: Expression) -> _Column:
-        """An expression over these rows as if it were a column."""
+        """The figures of an expression over these rows."""
         expression = plain(expression)
         of = [self.columns[ref.id] for ref in refs(expression)]
         if isinstance(expression, Ref):
@@ -126,27 +124,26 @@ class _Rows:
         return _Column(distinct, largest, nulls, _width(expression.type, None))
 
     def distinct(self, expressions: Sequence[Expression]) -> float:
-        """How many different values several expressions have together; at least one."""
+        """How many different combinations the expressions have; at least one."""
         if self._is_key(expressions):
             return max(self.rows, 1.0)
         return max(1.0, min(self.rows, prod(self.column(made).distinct for made in expressions)))
 
     def largest(self, expressions: Sequence[Expression]) -> float:
-        """How many rows have the most frequent of these values."""
+        """How many rows have the most frequent combination."""
         if self._is_key(expressions):
             return min(self.rows, 1.0)
         return min([self.rows, *(self.column(made).largest for made in expressions)])
 
     def filled(self, expressions: Sequence[Expression]) -> float:
-        """The share of rows in which none of these is null."""
         return prod(1 - self.column(made).nulls for made in expressions)
 
     def width(self, ids: Sequence[Ref]) -> float:
-        """The characters of a row of these columns as JSON."""
+        """The width of a row of these columns as JSON."""
         return 2.0 + sum(self.columns[column.id].width + 1 for column in ids)
 
     def share(self, rows: float) -> Mapping[int, _Column]:
-        """The columns where only so many of the rows are left."""
+        """The columns' figures if only so many rows are left."""
         return {
             number: _Column(min(column.distinct, rows), min(column.largest, rows), column.nulls, column.width)
             for number, column in self.columns.items()
@@ -158,7 +155,7 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Reached:
-    """The rows of an operator that change with one row of a table. All of them have the same values in ``fixed``."""
+    """The rows of an operator that change with one row of a table. All have the same values in ``fixed``."""
 
     average: float
     largest: float
@@ -166,7 +163,7 @@ class _Reached:
 
 
 class _Figures:
-    """Rows of each operator of a plan, worked out from below, each once."""
+    """The rows of each operator of a plan, computed once each, from the tables up."""
 
     def __init__(self, root: Node, statistics: Mapping[TableName, TableStatistics]) -> None:
         self.assumed: dict[str, None] = {}
@@ -272,7 +269,7 @@ class _Figures:
     # --- changes ---
 
     def reached(self, node: Node, scan: Scan) -> _Reached:
-        """The rows of ``node`` that change with one row of this scan, which is below it or the node itself."""
+        """The rows of ``node`` that change with one row of ``scan``, which is the node itself or below it."""
         if node is scan:
             table_rows = self._statistics[scan.table].rows
             share = self.of(scan).rows / table_rows if table_rows else 1.0
@@ -338,12 +335,11 @@ class _Figures:
     # --- state ---
 
     def kept(self, node: Node) -> Kept:
-        """What an operator gives, and its part of the state."""
         rows = self.of(node).rows
         match node:
             case Scan():
                 scans = self._scans[node.table]
-                if scans[0] is not node:  # all scans of a table share one copy of it
+                if scans[0] is not node:  # all scans of a table share one copy
                     return Kept(rows, 0.0, 0.0)
                 copied = {
                     name: self._table_column(scan, name, column).width
@@ -386,7 +382,7 @@ class _Figures:
 
 
 def _partners(own: _Rows, own_on: Sequence[Expression], other: _Rows, other_on: Sequence[Expression]) -> float:
-    """How many rows of the other side a row of one side meets, on average."""
+    """How many rows of the other side a row joins with, on average."""
     most = max(own.distinct(own_on), other.distinct(other_on))
     return own.filled(own_on) * other.rows * other.filled(other_on) / most
 
@@ -404,7 +400,6 @@ def _filtered(rows: _Rows, condition: Expression | None) -> _Rows:
 
 
 def _selectivity(condition: Expression, rows: _Rows) -> float:
-    """The share of rows for which a condition is true."""
     match condition:
         case Call("and", arguments):
             return prod(_selectivity(argument, rows) for argument in arguments)
@@ -426,7 +421,7 @@ def _selectivity(condition: Expression, rows: _Rows) -> float:
 
 
 def _width(of: SqlType, inside: float | None) -> float:
-    """The characters of a value as it is kept; ``inside`` is its width inside PostgreSQL."""
+    """The characters of a stored value. ``inside`` is its width inside PostgreSQL."""
     if of.kind in _WIDTHS and of.kind is not Kind.NUMERIC:
         return _WIDTHS[of.kind]
     return _WIDTH_UNKNOWN if inside is None else inside + 2

@@ -1,7 +1,6 @@
 """Expressions -> Python functions of a row, with PostgreSQL's semantics: three-valued logic, its errors, its rounding.
-
-A function here raises EvaluationError where PostgreSQL raises an error. What could give another result than PostgreSQL
-isn't here: the reader of the query refuses it.
+A function raises EvaluationError where PostgreSQL raises an error. The query reader refuses everything whose result
+might differ from PostgreSQL's.
 """
 
 import math
@@ -34,15 +33,14 @@ _MICROS_MIN: Final = -211_813_488_000_000_000
 
 
 def compiled(expression: Expression, columns: Sequence[Ref]) -> Evaluate:
-    """The function of rows that have these columns. Raises KeyError when the expression reads another one."""
+    """A function of rows with these columns. Raises KeyError when the expression reads another column."""
     return _compiled(expression, {column.id: position for position, column in enumerate(columns)})
 
 
 def compiled_condition(condition: Expression, columns: Sequence[Ref]) -> Callable[[Row], bool]:
-    """The function that says of rows whether a condition is true.
-
-    A row that a part of it rejects doesn't count, whatever another part fails for: PostgreSQL evaluates the parts in an
-    order of its own. Else it raises EvaluationError where a part fails.
+    """A function that says whether a condition is true for a row. If one part of the condition rejects the row,
+    failures of other parts don't count, because PostgreSQL chooses the order of evaluation. Otherwise a failing part
+    raises EvaluationError.
     """
     return _met(condition, {column.id: position for position, column in enumerate(columns)})
 
@@ -69,10 +67,10 @@ def _met(condition: Expression, positions: Mapping[int, int]) -> Callable[[Row],
 
 
 def compiled_all(expressions: Sequence[Expression], columns: Sequence[Ref]) -> Callable[[Row], Row]:
-    """Several expressions as one function, which gives a row."""
+    """Several expressions as one function, which returns a row."""
     positions = {column.id: position for position, column in enumerate(columns)}
     if all(isinstance(expression, Ref) for expression in expressions):
-        # Tuned: most rows are made of other rows' columns.
+        # Tuned: most rows consist of other rows' columns.
         places = [positions[expression.id] for expression in expressions if isinstance(expression, Ref)]
         if places == list(range(len(columns))):
             return lambda row: row
@@ -115,7 +113,7 @@ def _document(call: Call, positions: Mapping[int, int]) -> Evaluate:
 
 
 def _failure(call: Call, positions: Mapping[int, int]) -> Evaluate:
-    """Why the first one, a condition, fails; where it is true, why one of the others does."""
+    """The reason why the first argument, a condition, fails; if it is true, why one of the other arguments fails."""
     is_met = _met(call.arguments[0], positions)
     values = [_compiled(value, positions) for value in call.arguments[1:]]
 
@@ -132,7 +130,7 @@ def _failure(call: Call, positions: Mapping[int, int]) -> Evaluate:
 
 
 def _strict(function: _Function, arguments: list[Evaluate]) -> Evaluate:
-    """Null where an argument is."""
+    """Null if an argument is null."""
     if len(arguments) == 1:
         (only,) = arguments
 
@@ -154,7 +152,7 @@ def _strict(function: _Function, arguments: list[Evaluate]) -> Evaluate:
 
 
 def _until(decisive: bool) -> Callable[[list[Evaluate]], Evaluate]:
-    """This truth where an argument has it; else null where one is, and the other truth where none is."""
+    """``decisive`` if any argument is that; otherwise null if any argument is null; otherwise the opposite."""
 
     def of(arguments: list[Evaluate]) -> Evaluate:
         def evaluate(row: Row) -> Value:
@@ -198,7 +196,7 @@ def _is_distinct(arguments: list[Evaluate]) -> Evaluate:
 
 
 def _case(arguments: list[Evaluate]) -> Evaluate:
-    """Conditions and results by turns, and at the end the result where none is true."""
+    """Arguments: conditions and results alternately, then the result if no condition is true."""
     *branches, otherwise = arguments
     pairs = list(zip(branches[::2], branches[1::2], strict=True))
 
@@ -370,7 +368,7 @@ def _text_to_numeric(_: SqlType) -> _Function:
 
 
 def _plain_number(text: str, form: re.Pattern[str]) -> str:
-    """Versions of PostgreSQL differ in what else they take for a number."""
+    """Only the plain form is accepted, since versions of PostgreSQL differ in what else they accept as a number."""
     if (match := form.fullmatch(text)) is None:
         raise EvaluationError("a text isn't a number in its plain form")
     return match[1]
@@ -424,12 +422,12 @@ def _days_between(later: int, earlier: int) -> int:
 
 
 def _float_order(text: str) -> int:
-    """The place of a float, which is as an event has it."""
+    """The sort position of a float8 in the form of events."""
     return float_order(float(orjson.loads(text)))
 
 
 def _float4_order(text: str) -> int:
-    """The same of one with four bytes, whose digits stand for another number than the same ones of eight bytes."""
+    """The sort position of a float4, whose digits stand for another number than the same digits of a float8."""
     number = float(orjson.loads(text))
     return float_order(_exact4(number))
 
@@ -440,12 +438,11 @@ def _exact4(number: float) -> float:
 
 
 def _number_order(value: int | str) -> int:
-    """The place that an integer or a numeric has as a float."""
+    """The sort position that an integer or a numeric has as a float."""
     return float_order(_float8(value))
 
 
 def _float8(value: int | str) -> float:
-    """An integer or a numeric as a float."""
     try:
         number = float(value)
     except OverflowError:
@@ -457,7 +454,7 @@ def _float8(value: int | str) -> float:
 
 
 def _float8_arithmetic(function: Callable[[float, float], float]) -> _Function:
-    """Of floats as an event has them. What overflows or underflows fails, as in PostgreSQL."""
+    """Arithmetic of floats in the form of events. Overflow and underflow fail, as in PostgreSQL."""
 
     def of_texts(left: str, right: str) -> str:
         a, b = float(orjson.loads(left)), float(orjson.loads(right))
@@ -486,7 +483,7 @@ def _float8_quotient(a: float, b: float) -> float:
 
 
 def _like(text: str, pattern: str) -> bool:
-    """In time that grows with the text's length times the pattern's: no part is looked for again further on."""
+    """Takes time proportional to text length times pattern length: no part is searched for again further on."""
     first, middle, last = _pattern(pattern)
     if (begin := first.match(text)) is None:
         return False
@@ -502,9 +499,8 @@ def _like(text: str, pattern: str) -> bool:
 
 
 _Like = tuple[re.Pattern[str], list[re.Pattern[str]], tuple[re.Pattern[str], int] | None]
-"""What a text begins with, what follows anywhere after it in this order, and what it ends with, with its length.
-
-The last one is None for a pattern without ``%``, which has a beginning alone.
+"""How a text begins, the parts that follow in this order, and how it ends, with the length of that. The end is None for
+a pattern without ``%``, which has only a beginning.
 """
 
 _PATTERNS: dict[str, _Like] = {}
@@ -539,7 +535,9 @@ def _truncating(unit_us: int) -> _Function:
 
 
 def _binning(stride_us: int, origin_us: int) -> _Function:
-    """The beginning of the interval of this width in which an instant is; one of them begins at ``origin_us``."""
+    """The beginning of the interval of width ``stride_us`` that contains an instant. One interval begins at
+    ``origin_us``.
+    """
     return lambda micros: (
         micros if abs(micros) == INFINITY else _timestamp_in_range(micros - (micros - origin_us) % stride_us)
     )
@@ -570,7 +568,7 @@ _TRUNCATIONS: Final[dict[str, _Function]] = {
     "year": _truncated_date(lambda year, month, day: days_of(year, 1, 1)),
 }
 TRUNCATIONS: Final = frozenset(_TRUNCATIONS)
-"""The units that ``date_trunc`` takes here."""
+"""The units that ``date_trunc`` accepts here."""
 
 _PLAIN: Final[dict[str, _Function]] = {
     "not": lambda a: not a,
@@ -580,7 +578,7 @@ _PLAIN: Final[dict[str, _Function]] = {
     "integer_to_text": str,
     "bool_to_text": lambda a: "true" if a else "false",
     "stored_text": orjson.loads,
-    "lower": lambda text: text.encode().lower().decode(),  # ASCII letters alone, as in the collation C
+    "lower": lambda text: text.encode().lower().decode(),  # only ASCII letters, as in the collation C
     "upper": lambda text: text.encode().upper().decode(),
     "->": json_member,
     "->>": json_member_text,

@@ -1,4 +1,4 @@
-"""Expressions over the rows of a plan: each is typed, and columns are numbers that mean the same in the whole plan."""
+"""Typed expressions over the rows of a plan. A column is a number that means the same in the whole plan."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from views.values import BOOL, INTEGERS, SqlType, Value
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A column of some node of the plan. No two columns of a plan have one number."""
+    """A column of some node of the plan. Its number is unique in the plan."""
 
     id: int
     type: SqlType
@@ -17,7 +17,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A constant, in the form that its type has inside a view."""
+    """A constant in the form of values inside a view."""
 
     value: Value
     type: SqlType
@@ -36,17 +36,18 @@ Expression = Ref | Literal | Call
 
 
 DOCUMENTS: Final = frozenset(("jsonb_object", "json_object", "jsonb_array", "json_array"))
-"""Calls that make a document of their arguments; of an object's, each first one is a name. None of them is null."""
+"""Calls that make a document from their arguments. An object's arguments are names and values alternately. Never null.
+"""
 
 LENIENT: Final = DOCUMENTS | {
     "and", "or", "is_null", "is_true", "is_false", "is_distinct", "case", "coalesce",
     "attempt", "possible", "failure", "checked",
 }  # fmt: skip
-"""Calls that look at nulls themselves. All others are null where an argument is.
+"""Calls that handle nulls themselves. All others are null if an argument is null.
 
-Four of them are for expressions that fail for some rows, as a division does: ``attempt`` is null where its argument
-fails, ``possible`` is true there, and ``failure`` has the reason: of a condition, or of values of rows that meet it.
-``checked`` fails for its first argument, a reason, and else is its second one.
+Four of them handle expressions that fail for some rows, such as a division: ``attempt`` is null if its argument fails,
+``possible`` is true then, and ``failure`` is the reason why a condition fails, or a value of a row that meets it.
+``checked`` fails if its first argument, a reason, isn't null; otherwise it is its second argument.
 """
 
 _NEVER_FAILS: Final = LENIENT | {
@@ -58,8 +59,6 @@ _NEVER_FAILS: Final = LENIENT | {
 
 @dataclass(frozen=True, slots=True)
 class SortKey:
-    """A part of an order."""
-
     expression: Expression
     descending: bool
     nulls_first: bool
@@ -67,10 +66,8 @@ class SortKey:
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """What is made of a group's rows.
-
-    ``function`` is count, sum, avg, min, max, bool_and, bool_or, array_agg, string_agg, jsonb_agg, json_agg,
-    percentile_cont, percentile_disc or mode. ``fraction`` is a percentile's, of the values in their order.
+    """An aggregate of a group's rows. ``function`` is count, sum, avg, min, max, bool_and, bool_or, array_agg,
+    string_agg, jsonb_agg, json_agg, percentile_cont, percentile_disc or mode. ``fraction`` is the percentile.
     ``argument`` is None for ``count(*)``. Rows for which ``condition`` isn't true don't count.
     """
 
@@ -96,7 +93,7 @@ def refs(expression: Expression | None) -> Iterator[Ref]:
 
 
 def can_fail(expression: Expression) -> bool:
-    """Whether it fails for some values: by zero, beyond a type's range."""
+    """Whether it fails for some values, as in a division by zero or beyond a type's range."""
     if not isinstance(expression, Call) or expression.name in ("attempt", "possible", "failure"):
         return False
     return expression.name == "checked" or not _is_total(expression) or any(map(can_fail, expression.arguments))
@@ -115,7 +112,7 @@ def _is_total(call: Call) -> bool:
 
 
 def conjuncts(condition: Expression) -> Iterator[Expression]:
-    """The conditions all of which have to be true."""
+    """The conditions that all have to be true."""
     if isinstance(condition, Call) and condition.name == "and":
         for argument in condition.arguments:
             yield from conjuncts(argument)
@@ -124,12 +121,11 @@ def conjuncts(condition: Expression) -> Iterator[Expression]:
 
 
 def all_of(conditions: Sequence[Expression]) -> Expression:
-    """One condition for several, of which there is one at least."""
+    """One condition for several; there must be at least one."""
     return conditions[0] if len(conditions) == 1 else Call("and", tuple(conditions), BOOL)
 
 
 def aggregate_refs(aggregate: Aggregate) -> Iterator[Ref]:
-    """The columns that an aggregate reads."""
     yield from refs(aggregate.argument)
     yield from refs(aggregate.condition)
     for key in aggregate.order:
@@ -137,7 +133,7 @@ def aggregate_refs(aggregate: Aggregate) -> Iterator[Ref]:
 
 
 def rewritten(expression: Expression, change: Callable[[Expression], Expression | None]) -> Expression:
-    """The expression with parts of it replaced, from the top down; None leaves a part as it is."""
+    """The expression with parts replaced, from the top down. If ``change`` returns None, a part stays."""
     if (other := change(expression)) is not None:
         return other
     if isinstance(expression, Call):

@@ -1,4 +1,4 @@
-"""What views raise: a query that can't be kept, and data for which PostgreSQL's query would fail as well."""
+"""Errors of views: queries that views can't maintain, and data for which PostgreSQL's query would fail as well."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from cdc.model.errors import ConfigurationError, LockstepError
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One thing in a query that can't be kept exactly: where it stands, why, and what to write in its place."""
+    """One part of a query that can't be maintained exactly: where it is, why, and what to write instead."""
 
     clause: str
     reason: str
@@ -19,7 +19,7 @@ class Refusal:
 
 
 class Refused(ConfigurationError):
-    """A query that can't be kept. ``refusals`` has all reasons that were found, in the order of the query."""
+    """A query that views can't maintain. ``refusals`` are all reasons that were found, in the order of the query."""
 
     def __init__(self, refusals: Sequence[Refusal]) -> None:
         super().__init__("the query can't be kept up to date exactly", problems=[str(refusal) for refusal in refusals])
@@ -27,7 +27,9 @@ class Refused(ConfigurationError):
 
 
 class EvaluationError(LockstepError):
-    """The query fails for a row of the source. PostgreSQL's own query may fail for it as well. It names no value."""
+    """The query fails for a row of the source. PostgreSQL's query may fail for it as well. The message has no value in
+    it.
+    """
 
     reason: str
     """What fails, in one phrase."""
@@ -42,4 +44,4 @@ class EvaluationError(LockstepError):
 
 
 class FanOutExceeded(LockstepError):
-    """A step would change more rows than it may. Nothing of it was kept."""
+    """A step would change more rows than its limit. Nothing of it is stored."""

@@ -1,4 +1,4 @@
-"""What a view holds and has done, in numbers, and how far the building of its state is. Pure."""
+"""A view's size and counters, and how far the building of its state is. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # it loads the operators, and `lockstep lag` needs none
 
 
 class Doing(StrEnum):
-    """What a building does, in this order: it reads the log, brings the tables' rows in, and writes the result."""
+    """The phases of a building, in order."""
 
     READING = "reading"
     COMPUTING = "computing"
@@ -26,9 +26,8 @@ _COUNTED = {Doing.READING: "events of the log", Doing.COMPUTING: "rows of tables
 
 @dataclass(frozen=True, slots=True)
 class Building:
-    """``done`` of ``total`` events or rows, ``per_s`` of them a second; 0 where that isn't known yet.
-
-    ``began_ms`` is when the building began, in milliseconds since 1970.
+    """``done`` of ``total`` events or rows, ``per_s`` of them a second; 0 if that isn't known yet. ``began_ms`` is when
+    the building began, in milliseconds since 1970.
     """
 
     began_ms: int
@@ -39,12 +38,11 @@ class Building:
 
     @property
     def seconds_left(self) -> float | None:
-        """Of what it does now; None where nobody knows."""
+        """For the present phase; None if unknown."""
         return max(0, self.total - self.done) / self.per_s if self.per_s else None
 
     @property
     def sentence(self) -> str:
-        """How far it is."""
         left = "" if self.seconds_left is None else f", {self.per_s:,.0f} a second, {self.seconds_left:.0f} s left"
         return f"{self.doing.value} {self.done:,} of {self.total:,} {_COUNTED[self.doing]}{left}"
 
@@ -61,11 +59,11 @@ class Building:
 
 @dataclass(frozen=True, slots=True)
 class ViewFigures:
-    """``lsn`` is up to where the result is exact, 0 while the state is being built. ``state_rows`` are the entries of
-    the state, ``state_bytes`` those of its file. The counters are those since the state was built.
+    """``lsn`` is where the result is exact, 0 while the state is being built. ``state_rows`` is the number of entries
+    of the state, ``state_bytes`` the size of its file. The counters are those since the state was built.
 
-    ``at_ms`` is when they were so, by the clock of who looked. ``time_ms`` is the view's time, by which rows of tables
-    may be too old, in milliseconds since 1970; 0 where it has none yet.
+    ``at_ms`` is when the figures were read, by the reader's clock. ``time_ms`` is the view's time, by which rows of
+    tables may be too old. Both are in milliseconds since 1970; a view without a time has 0.
     """
 
     lsn: int
@@ -78,16 +76,14 @@ class ViewFigures:
 
     @classmethod
     def of(cls, position: "ViewPosition", size: Size, *, building: Building | None = None, at_ms: int = 0) -> Self:
-        """Of a state that is there now."""
         return cls(position.lsn, size.entries, size.bytes, position.counters, building, at_ms, position.time_ms)
 
     @property
     def rows(self) -> int:
-        """Rows of the result."""
         return self.counters.rows
 
     def to_json(self) -> dict[str, Any]:
-        """For people's programs too: the averages are there beside the counts."""
+        """Other programs read it too, so it has the averages as well as the counts."""
         return {
             "rows": self.rows,
             "state_rows": self.state_rows,
@@ -104,7 +100,6 @@ class ViewFigures:
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> Self:
-        """What ``to_json`` has made."""
         counters = Counters(**{name: facts[name] for name in Counters.__dataclass_fields__})
         told = facts["building"]
         building = None
@@ -116,10 +111,8 @@ class ViewFigures:
 
 
 def together(of_shards: Sequence[ViewFigures]) -> ViewFigures:
-    """Those of a view that is divided: it is where the last of its shards is, and has the rows of all.
-
-    What several shards have done with the same row of a table counts for each. Of several buildings the one is told
-    that has most to do.
+    """The figures of a divided view: it is where the last of its shards is, and has the rows of all. A row of a table
+    counts once for each shard that processes it. Of several buildings, the one with most left to do counts.
     """
     buildings = [figures.building for figures in of_shards if figures.building is not None]
     order = list(Doing)

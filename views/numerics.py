@@ -1,6 +1,5 @@
-"""PostgreSQL's numeric: exact digits, and the scale that each operation's result has there. Pure.
-
-Values are PostgreSQL's text. ``NaN`` and the infinities raise EvaluationError: they are passed on, not computed with.
+"""PostgreSQL's numeric: exact digits, and the scale that PostgreSQL gives each operation's result. Pure. Values are
+PostgreSQL's text. ``NaN`` and the infinities raise EvaluationError: views only pass them on.
 """
 
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_DOWN, ROUND_HALF_UP, Context, Decimal, Inexact, InvalidOperation
@@ -9,7 +8,7 @@ from typing import Final
 from views.failures import EvaluationError
 
 DIGITS_MAX: Final = 131_072
-"""Digits that a numeric has at most before the point."""
+"""The most digits that a numeric has before the point."""
 
 _SCALE_MAX: Final = 16_383
 _DIVISION_SCALE_MAX: Final = 1000
@@ -22,7 +21,7 @@ _ROUNDING: Final = Context(prec=400_000, Emax=MAX_EMAX, Emin=MIN_EMIN, rounding=
 
 
 def decimal_of(text: str) -> Decimal:
-    """A numeric's number. Raises EvaluationError for NaN and the infinities."""
+    """Raises EvaluationError for NaN and the infinities."""
     number = Decimal(text)
     if not number.is_finite():
         raise EvaluationError("a numeric is NaN or infinite, with which views don't compute")
@@ -30,14 +29,13 @@ def decimal_of(text: str) -> Decimal:
 
 
 def scale_of(number: Decimal) -> int:
-    """Digits after the point."""
     exponent = number.as_tuple().exponent
     assert isinstance(exponent, int), "finite"
     return max(0, -exponent)
 
 
 def text_of(number: Decimal) -> str:
-    """As PostgreSQL writes it: no exponent, zero without a sign. Raises EvaluationError where it is too large."""
+    """PostgreSQL's text: no exponent, zero without a sign. Raises EvaluationError if the number is too large."""
     if not number:
         return format(number.copy_abs(), "f")
     if number.adjusted() >= DIGITS_MAX:
@@ -59,11 +57,11 @@ def multiply(left: Decimal, right: Decimal) -> Decimal:
 
 
 def divide(left: Decimal, right: Decimal) -> Decimal:
-    """With the scale that PostgreSQL chooses: at least 16 significant digits. Raises EvaluationError."""
+    """The quotient with PostgreSQL's scale: at least 16 significant digits. Raises EvaluationError."""
     if not right:
         raise EvaluationError("division by zero")
     scale = _division_scale(left, right)
-    # Integers keep every digit: numerator and denominator are brought to one scale first.
+    # Integers keep every digit, so numerator and denominator are brought to one scale first.
     common = max(scale_of(left), scale_of(right))
     numerator = int(_EXACT.scaleb(left, common)) * 10**scale
     denominator = int(_EXACT.scaleb(right, common))
@@ -75,7 +73,7 @@ def divide(left: Decimal, right: Decimal) -> Decimal:
 
 
 def remainder(left: Decimal, right: Decimal) -> Decimal:
-    """It has the dividend's sign and the greater scale. Raises EvaluationError."""
+    """The remainder has the dividend's sign and the greater scale. Raises EvaluationError."""
     if not right:
         raise EvaluationError("division by zero")
     common = max(scale_of(left), scale_of(right))
@@ -85,17 +83,16 @@ def remainder(left: Decimal, right: Decimal) -> Decimal:
 
 
 def rounded(number: Decimal, scale: int) -> Decimal:
-    """To a scale, half away from zero."""
+    """Rounds half away from zero."""
     return number.quantize(Decimal((0, (1,), -scale)), rounding=ROUND_HALF_UP, context=_ROUNDING)
 
 
 def truncated(number: Decimal) -> int:
-    """The digits before the point."""
     return int(number.to_integral_value(rounding=ROUND_DOWN))
 
 
 def fitted(number: Decimal, precision: int, scale: int) -> Decimal:
-    """As ``numeric(precision,scale)``. Raises EvaluationError where it has too many digits."""
+    """As ``numeric(precision,scale)``. Raises EvaluationError if it has too many digits."""
     result = rounded(number, scale)
     if result and result.adjusted() >= precision - scale:
         raise EvaluationError(f"a numeric has too many digits for numeric({precision},{scale})")
@@ -113,7 +110,7 @@ def _first_word(number: Decimal) -> tuple[int, int]:
 
 
 def _division_scale(left: Decimal, right: Decimal) -> int:
-    # select_div_scale() in PostgreSQL's numeric.c.
+    # As select_div_scale() in PostgreSQL's numeric.c.
     weight_left, first_left = _first_word(left)
     weight_right, first_right = _first_word(right)
     weight = weight_left - weight_right

@@ -1,7 +1,6 @@
-"""Rows as bytes whose order is the order of the rows in SQL: every key of the state is made of these. Pure.
-
-A part begins with whether the value is null. No encoded part is the beginning of another one of its type, so the bytes
-of several columns follow each other without a separator.
+"""Rows as bytes in the order that the rows have in SQL: the state's keys consist of these. Pure. A part begins with a
+mark for null. No encoded part is a prefix of another one of its type, so the bytes of several columns follow each other
+without a separator.
 """
 
 import struct
@@ -18,16 +17,15 @@ Encoder = Callable[[Value], bytes]
 _NULL_FIRST, VALUE, _NULL_LAST = b"\x00", b"\x01", b"\x02"
 SIGN: Final = 1 << 63
 NUMBERS: Final = frozenset((Kind.INT2, Kind.INT4, Kind.INT8, Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ))
-"""Those whose values are integers."""
+"""Kinds whose values are integers."""
 _INVERTED: Final = bytes(255 - byte for byte in range(256))
 _BELOW_ZERO, _ZERO, _ABOVE_ZERO = b"\x00", b"\x01", b"\x02"
 _EXPONENT_BIAS: Final = 1 << 31
 
 
 def encoder(of: SqlType, *, descending: bool = False, nulls_first: bool = False) -> Encoder:
-    """The function that encodes one column. Text is in the order of collation C, which is that of its code points.
-
-    Raises AssertionError for a type that has no order here.
+    """The function that encodes one column. Text is ordered as in collation C, by code points. Raises AssertionError
+    for a type that has no order here.
     """
     plain = _plain(of)
     null = _NULL_FIRST if nulls_first else _NULL_LAST
@@ -38,8 +36,6 @@ def encoder(of: SqlType, *, descending: bool = False, nulls_first: bool = False)
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """How one column is ordered."""
-
     type: SqlType
     descending: bool = False
     nulls_first: bool = False
@@ -59,7 +55,7 @@ def order_encoder(directions: Sequence[Direction]) -> Callable[[Sequence[Value]]
 
     if not directions or any(of.type.kind not in NUMBERS for of in directions):
         return encode
-    # Tuned: most keys are integers and not null. These are the same bytes in one call.
+    # Tuned: most keys are integers and not null. This gives the same bytes in one call.
     pack = struct.Struct(">" + "BQ" * len(directions)).pack
     value_mark = VALUE[0]
     if len(directions) == 1 and not directions[0].descending:
@@ -107,11 +103,11 @@ def _plain(of: SqlType) -> Encoder:
 
 def _text(value: Value) -> bytes:
     assert isinstance(value, str)
-    return value.encode() + b"\x00"  # PostgreSQL's text holds no such byte
+    return value.encode() + b"\x00"  # PostgreSQL's text never contains this byte
 
 
 def numeric_key(number: Decimal) -> bytes:
-    """A finite number, whatever its scale: 1.0 and 1.00 are the same bytes."""
+    """A finite number, whatever its scale: 1.0 and 1.00 give the same bytes."""
     if not number:
         return _ZERO
     sign, digits, _ = number.as_tuple()
@@ -123,7 +119,7 @@ def numeric_key(number: Decimal) -> bytes:
 
 
 def _stripped(digits: tuple[int, ...]) -> tuple[int, ...]:
-    """Without zeros at both ends; the exponent is that of the first digit that isn't zero."""
+    """Without zeros at both ends; the exponent belongs to the first digit that isn't zero."""
     start, end = 0, len(digits)
     while digits[start] == 0:
         start += 1

@@ -1,7 +1,6 @@
-"""The plan of a view: which operators keep it. Every node's rows have a key, so that no row is there twice.
-
-The numbers of columns (``Ref.id``) are those of the whole plan. ``columns`` is what a node's rows are, in this order;
-``key`` is among them.
+"""The plan of a view: the operators that maintain it. Every node's rows have a key, so that no row occurs twice. The
+numbers of columns (``Ref.id``) are unique in the whole plan. ``columns`` are a node's columns in order; ``key`` is a
+subset of them.
 """
 
 from collections.abc import Iterator
@@ -29,10 +28,9 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """What is computed of each row of one table by itself.
-
-    ``names`` are the table's columns that it reads, one for each of ``columns``. A row for which ``condition`` isn't
-    true isn't there. ``outputs`` are the columns that rows have besides the table's own, by name.
+    """What is computed from each single row of one table. ``names`` are the table's columns that it reads, one for each
+    of ``columns``. Rows for which ``condition`` isn't true are left out. ``outputs`` are the columns, by name, that
+    rows get besides the table's own.
     """
 
     names: tuple[str, ...]
@@ -43,8 +41,6 @@ class RowPlan:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Rows for which the condition is true."""
-
     source: "Node"
     condition: Expression
 
@@ -59,7 +55,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """Rows with columns that are computed; the source's key is among them."""
+    """Rows with computed columns, which include the source's key."""
 
     source: "Node"
     expressions: tuple[tuple[Ref, Expression], ...]
@@ -75,7 +71,7 @@ class Project:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Pairs of rows whose keys are equal, and with ``keeps_left`` each left row without a partner, with nulls."""
+    """Pairs of rows with equal keys. With ``keeps_left``, also each left row without a partner, with nulls."""
 
     left: "Node"
     right: "Node"
@@ -91,7 +87,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Union:
-    """All rows of several branches. ``identity`` tells them apart: the branch's number and the row's key there."""
+    """All rows of several branches. ``identity`` identifies a row: the branch's number and the row's key there."""
 
     branches: tuple[tuple["Node", tuple[Expression, ...]], ...]
     values: tuple[Ref, ...]
@@ -108,7 +104,7 @@ class Union:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One row per group: the group's values, and what is made of its rows."""
+    """One row per group: the group's values, and aggregates of its rows."""
 
     source: "Node"
     by: tuple[tuple[Ref, Expression], ...]
@@ -125,7 +121,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Top:
-    """The first ``limit`` rows of each part in an order. Rows that are equal in it are in the order of their keys."""
+    """The first ``limit`` rows of each part in an order. Rows that are equal in it are ordered by their keys."""
 
     source: "Node"
     per: tuple[Expression, ...]
@@ -146,15 +142,14 @@ Node = Scan | Filter | Project | Join | Union | Group | Top
 
 @dataclass(frozen=True, slots=True)
 class ViewPlan:
-    """A query that can be kept. ``outputs`` are its columns by name, ``key`` those of them that are its rows' key.
-
-    ``retained`` are the tables of which it reads those rows alone that aren't too old.
+    """A query that views can maintain. ``outputs`` are its columns by name, ``key`` those that identify its rows.
+    ``retained`` are the tables of which it reads only rows that are young enough.
     """
 
     root: Node
     outputs: tuple[tuple[str, Expression], ...]
     key: tuple[str, ...]
-    retained: tuple[Retained, ...] = field(default=(), repr=False)  # the text of a plan is part of states' identity
+    retained: tuple[Retained, ...] = field(default=(), repr=False)  # a plan's repr is part of states' identity
 
     @property
     def tables(self) -> tuple[TableName, ...]:
@@ -163,7 +158,7 @@ class ViewPlan:
 
 
 def sources(node: Node) -> tuple[Node, ...]:
-    """The nodes whose rows a node takes."""
+    """The nodes that a node reads."""
     match node:
         case Scan():
             return ()
@@ -176,7 +171,7 @@ def sources(node: Node) -> tuple[Node, ...]:
 
 
 def nodes(root: Node) -> Iterator[Node]:
-    """All nodes, a node before its sources, left before right. The order is part of the state's format."""
+    """All nodes: each before its sources, left before right. The order is part of the state's format."""
     yield root
     for source in sources(root):
         yield from nodes(source)
@@ -225,9 +220,8 @@ def pruned(node: Node, needed: set[int]) -> Node:
 
 
 def reordered(node: Node) -> Node:
-    """The same rows, with a join that gives each row at most one partner before one that gives it many.
-
-    So the rows that have become many are kept by fewer joins.
+    """The same rows, with joins that give each row at most one partner before joins that give it many. So fewer joins
+    store the rows after they have multiplied.
     """
     match node:
         case Scan():
@@ -259,12 +253,12 @@ def _reordered(join: Join) -> Join:
 
 
 def _is_unique(node: Node, on: tuple[Expression, ...]) -> bool:
-    """Whether at most one row has given values of these."""
+    """Whether at most one row has given values of ``on``."""
     return {column.id for column in node.key} <= {made.id for made in on if isinstance(made, Ref)}
 
 
 def renumbered(plan: T) -> T:
-    """The same with columns numbered as they come, so that one that isn't read changes no number."""
+    """The same plan with columns numbered in order of use, so that a column that isn't read changes no number."""
     numbers: dict[int, int] = {}
 
     def changed(part: Any) -> Any:

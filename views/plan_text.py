@@ -1,4 +1,4 @@
-"""A plan as people read it: each operator in a line of SQL's words, and what it keeps."""
+"""A plan as people read it: each operator as a line of SQL, and what it stores."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -39,9 +39,8 @@ _FUNCTIONS: Final = {"coalesce", "case", "abs", "length", "lower", "upper"}
 
 @dataclass(frozen=True, slots=True)
 class PlanStep:
-    """An operator of a plan. ``number`` is its place among ``plan.nodes``.
-
-    ``keeps`` says what it remembers of rows; empty where it remembers nothing. ``sources`` are where its rows are from.
+    """An operator of a plan. ``number`` is its position in ``plan.nodes``. ``keeps`` says what it stores of rows, or is
+    empty. ``sources`` are the operators that it reads.
     """
 
     number: int
@@ -52,7 +51,7 @@ class PlanStep:
 
 
 def plan_steps(plan: ViewPlan) -> PlanStep:
-    """The plan's last operator, with all that are before it."""
+    """The plan's last operator, with all that come before it."""
     names = column_names(plan)
     numbers = {id(node): number for number, node in enumerate(nodes(plan.root))}
     aliases = _aliases(plan.root)
@@ -65,18 +64,18 @@ def plan_steps(plan: ViewPlan) -> PlanStep:
     def step(node: Node) -> PlanStep:
         operator, text, keeps = _described(node, names, aliases, retained)
         if isinstance(node, Scan) and first[node.table] != id(node):
-            keeps = ""  # all scans of a table share one copy of it
+            keeps = ""  # all scans of a table share one copy
         return PlanStep(numbers[id(node)], operator, text, keeps, tuple(map(step, sources(node))))
 
     return step(plan.root)
 
 
 def column_names(plan: ViewPlan) -> dict[int, str]:
-    """A text for each column of the plan: a table's column by its name, anything else by what it is made of."""
+    """A text for each column of the plan: a table's column by name, any other by its expression."""
     aliases = _aliases(plan.root)
     is_plain = len(aliases) == 1
     names: dict[int, str] = {}
-    for node in reversed(list(nodes(plan.root))):  # sources before those that take their rows
+    for node in reversed(list(nodes(plan.root))):  # sources before their readers
         match node:
             case Scan():
                 alias = "" if is_plain else f"{aliases[id(node)]}."
@@ -99,7 +98,7 @@ def column_names(plan: ViewPlan) -> dict[int, str]:
 
 
 def _aliases(root: Node) -> dict[int, str]:
-    """A name for each scan of a table, by the scan's identity."""
+    """A name for each scan of a table, by the scan's ``id()``."""
     aliases: dict[int, str] = {}
     taken: set[str] = set()
     for node in nodes(root):
@@ -117,7 +116,7 @@ def _aliases(root: Node) -> dict[int, str]:
 def _described(
     node: Node, names: Mapping[int, str], aliases: Mapping[int, str], retained: Mapping[TableName, Retained]
 ) -> tuple[str, str, str]:
-    """An operator's name, its text, and what it keeps."""
+    """An operator's name, its text, and what it stores."""
     match node:
         case Scan():
             alias = aliases[id(node)]
@@ -164,14 +163,14 @@ def _group(node: Group, names: Mapping[int, str]) -> tuple[str, str, str]:
 
 
 def keeps_values(aggregate: Aggregate) -> bool:
-    """Whether all of a group's values are kept, and not only what they come to."""
+    """Whether all of a group's values are stored, not only the aggregate."""
     return aggregate.argument is not None and (
         aggregate.is_distinct or aggregate.function not in ("count", "sum", "avg", "bool_and", "bool_or")
     )
 
 
 def aggregate_text(aggregate: Aggregate, names: Mapping[int, str]) -> str:
-    """An aggregate as SQL has it."""
+    """An aggregate in SQL."""
     argument = "*" if aggregate.argument is None else expression_text(aggregate.argument, names)
     order = ", ".join(_sort_text(key, names) for key in aggregate.order)
     inside = f"{'distinct ' if aggregate.is_distinct else ''}{argument}" + (f" order by {order}" if order else "")
@@ -190,7 +189,7 @@ def _sort_text(key: SortKey, names: Mapping[int, str]) -> str:
 
 
 def expression_text(expression: Expression, names: Mapping[int, str]) -> str:
-    """An expression as SQL has it. ``names`` are the columns' texts."""
+    """An expression in SQL. ``names`` are the columns' texts."""
     match expression:
         case Ref():
             return names.get(expression.id, f"column {expression.id}")
@@ -234,7 +233,7 @@ def _call_text(call: Call, names: Mapping[int, str]) -> str:
     if name == "checked":
         return texts[1]
     if name in _UNWRITTEN or (name == "integer_to_text" and call.type.kind is not Kind.TEXT):
-        return texts[0]  # nobody has written these: the value stays the same
+        return texts[0]  # not in the user's query, and without effect on the value
     if name in _CASTS:
         return f"{texts[0]}::{call.type.name}"
     if name in _SUFFIXES:
@@ -250,7 +249,7 @@ def _call_text(call: Call, names: Mapping[int, str]) -> str:
 
 
 def _operands(call: Call, names: Mapping[int, str]) -> Iterator[str]:
-    """The arguments' texts, in parentheses where that is needed to read them."""
+    """The arguments' texts, in parentheses where needed."""
     for argument in call.arguments:
         text = expression_text(argument, names)
         yield f"({text})" if " " in text and isinstance(argument, Call) and _needs_parentheses(argument, call) else text

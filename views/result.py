@@ -1,4 +1,4 @@
-"""The result of a plan as a table: what a sink is prepared for. Pure."""
+"""The result of a plan as a table, for which a sink is prepared. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,14 +21,13 @@ _ARRAY_OIDS: Final = {
 _JSONB_OID: Final = 3802
 _CHAR_OID: Final = 1042
 _HEADER: Final = 4
-"""How much greater a type modifier is than the length that it stands for."""
+"""A type modifier is this much greater than the length."""
 _SAME_TYPE: Final = ("min", "max")
 
 
 def result_table(plan: ViewPlan, tables: Mapping[TableName, Table], name: TableName) -> Table:
-    """The result under this name. A column that is one of a table's has that one's type, precision included.
-
-    Raises KeyError when a table or column of the plan isn't among the shapes.
+    """The result under this name. A column that comes from a table's column has its type, precision included. Raises
+    KeyError when a table or column of the plan isn't among the shapes.
     """
     origins = _Origins(plan, stored_tables(tables))
     columns = tuple(origins.column(column, made) for column, made in plan.outputs)
@@ -36,8 +35,6 @@ def result_table(plan: ViewPlan, tables: Mapping[TableName, Table], name: TableN
 
 
 class _Origins:
-    """Where the columns of a plan come from."""
-
     def __init__(self, plan: ViewPlan, tables: Mapping[TableName, Table]) -> None:
         self._columns: dict[int, Column] = {}
         self._made: dict[int, list[Expression | Aggregate]] = {}
@@ -61,7 +58,9 @@ class _Origins:
         return _column_of(name, made.type) if origin is None else replace(origin, name=name, number=0)
 
     def _origin(self, made: Expression | Aggregate) -> Column | None:
-        """The table's column whose values these are; None where they are others, or come from several types."""
+        """The table's column whose values these are; None for computed values, or if they come from columns of several
+        types.
+        """
         match made:
             case Ref():
                 if (column := self._columns.get(made.id)) is not None:
@@ -76,7 +75,7 @@ class _Origins:
                 return None
 
     def _array_of(self, argument: Expression) -> Column | None:
-        """A list of values, by the name of their type: PostgreSQL numbers its arrays apart."""
+        """An array of the argument's type. PostgreSQL has separate OIDs for arrays."""
         element = self.column("", argument)
         oid = _ARRAY_OIDS.get(argument.type.kind)
         return None if oid is None else replace(element, is_array=True, type_oid=oid)

@@ -1,4 +1,4 @@
-"""The rows of a view's result: their keys, and how they are stored while the sink doesn't have them. Pure."""
+"""The rows of a view's result: their keys, and their stored form while they are pending. Pure."""
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -16,18 +16,18 @@ from views.shard import Shard
 from views.values import Row, from_event, to_event
 
 _KEY_LENGTH: Final = struct.Struct("<I")
-"""Before a pending row there is its key: both are JSON objects, as in events. A row that is gone has no bytes."""
+"""A pending row is preceded by its key. Both are JSON objects, as in events. A deleted row has no bytes."""
 
 
 class ResultRows:
-    """Rows of one plan's result, and which of them are this shard's."""
+    """Rows of one plan's result, and which of them belong to this shard."""
 
     def __init__(self, plan: ViewPlan, shard: Shard | None) -> None:
         """Raises KeyError when a column of the key isn't in the result."""
         self._shard = shard
         self.names = [name for name, _ in plan.outputs]
         expressions = dict(plan.outputs)
-        # Makes a row of the result of a row of the plan's root.
+        # Makes a row of the result from a row of the plan's root.
         self.outputs = compiled_all([made for _, made in plan.outputs], plan.root.columns)
         self._converted = [
             (place, to_event(made.type))
@@ -41,19 +41,19 @@ class ResultRows:
         self._own_from_event = None if shard is None else dict(self._key_from_event)[shard.sharding.key]
         self._own_place = 0 if shard is None else self.names.index(shard.sharding.key)
         self._own_value = None if shard is None else compiled(expressions[shard.sharding.key], plan.root.columns)
-        # Makes pending rows of a portion of the result, each with its key.
+        # Makes pending rows from a slice of the result, each with its key.
         self.items = self._written(plan)
 
     def key(self, values: Row) -> bytes:
-        """By what a row is pending. ``values`` are those of the outputs."""
+        """The key of a pending row in the state. ``values`` are those of the outputs."""
         return self._encode_key([values[place] for place in self._key_places])
 
     def stored_key(self, key: Mapping[str, JsonValue]) -> bytes:
-        """The same, of a key as it is in events."""
+        """The same for a key in the form of events."""
         return self._encode_key([read(key[name]) for name, read in self._key_from_event])
 
     def pending(self, values: Row, *, is_gone: bool = False) -> bytes:
-        """The entry of a row with these outputs, without the row where it ``is_gone``."""
+        """The pending entry of a row with these outputs; without the row if it ``is_gone``."""
         own: list[JsonValue] = [*values]
         for place, convert in self._converted:
             own[place] = convert(values[place])
@@ -61,17 +61,17 @@ class ResultRows:
         return entry_of(key, None if is_gone else dict(zip(self.names, own, strict=True)))
 
     def is_own(self, key: Mapping[str, JsonValue]) -> bool:
-        """Whether the row of the result with this key is this shard's to write. A view without shards has them all."""
+        """Whether this shard writes the row of the result with this key. Without shards, every row is its own."""
         if self._shard is None or self._own_from_event is None:
             return True
         return self._shard.has(self._own_from_event(key[self._shard.sharding.key]))
 
     def has(self, values: Row) -> bool:
-        """The same by the outputs' values."""
+        """The same, by the outputs' values."""
         return self._shard is None or self._shard.has(values[self._own_place])
 
     def checked_own(self, rows: list[Row]) -> list[Row]:
-        """Rows of the plan's root, which have to be this shard's."""
+        """Asserts that rows of the plan's root belong to this shard."""
         if self._shard is not None and self._own_value is not None:
             assert all(map(self._shard.has, map(self._own_value, rows))), "a row of the result is another shard's"
         return rows
@@ -100,33 +100,30 @@ class ResultRows:
 
 
 def entry_of(key: Mapping[str, JsonValue], row: Mapping[str, JsonValue] | None) -> bytes:
-    """A pending entry."""
     return joined(orjson.dumps(key), b"" if row is None else orjson.dumps(row))
 
 
 def joined(key: bytes, row: bytes) -> bytes:
-    """The same of what is JSON already."""
+    """A pending entry from JSON."""
     return _KEY_LENGTH.pack(len(key)) + key + row
 
 
 def parts_of(pending: bytes) -> tuple[bytes, bytes]:
-    """Key and row of a pending entry."""
     end = _KEY_LENGTH.size + _KEY_LENGTH.unpack_from(pending)[0]
     return pending[_KEY_LENGTH.size : end], pending[end:]
 
 
 def rows_of(items: Sequence[Item]) -> tuple[list[bytes], list[bytes]]:
-    """Keys and rows, as JSON, of items that ``Ahead`` gets."""
+    """Keys and rows, as JSON, of the items that ``Ahead`` gets."""
     parts = [parts_of(pending) for _, _, pending in items]
     return [key for key, _ in parts], [row for _, row in parts]
 
 
 def key_of(pending: bytes) -> Mapping[str, JsonValue]:
-    """The row's key of a pending entry."""
     key: Mapping[str, JsonValue] = orjson.loads(parts_of(pending)[0])
     return key
 
 
 def row_of(pending: bytes) -> bytes | None:
-    """The row of a pending entry; None where it is gone."""
+    """The row of a pending entry; None if it is deleted."""
     return parts_of(pending)[1] or None

@@ -1,7 +1,6 @@
-"""Retention by event time: rows of a table count for so long after the time in one of their columns. Pure.
-
-A view's time is the greatest commit time of what it has taken in, in whole minutes. Rows count whose column is later
-than that less their time. So nothing but the log says when a row ages out, and the result can be asked for again.
+"""Retention by event time: rows of a table count for a period after the time in one of their columns. Pure. A view's
+time is the greatest commit time that it has taken in, in whole minutes. A row counts while its column is later than the
+view's time minus the period. So only the log decides when a row ages out, and the result is reproducible.
 """
 
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from cdc.model.table import TableName, quote_identifier
 from views.values import Kind, Value, micros_text
 
 KINDS: Final = (Kind.TIMESTAMPTZ, Kind.TIMESTAMP, Kind.DATE)
-"""Of columns that say when a row was. Those without a time zone are taken as of UTC."""
+"""Kinds of columns that can give a row's time. Those without a time zone are taken as UTC."""
 
 _MINUTE_MS: Final = 60_000
 _HOUR_US: Final = 3_600_000_000
@@ -25,7 +24,7 @@ _EPOCH_MS: Final = 946_684_800_000
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """Rows of a table count for so many hours after the time in this column, which is of this kind."""
+    """Rows of a table count for this many hours after the time in ``column``, which has this kind."""
 
     table: TableName
     column: str
@@ -33,17 +32,19 @@ class Retained:
     kind: Kind
 
     def limit(self, time_ms: int) -> int:
-        """The greatest value of the column, as inside a view, whose row doesn't count at this time of the view."""
+        """The greatest value of the column, as inside a view, whose row no longer counts at this time of the view."""
         limit_us = (time_ms - _EPOCH_MS) * 1000 - self.hours * _HOUR_US
-        # A day is later than a moment where its midnight is.
+        # A date counts as its midnight.
         return limit_us // _DAY_US if self.kind is Kind.DATE else limit_us
 
     def is_over(self, value: Value, time_ms: int) -> bool:
-        """Whether a row with this value doesn't count at this time of the view. One without a value always counts."""
+        """Whether a row with this value no longer counts at this time of the view. A row with null always counts."""
         return value is not None and value <= self.limit(time_ms)  # type: ignore[operator]  # an int
 
     def condition(self, time_ms: int) -> str:
-        """The rows that count at this time of the view, as PostgreSQL asks for them, whatever the session's zone is."""
+        """A condition in PostgreSQL's SQL for the rows that count at this time of the view, whatever the session's time
+        zone.
+        """
         column = quote_identifier(self.column)
         zone = "+00" if self.kind is Kind.TIMESTAMPTZ else ""
         limit_us = (time_ms - _EPOCH_MS) * 1000 - self.hours * _HOUR_US
@@ -58,16 +59,15 @@ def period_text(hours: int) -> str:
 
 
 def whole_minutes(time_ms: int) -> int:
-    """The minute that a moment is in, in milliseconds since 1970."""
+    """The start of a moment's minute, in milliseconds since 1970."""
     return time_ms - time_ms % _MINUTE_MS
 
 
 @dataclass(frozen=True, slots=True)
 class NotedTime:
-    """As of which time of a view its sink has the result, in milliseconds since 1970; 0 before the first.
-
-    ``next_ms`` is the time that it is being brought to, and the same as ``time_ms`` where it isn't. This is kept with
-    the sink: whoever asks for the result on the source needs it, and a new state goes on from there.
+    """The view's time as of which the sink has the result, in milliseconds since 1970; 0 before the first. While the
+    result is being brought to a later time, ``next_ms`` is that time; otherwise it equals ``time_ms``. The record is
+    stored with the sink: a query of the source for the same result needs it, and a new state goes on from there.
     """
 
     time_ms: int = 0
@@ -83,7 +83,7 @@ class NotedTime:
 
     @classmethod
     def from_json(cls, text: str | None) -> Self:
-        """What ``to_json`` has made. Without any, the view has no time yet."""
+        """The inverse of ``to_json``. Without a record, the view has no time yet."""
         if text is None:
             return cls()
         facts: dict[str, Any] = orjson.loads(text)
@@ -91,10 +91,10 @@ class NotedTime:
 
 
 def noted_name(generation: int, shard: int | None = None) -> str:
-    """The name of the destination's record of a generation's time, or of that of one of its shards."""
+    """The name of the destination's record of the time of a generation or of one of its shards."""
     return f"g{generation}.view_time" + ("" if shard is None else f".{shard}")
 
 
 def noted_together(times: Sequence[NotedTime]) -> NotedTime:
-    """The time of a view that is divided, by those of its shards: settled once all are as of one time."""
+    """The time of a divided view, from those of its shards: settled once all are as of one time."""
     return NotedTime(min(time.time_ms for time in times), max(time.next_ms for time in times))

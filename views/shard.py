@@ -1,7 +1,5 @@
-"""One of several parts of a view: which rows of its tables, and so of its result, are its own. Pure.
-
-A shard keeps the same plan as the others, over the rows of tables that are its own. A row that moves to another shard
-is gone for the one and new for the other.
+"""A shard: one of several parts of a view, with its share of the tables' rows and so of the result. Pure. All shards
+have the same plan. A row that moves to another shard is deleted in the one and inserted in the other.
 """
 
 import hashlib
@@ -18,10 +16,9 @@ _HASH_BYTES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """By what a view's rows are divided: the column ``key`` of its key, whose value every row of the result has.
-
-    ``columns`` say by what the rows of each scan are divided, in the order of ``plan.nodes``. All have the value that
-    the result's rows have that they come to. With None every shard has all rows of that scan.
+    """How a view's rows are divided: by the column ``key`` of its key. ``columns`` has the expression that divides each
+    scan's rows, in the order of ``plan.nodes``. Its value equals ``key`` in the rows of the result that are made from a
+    row. With None, every shard has all rows of that scan.
     """
 
     key: str
@@ -30,31 +27,28 @@ class Sharding:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The shard of this ``number``, from 0, of ``count``."""
+    """Shard ``number`` of ``count``, counted from 0."""
 
     sharding: Sharding
     number: int
     count: int
 
     def has(self, value: Value) -> bool:
-        """Whether rows with this value of what they are divided by are its own.
-
-        Values that are equal in SQL must be equal here. The answer is the same in every process and on every machine.
+        """Whether rows with this value of the dividing expression belong to this shard. Values that are equal in SQL
+        must be equal here. The answer is the same in every process and on every machine.
         """
         digest = hashlib.blake2b(orjson.dumps(value), digest_size=_HASH_BYTES).digest()
         return int.from_bytes(digest, "big") % self.count == self.number
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What its state belongs to, besides the plan."""
         return self.sharding.key, self.sharding.columns, self.number, self.count
 
     @property
     def name(self) -> str:
-        """As people and directories have it, from 1: ``shard-1-of-4``."""
+        """The name for people and directories, counted from 1: ``shard-1-of-4``."""
         return f"shard-{self.number + 1}-of-{self.count}"
 
 
 def shards(sharding: Sharding, count: int) -> list[Shard]:
-    """All of them."""
     return [Shard(sharding, number, count) for number in range(count)]

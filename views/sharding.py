@@ -1,11 +1,10 @@
-"""By which column of its key a view can be divided into shards, found from its plan. Pure.
+"""Finds, from a view's plan, the key column by which the view can be divided into shards. Pure.
 
-A column of the key is followed from the result down to the tables. Where it comes from one table, that one's rows are
-divided by it. A join divides both of its sides where they are joined on it, and else has all rows of the other side in
-every shard. A group, a ``distinct`` and a ``top`` must have the column among those that they are by: all rows of a
-group are in one shard then.
+A column of the key is followed from the result down to the tables. The table that it comes from is divided by it. A
+join divides both sides if it joins on the column; otherwise every shard has all rows of the other side. A group,
+``distinct`` or ``top`` must have the column among its own (``by``, ``per``), so that each group is in one shard.
 
-Of several columns that would do, the one is taken that divides most tables' rows, and of these the first of the key.
+Of several possible columns, the one that divides the most tables wins, then the first one of the key.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,18 +21,18 @@ from views.shard import Sharding
 from views.values import INTEGERS, SqlType
 
 _SAME_VALUE = ("same", "to_integer")
-"""Calls whose value is that of their argument."""
+"""Calls that return the value of their argument."""
 
 _Divided = Mapping[int, Expression]
-"""By what the rows of scans are divided, by the identity of the node."""
+"""The expression by which the rows of each scan are divided, by the node's ``id()``."""
 
 
 class _Indivisible(Exception):
-    """Rows can't be divided by an expression, for this reason."""
+    """Rows can't be divided by an expression. The message is the reason."""
 
 
 def sharding_of(plan: ViewPlan, count: int) -> Sharding:
-    """By what the plan can be divided into ``count`` shards. Raises Refused where it can't be."""
+    """How to divide the plan into ``count`` shards. Raises Refused if that is impossible."""
     finder = _Finder(plan)
     outputs = dict(plan.outputs)
     found: list[tuple[str, _Divided]] = []
@@ -54,28 +53,25 @@ def sharding_of(plan: ViewPlan, count: int) -> Sharding:
                 )
             ]
         )
-    key, divided = max(found, key=lambda pair: len(pair[1]))  # the first of those that divide most
+    key, divided = max(found, key=lambda pair: len(pair[1]))  # the first of those that divide most tables
     scans = [node for node in nodes(plan.root) if isinstance(node, Scan)]
     return Sharding(key, tuple(divided.get(id(scan)) for scan in scans))
 
 
 def whole_tables(plan: ViewPlan, sharding: Sharding) -> tuple[TableName, ...]:
-    """The tables of which every shard keeps all rows, in the order of the query."""
+    """The tables of which every shard has all rows, in the order of the query."""
     scans = [node for node in nodes(plan.root) if isinstance(node, Scan)]
     pairs = zip(scans, sharding.columns, strict=True)
     return tuple(dict.fromkeys(scan.table for scan, by in pairs if by is None))
 
 
 class _Finder:
-    """Follows expressions down one plan."""
-
     def __init__(self, plan: ViewPlan) -> None:
         self._names = column_names(plan)
         self._known: dict[tuple[int, Expression], _Divided | _Indivisible] = {}
 
     def divided(self, node: Node, by: Expression) -> _Divided:
-        """How scans are divided so that each shard has those rows of the node of which the value of ``by`` is its own.
-
+        """How to divide the scans so that each shard has exactly the node's rows whose value of ``by`` belongs to it.
         Raises _Indivisible.
         """
         at = id(node), by
@@ -162,19 +158,19 @@ def _by_id(pairs: tuple[tuple[Ref, Expression], ...]) -> Iterator[tuple[int, Exp
 
 
 def _in_terms_of(by: Expression, made: Mapping[int, Expression]) -> Expression:
-    """An expression over a node's columns, over those of its source, of which they are made."""
+    """An expression over a node's columns, rewritten over its source's columns."""
     return _plain(rewritten(by, lambda part: made[part.id] if isinstance(part, Ref) else None))
 
 
 def _plain(expression: Expression) -> Expression:
-    """Without calls that change nothing."""
+    """The expression without calls that return their argument."""
     while isinstance(expression, Call) and expression.name in _SAME_VALUE:
         expression = expression.arguments[0]
     return expression
 
 
 def _by_columns_of(side: Node, join: Join, by: Expression) -> Expression | None:
-    """The same value made of one side's columns alone; None where it can't be."""
+    """The same value, computed from the columns of one side only; None if that is impossible."""
     own = {column.id for column in side.columns}
     instead: dict[int, Ref] = {}
     for ref in refs(by):
@@ -185,7 +181,7 @@ def _by_columns_of(side: Node, join: Join, by: Expression) -> Expression | None:
             instead[ref.id] = min(equal, key=lambda column: column.id)
     if not instead:
         return by
-    if isinstance(by, Call):  # a call may be of another type than it was of columns of this one
+    if isinstance(by, Call):  # with columns of another type, the call might be of another type as well
         return None if any(instead[ref.id].type != ref.type for ref in refs(by) if ref.id in instead) else rewritten(
             by, lambda part: instead.get(part.id) if isinstance(part, Ref) else None
         )  # fmt: skip
@@ -201,7 +197,7 @@ def _equal_on(node: Node, one: Expression, other: Expression) -> bool:
 
 
 def equals(node: Node, column: Ref) -> set[Ref]:
-    """The columns of a node that have the same value as this one in each of its rows, itself among them."""
+    """The columns of a node that equal this column in each of its rows, itself included."""
     match node:
         case Filter() | Top():
             return equals(node.source, column)
@@ -232,7 +228,7 @@ def _joined_equal(join: Join, column: Ref) -> set[Ref]:
         ref = new.pop()
         found.add(ref)
         same = equals(join.left if ref.id in left else join.right, ref)
-        if not join.keeps_left:  # there a row without a partner has nulls
+        if not join.keeps_left:  # in a left join, a row without a partner has nulls there
             for one, other in zip(map(_plain, join.left_on), map(_plain, join.right_on), strict=True):
                 if isinstance(one, Ref) and isinstance(other, Ref) and _is_alike(one.type, other.type):
                     same |= {other} if one in same else {one} if other in same else set()
@@ -241,7 +237,7 @@ def _joined_equal(join: Join, column: Ref) -> set[Ref]:
 
 
 def _is_alike(one: SqlType, other: SqlType) -> bool:
-    """Whether values of these types that are equal look the same."""
+    """Whether equal values of these two types have the same form."""
     if one.kind in INTEGERS and other.kind in INTEGERS:
         return True
     return one.has_one_form and replace(one, is_user_text=False) == replace(other, is_user_text=False)

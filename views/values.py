@@ -1,4 +1,4 @@
-"""Values inside a view, by SQL type: None, bool, int or str, such that equal values are equal in Python as well.
+"""Values inside a view, by SQL type: None, bool, int or str, so that equal values are equal in Python as well. Pure.
 
 =========================  ==========================================================================
 SQL type                   inside a view
@@ -9,12 +9,12 @@ numeric                    PostgreSQL's text, every digit of its scale
 text, varchar              the text
 char(n)                    the text without the blanks at its end, which don't count
 date                       days since 2000-01-01
-timestamp, timestamptz     microseconds since 2000-01-01, of UTC
+timestamp, timestamptz     microseconds since 2000-01-01, in UTC
 uuid                       its text
-everything else            the JSON of the event, as text: it can be passed on, and nothing else
+everything else            the JSON of the event, as text: views only pass it on
 =========================  ==========================================================================
 
-``infinity`` and ``-infinity`` are greater and less than every other date. Pure.
+``infinity`` and ``-infinity`` are greater and less than every other date.
 """
 
 import math
@@ -39,8 +39,6 @@ Row = tuple[Value, ...]
 
 
 class Kind(StrEnum):
-    """What a type's values are inside a view."""
-
     BOOL = "bool"
     INT2 = "int2"
     INT4 = "int4"
@@ -54,11 +52,11 @@ class Kind(StrEnum):
     CHAR = "char"
     OPAQUE = "opaque"
     UNKNOWN = "unknown"
-    """A literal in quotes, or null, until something else says what type it has."""
+    """A literal in quotes, or null, whose type isn't known yet."""
 
 
 class JsonForm(StrEnum):
-    """What a value of an opaque type is as a part of a document."""
+    """The form of an opaque value as a part of a document."""
 
     JSONB = "jsonb"
     JSON = "json"
@@ -73,10 +71,9 @@ INTEGERS: Final = (Kind.INT2, Kind.INT4, Kind.INT8)
 
 @dataclass(frozen=True, slots=True)
 class SqlType:
-    """A type. ``scale`` is that of a numeric all values of which have it, and the length of
-    ``char(n)``. ``name`` is what people are told.
-
-    ``is_user_text`` marks an opaque type of the source's own whose event is the type's text: enums, for one.
+    """A type. ``scale`` is the scale that all values of a numeric have, or the length of ``char(n)``. ``name`` is the
+    type's name in messages. ``is_user_text`` marks an opaque type of the source, such as an enum, whose event is the
+    type's text.
     """
 
     kind: Kind
@@ -87,24 +84,24 @@ class SqlType:
 
     @property
     def has_one_form(self) -> bool:
-        """Whether values that are equal in SQL look the same, so that a group's value is any row's."""
+        """Whether values that are equal in SQL have the same text, so that any row can give a group's value."""
         return self.kind not in (Kind.OPAQUE, Kind.UNKNOWN) and (
             self.kind is not Kind.NUMERIC or self.scale is not None
         )
 
     @property
     def is_same_in_events(self) -> bool:
-        """Whether a value inside a view is what an event has for it."""
+        """Whether a value is the same inside a view and in an event."""
         return self.kind not in (Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.CHAR, Kind.OPAQUE)
 
     @property
     def is_comparable(self) -> bool:
-        """Whether equality of two values is known here."""
+        """Whether views can compare two values for equality."""
         return self.kind not in (Kind.OPAQUE, Kind.UNKNOWN)
 
 
 def sql_type(kind: Kind, scale: int | None = None) -> SqlType:
-    """A type that has no name of its own."""
+    """A type without a name of its own."""
     return SqlType(kind, kind.value if scale is None else f"numeric with {scale} decimals", scale)
 
 
@@ -123,7 +120,7 @@ FLOATS: Final = (JsonForm.FLOAT4, JsonForm.FLOAT8)
 
 _KINDS: Final = {
     kind.value: kind for kind in Kind if kind not in (Kind.OPAQUE, Kind.UNKNOWN, Kind.TEXT, Kind.CHAR)
-}  # text is told by the type's number: other types' values are text as well
+}  # text is recognized by the type's OID: other types' values are text as well
 _JSON_FORMS: Final = {
     "jsonb": JsonForm.JSONB,
     "json": JsonForm.JSON,
@@ -141,7 +138,6 @@ _CHAR = re.compile(r"char(?:acter)?\((\d+)\)")
 
 
 def type_of(column: Column) -> SqlType:
-    """The type of a table's column."""
     name = column.type_name + "[]" * column.is_array
     if column.is_array:
         return SqlType(Kind.OPAQUE, name)
@@ -160,7 +156,7 @@ def type_of(column: Column) -> SqlType:
 
 
 def float_order(number: float) -> int:
-    """An integer in whose order PostgreSQL has floats: NaN equals itself and is the greatest, -0 equals 0."""
+    """An integer with PostgreSQL's order of floats: NaN equals itself and is the greatest, -0 equals 0."""
     bits: int = struct.unpack(">q", struct.pack(">d", number))[0]
     return bits if bits >= 0 else -(bits & INFINITY)
 
@@ -171,23 +167,24 @@ FromEvent = Callable[[JsonValue], Value]
 ToEvent = Callable[[Value], JsonValue]
 
 INFINITY: Final = 2**63 - 1
-"""``infinity`` among dates and timestamps. ``-infinity`` is its negative."""
+"""``infinity`` of dates and timestamps. ``-infinity`` is its negative."""
 
 _DAY_US: Final = 86_400_000_000
 _EPOCH: Final = datetime(2000, 1, 1)  # noqa: DTZ001  a timestamp without a time zone
 _TIMESTAMP = re.compile(r"(\d{4,})-(\d\d)-(\d\d)(?:T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?Z?)?( BC)?")
 _ORDINARY_TIMESTAMP = re.compile(r"[1-9]\d{3}-\d\d-\d\dT(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,6})?Z?", re.ASCII)
-"""Tuned: Python's own parser reads these as we do, and sooner."""
+"""Tuned: Python's own parser reads these with the same result, and faster."""
 
 _MINUTE_TEXTS: Final = [f"{minute // 60:02}:{minute % 60:02}:" for minute in range(24 * 60)]
 _SECOND_TEXTS: Final = [f"{second:02}" for second in range(60)]
 _DAYS_MAX: Final = 10_000
 _INSTANTS_MAX: Final = 256
-"""How many texts of days and of instants are remembered. A row that many others join has one instant in all of them,
-and they come one after the other. Of many instants in no order it takes longer to remember texts than to write them."""
+"""How many texts of days and of instants are cached. A row that many others join has one instant in all of them, one
+after the other. For many instants in random order, a cache is slower than writing the text.
+"""
 
 _FLOAT_EXPONENT_MIN: Final = 1e15
-"""From here on PostgreSQL writes a float with an exponent."""
+"""From here on, PostgreSQL writes a float with an exponent."""
 
 _INFINITIES: Final = {"infinity": INFINITY, "-infinity": -INFINITY}
 _INFINITY_TEXTS: Final = {value: text for text, value in _INFINITIES.items()}
@@ -242,7 +239,7 @@ def _date_and_era(days: int) -> tuple[str, str]:
 
 @lru_cache(_INSTANTS_MAX)
 def micros_text(micros: int, zone: str = "", separator: str = "T") -> str:
-    """A timestamp as an event has it. ``zone`` is ``Z`` for one with a time zone."""
+    """A timestamp as in an event. ``zone`` is ``Z`` for one with a time zone."""
     if micros in _INFINITY_TEXTS:
         return _INFINITY_TEXTS[micros]
     days, of_day = divmod(micros, _DAY_US)
@@ -253,7 +250,7 @@ def micros_text(micros: int, zone: str = "", separator: str = "T") -> str:
 
 
 def float_json(number: float) -> str:
-    """A float8 as an event has it: its shortest digits, and an integer without a point."""
+    """A float8 as in an event: its shortest digits, an integer without a point."""
     if not math.isfinite(number):
         return {math.inf: '"Infinity"', -math.inf: '"-Infinity"'}.get(number, '"NaN"')
     if number.is_integer() and abs(number) < _FLOAT_EXPONENT_MIN and (number or math.copysign(1, number) > 0):
@@ -262,7 +259,7 @@ def float_json(number: float) -> str:
 
 
 def from_event(of: SqlType) -> FromEvent:
-    """The function that takes a column's value in an event. It raises EvaluationError for one of another type."""
+    """The function that converts a column's value from an event. It raises EvaluationError for another type."""
     if (python := event_class(of)) is not None:
         return _checked(of, python)
     match of.kind:
@@ -277,7 +274,7 @@ def from_event(of: SqlType) -> FromEvent:
 
 
 def event_class(of: SqlType) -> type | None:
-    """The class of values that are the same in an event and inside a view; None for a type whose values aren't."""
+    """The Python class of values that are the same in an event and inside a view; None if the type's values differ."""
     match of.kind:
         case Kind.DATE | Kind.TIMESTAMP | Kind.TIMESTAMPTZ | Kind.CHAR | Kind.OPAQUE:
             return None
@@ -321,7 +318,7 @@ def _parsed(of: SqlType, parse: Callable[[str], int]) -> FromEvent:
 
 
 def to_event(of: SqlType) -> ToEvent:
-    """The function that gives a value the form that the same type has in an event."""
+    """The function that converts a value to the form that its type has in an event."""
     match of.kind:
         case Kind.DATE:
             return lambda value: None if value is None else days_text(value)  # type: ignore[arg-type]  # an int

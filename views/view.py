@@ -1,19 +1,19 @@
 """A view: its plan, its state, and the rows that its sink still has to get.
 
-A step takes the changes of whole transactions and is kept with its output, its offsets and its LSN, or not at all. The
-output stays pending until it is acknowledged: whoever was killed between the two writes it again. Written to a guarded
-sink with the output's tag, the same output changes nothing the second time.
+A step takes the changes of whole transactions. It is stored with its output, its offsets and its LSN, or not at all.
+The output stays pending until it is acknowledged. A process that was killed between the two writes writes it again: in
+a guarded sink, the same output with the same tag changes nothing the second time.
 
-What was acknowledged is kept beside it until the sink's progress is known to have it (``confirm``). Another run of a
-job writes it again (``adopt``): it can't tell a sink that was put back from one that wasn't told.
+Acknowledged output stays stored until the sink's progress shows that the sink has it (``confirm``). A new run of the
+job writes it again (``adopt``), because it can't know whether the sink was put back to an earlier state.
 
-The view has a time as well: the greatest commit time that it was told, in whole minutes. Rows that are too old by it
-don't count. A step keeps none of these, and takes those away that were there before: in one go with what comes, since
-no moment of the source has both. Where they are too many for that, the rest goes in portions (``expire``), before the
-output is written.
+The view's time is the greatest commit time that it has received, in whole minutes. Rows that are too old by it don't
+count. A step stores no such row, and removes those that are stored: in the same transaction as its changes, since no
+moment of the source has both. If they are too many for one transaction, ``expire`` removes the others in slices, before
+the output is written.
 
-A new state is built: events are noted piece by piece, in any order. When all are there, the tables' rows are known as
-of one position, and what the operators keep is computed from all of them together. Then the whole result is pending.
+To build a new state, events are noted in slices, in any order. When all have arrived, the tables' rows are known as of
+one position. Everything that the operators store is computed from them in one go, and the whole result is pending.
 """
 
 import gc
@@ -51,37 +51,36 @@ from views.state.contract import Entry, Reading, State, Step
 from views.values import Row
 
 FORMAT: Final = 4
-"""Of what the operators keep. Another number means another state, which is built anew."""
+"""The format of what the operators store. A state of another format is built anew."""
 
 CHANGES_MAX: Final = 5_000_000
-"""How many rows of all operators one step may change, where nothing else is said."""
+"""How many rows of all operators one step may change, by default."""
 
 TopicPartition = tuple[str, int]
 
 NOTHING_REACHED: Final[Mapping[TopicPartition, int]] = MappingProxyType({})
 
 Ahead = Callable[[list[Item]], list[Item]]
-"""Takes rows of a new result while more of them are computed, as they would be pending: ``rows_of`` reads them.
-
-Returns rows that it got, now or before, and that are to stay pending. Called with none, it returns all that it has not
-had written: there are no more.
+"""Takes rows of a new result while more are computed, in their pending form (``rows_of`` reads them). Returns those of
+the rows received so far that are to stay pending. A call with an empty list is the last one: it returns all rows that
+haven't been written.
 """
 
 EXPIRED_CHANGES_MAX: Final = 200_000
-"""How many rows are changed in one transaction where rows are taken away that are too old: memory has them."""
+"""How many rows one transaction may change when it removes rows that are too old. Memory holds them all."""
 
 _TAKEN_AT_ONCE: Final = 1_000
-"""Of these memory has the parsed rows."""
+"""Slice of events that ``build`` takes at once: memory holds their parsed rows."""
 
 EXPIRED_AT_ONCE: Final = 20_000
-"""How many rows of tables are taken away in one transaction at most, as they are too old."""
+"""How many rows of tables that are too old one transaction removes at most."""
 
 _POSITION, _PENDING, _REFUSED, _VOID = b"\x00position", b"p", b"r", b"v"
 _AS_STORED: Final = b"q"
-"""Pending rows that the sink has already, but for their tags: nobody sees them change, so they come last."""
+"""Pending rows that the sink has already except for their tags. They come last, since no reader sees a change."""
 
 _SENT, _SENT_AS_OF = b"\x00output", b"\x00sent"
-"""Rows that were acknowledged, and the next offsets as of them: both by the number of the output."""
+"""Acknowledged rows, and the next offsets as of them, both by the number of the output."""
 
 _FORGOTTEN, _RUN, _LOG = b"\x00forgotten", b"\x00run", b"\x00log"
 _IS_BUILDING, _IS_WHOLE = b"\x00building", b"\x00whole"
@@ -91,7 +90,7 @@ _NUMBER_BYTES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class ViewChange:
-    """A row of the result that is new or has changed, or None where there is none with this key any more."""
+    """A new or changed row of the result; ``row`` is None if the key no longer exists."""
 
     key: Mapping[str, JsonValue]
     row: Mapping[str, JsonValue] | None
@@ -99,23 +98,21 @@ class ViewChange:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Rows for the sink, as JSON objects by their keys'. One that is gone is None.
-
-    ``tag`` is the version that they are written with: that of the newest step. With ``is_last`` nothing else is
-    pending, so a sink that has these rows holds the result as of that position.
+    """Keys and rows for the sink, as JSON objects. A deleted row is None. ``tag`` is the version to write them with:
+    that of the newest step. ``is_last`` means that nothing else is pending, so a sink that has these rows holds the
+    result as of that position.
     """
 
     tag: Tag
     keys: Sequence[bytes]
     rows: Sequence[bytes | None]
     places: Sequence[bytes]
-    """Where the state has them pending."""
+    """The keys under which the state stores these pending rows."""
 
     is_last: bool = True
 
     @property
     def changes(self) -> list[ViewChange]:
-        """The same, parsed."""
         return [
             ViewChange(orjson.loads(key), None if row is None else orjson.loads(row))
             for key, row in zip(self.keys, self.rows, strict=True)
@@ -124,11 +121,9 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class ViewPosition:
-    """Up to where a view is exact, and where the log goes on: the next offset of each partition.
-
-    ``seq`` counts the steps at this LSN that changed the result: their output has a tag of its own.
-    With ``is_building`` the state isn't usable: its building was begun, and not ended. ``time_ms`` is the view's time,
-    in milliseconds since 1970. It never goes back.
+    """Where a view is exact, and where the log goes on: the next offset of each partition. ``seq`` counts the steps at
+    this LSN that changed the result, so that the output of each has its own tag. While ``is_building``, the state isn't
+    usable yet. ``time_ms`` is the view's time in milliseconds since 1970. It never goes back.
     """
 
     epoch: int = 0
@@ -141,24 +136,19 @@ class ViewPosition:
 
     @property
     def tag(self) -> Tag:
-        """The version of rows that are pending."""
         return Tag(self.epoch, self.lsn, self.seq)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """How many rows of the result have changed, and by how many it has grown."""
-
     changed: int
     grown: int
 
 
 def identity(plan: ViewPlan, tables: Mapping[TableName, Table], shard: Shard | None = None) -> str:
-    """What a state belongs to: the plan, and of each of its tables the key and the columns that the plan reads. And
-    which rows of them count, and which of many shards it is.
-
-    Another name, type or number of one of these makes another identity: a column that was dropped and added again
-    holds other values. Other columns may come and go.
+    """A hash of everything that a state depends on: the plan, the key and the read columns of each table, the retention
+    of rows, and the shard. A column with another name, type or number gives another identity: a column that was dropped
+    and added again holds other values. Columns that the plan doesn't read may come and go.
     """
     tables = stored_tables(tables)
     read: dict[TableName, set[str]] = {}
@@ -171,7 +161,7 @@ def identity(plan: ViewPlan, tables: Mapping[TableName, Table], shard: Shard | N
         (str(table), tables[table].key, [tables[table].column(name).to_json() for name in sorted(names)])
         for table, names in sorted(read.items())
     ]
-    # A view without retention, and without shards, goes on with the state that it had before there were any.
+    # Views without retention or shards keep the identity that they had before these features existed.
     rows: tuple[object, ...] = (plan.retained,) if plan.retained else ()
     if shard is not None:
         rows = (*rows, shard.identity)
@@ -179,7 +169,7 @@ def identity(plan: ViewPlan, tables: Mapping[TableName, Table], shard: Shard | N
 
 
 class View:
-    """One view, or one shard of it, for one thread. ``state`` must be that of ``identity(plan, tables, shard)``."""
+    """One view, or one shard of it, for one thread. ``state`` must belong to ``identity(plan, tables, shard)``."""
 
     def __init__(
         self,
@@ -191,9 +181,8 @@ class View:
         shard: Shard | None = None,
         scratch: Path | None = None,
     ) -> None:
-        """``scratch`` is where a large building has temporary files, which go with it; None is the system's place.
-
-        Raises KeyError when a table or column of the plan isn't among the shapes.
+        """``scratch`` is the directory for temporary files of a large building; None means the system's. They are
+        deleted. Raises KeyError when a table or column of the plan isn't among the shapes.
         """
         self._scratch = scratch
         self.plan = plan
@@ -205,18 +194,18 @@ class View:
         expressions = dict(plan.outputs)
         self._part = part_of(plan.root, [expressions[name] for name in plan.key])
         self._arrivals: dict[TableName, Arrivals] | None = None
-        """What has come while the state is built, until it is computed."""
+        """Events that have arrived for a new state, until it is computed."""
         self._is_computed = False
         self._is_ahead = False
-        """Whether the sink has some of the result that was computed."""
+        """Whether the sink already has some of the computed result."""
         self._expire_size = EXPIRED_AT_ONCE
 
     def position(self) -> ViewPosition:
-        """Up to where the state is exact. Zero before the first step."""
+        """Where the state is exact. Zero before the first step."""
         return self._state.read(stored_position)
 
     def own_events(self, events: Events) -> Events:
-        """The events but for those that are another shard's by their key alone; the step leaves out the others."""
+        """Leaves out the events whose key alone assigns them to another shard. The step leaves out the rest."""
         return events if self._shard is None else Events(map(self._dataflow.own_events, events.tables))
 
     def step(
@@ -229,16 +218,16 @@ class View:
         transactions: int = 1,
         time_ms: int = 0,
     ) -> Counters:
-        """Take in the changes of whole transactions, so that the result is exact at ``lsn``.
+        """Take in the changes of whole transactions, so that the result is exact at ``lsn``. Returns what this step
+        did.
 
-        ``events`` are all changes of the query's tables between the position and ``lsn``, in any order; of one key the
-        one with the greatest tag counts. Events of other tables are left out. ``offsets`` are where the log goes on,
-        of those partitions that have moved. ``transactions`` is how many these are, for the counters. ``time_ms`` is
-        when the newest of them was committed, in milliseconds since 1970. Rows of tables that are too old by it go with
-        the step, as many as memory has. Returns what this step did. The rows for the sink are pending then, once
-        ``expire`` has nothing left to do.
+        ``events`` are all changes of the query's tables between the position and ``lsn``, in any order. Of each key the
+        event with the greatest tag counts; events of other tables are ignored. ``offsets`` are the next offsets of the
+        partitions that have moved. ``transactions`` is the number of transactions, for the counters. ``time_ms`` is the
+        commit time of the newest, in milliseconds since 1970. The step also removes rows of tables that are too old by
+        it, as many as memory holds. The rows for the sink are complete once ``expire`` has nothing left to do.
 
-        Raises EvaluationError, FanOutExceeded or the state's errors; nothing of the step was kept then.
+        Raises EvaluationError, FanOutExceeded or the state's errors; then nothing of the step is stored.
         """
 
         until = ViewPosition(epoch, lsn, offsets, time_ms=time_ms)
@@ -247,11 +236,11 @@ class View:
             return self._state.update(partial(work, expired_most=0, limit=self._changes_max))
         try:
             limit = min(self._changes_max, EXPIRED_CHANGES_MAX)
-            with suppress(FanOutExceeded):  # they go in portions then, and the events alone have the view's limit
+            with suppress(FanOutExceeded):  # expire() removes them then; the events alone have the view's limit
                 return self._state.update(partial(work, expired_most=self._expire_size, limit=limit))
             return self._state.update(partial(work, expired_most=0, limit=self._changes_max))
         except EvaluationError:
-            # A part of the rows that are too old may be gone beside the rest, which no moment of the source has.
+            # The query may fail only because some of the rows that are too old are gone and others aren't.
             with suppress(FanOutExceeded):
                 return self._state.update(partial(work, expired_most=sys.maxsize, limit=self._changes_max))
             raise
@@ -259,7 +248,7 @@ class View:
     # --- rows that are too old ---
 
     def has_aged(self, time_ms: int = 0) -> bool:
-        """Whether rows of tables are there that are too old, by the view's time or by this one where it is later."""
+        """Whether the state has rows that are too old by the view's time, or by ``time_ms`` if that is later."""
         if not self.plan.retained:
             return False
 
@@ -271,10 +260,9 @@ class View:
         return self._state.read(look)
 
     def is_due(self, time_ms: int) -> bool:
-        """Whether a step is due for the time alone: rows are too old by it.
-
-        A shard is to be as of each new minute all the same. Else it would never be as of one time with others that have
-        such rows, and nobody could tell as of when the view is.
+        """Whether a step is due only because time has passed: some rows are too old by ``time_ms``. For a shard, a step
+        is due in each new minute. Otherwise shards without such rows would never be as of the same time as the others,
+        and the view as a whole would be as of no time.
         """
         if self._shard is None or not self.plan.retained:
             return self.has_aged(time_ms)
@@ -282,12 +270,12 @@ class View:
         return not position.is_building and (whole_minutes(time_ms) > position.time_ms or self.has_aged(time_ms))
 
     def expire(self) -> bool:
-        """Take away rows of tables that are too old by the view's time: a portion of them, in one transaction. It has
-        no limit of rows of the view that change. Returns whether to call it again, before any output is written.
+        """Remove a slice of the rows of tables that are too old by the view's time, in one transaction.
 
-        Where the query fails for what is left beside a portion, all go at once, up to the view's limit.
+        Returns True if it must be called again before any output is written. The view's limit of changed rows doesn't
+        apply. If the query fails for the rows that a slice leaves behind, all go at once, up to the view's limit.
 
-        Raises EvaluationError or the state's errors; nothing of this portion was kept then.
+        Raises EvaluationError or the state's errors; then nothing of this slice is stored.
         """
         if not self.has_aged():
             return False
@@ -320,9 +308,8 @@ class View:
     # --- building ---
 
     def begin_building(self, *, log: str = "") -> None:
-        """Forget all that the state holds, and mark it as one that is being built. ``log`` says from what.
-
-        What comes until ``compute`` is in no state: with this view it is gone, and the building begins again.
+        """Clear the state and mark it as being built. ``log`` says from what. Events that come before ``compute``
+        aren't stored in the state: if this object is lost, the building begins again.
         """
 
         def work(state: Step) -> None:
@@ -334,15 +321,14 @@ class View:
         self._arrivals, self._is_computed, self._is_ahead = self._dataflow.arrivals(self._scratch), False, False
 
     def log(self) -> str:
-        """What the state was built from, as ``begin_building`` was told."""
         return self._state.read(lambda state: (state.get(_LOG) or b"").decode())
 
     def build(self, events: Sequence[RowEvent], meanwhile: Callable[[int], None] = lambda _: None) -> None:
-        """Note events from which the state is built: any number of them, in any order.
+        """Note events from which the state is built: any number, in any order, over any number of calls.
 
-        Of a key the event with the greatest tag counts, in this call and all others. ``meanwhile`` is called with 0
-        every so often. What it raises is raised, and so is LockstepError for a key that can't be read, and for a full
-        disk. The building can't go on then: it begins again.
+        Of each key, the event with the greatest tag of all calls counts. ``meanwhile`` is called with 0 every so often.
+        Raises what ``meanwhile`` raises, and LockstepError for a key that can't be read and for a full disk. After an
+        error the building can't go on: it begins again.
         """
         if self._arrivals is None:
             raise _not_building()
@@ -354,7 +340,7 @@ class View:
 
     @property
     def arrived(self) -> int:
-        """How many events were noted, without some of those that are superseded."""
+        """How many events were noted. Some that newer ones supersede aren't counted."""
         return sum(of_table.count for of_table in (self._arrivals or {}).values())
 
     def compute(
@@ -364,13 +350,13 @@ class View:
         time_ms: int = 0,
         ahead: Ahead | None = None,
     ) -> None:
-        """Keep the rows of tables that have come, and all that they make. It may take long.
+        """Store the rows of tables that have arrived, and compute everything from them. It may take long.
 
-        ``meanwhile`` is called every so often, with how many more rows of tables were read since. What it raises is
-        raised, and so are EvaluationError, the state's errors, LockstepError for a full disk, and FanOutExceeded where
-        a row has more partners than the view's limit. The building can't go on then: it begins again. ``time_ms`` is
-        the view's time, as ``end_building`` gets it. ``ahead`` gets the rows of a large result as they are computed,
-        and those that it doesn't return aren't pending after that. It is for a sink that has no row of the view.
+        ``meanwhile`` is called every so often with the number of rows of tables read since the last call. Raises what
+        it raises, EvaluationError, the state's errors, LockstepError for a full disk, and FanOutExceeded if a row has
+        more partners than the view's limit. After an error the building can't go on: it begins again. ``time_ms`` is
+        the view's time, as in ``end_building``. ``ahead`` gets the rows of a large result as they are computed; only
+        those that it returns stay pending. Use it only for a sink that has no row of the view.
         """
         if self._arrivals is None:
             return
@@ -409,11 +395,11 @@ class View:
         seq: int = SNAPSHOT_SEQ,
         time_ms: int = 0,
     ) -> None:
-        """All events are in: the result is exact at ``lsn``, and all of it is pending but for what was written ahead.
-        What is to be computed is first.
+        """End the building: all events have arrived. The result is exact at ``lsn``, and all of it is pending except
+        what was written ahead. Calls ``compute`` if that hasn't been done.
 
-        ``seq`` is greater than that of any output at this LSN from an earlier state. ``time_ms`` is the view's time: no
-        earlier one than that of any output from an earlier state.
+        ``seq`` must be greater than that of any output at this LSN from an earlier state. ``time_ms`` is the view's
+        time, and must not be earlier than that of any output from an earlier state.
         """
 
         self.compute(time_ms=time_ms)
@@ -425,9 +411,10 @@ class View:
             if stored is None:
                 raise _not_building()
             state.delete(_IS_BUILDING)
-            # A sink that has some of it had nothing else, so there is nothing to look at.
+            # A sink that has a part of the result had nothing before, so there is nothing to compare.
             state.put(_IS_WHOLE, _ARRANGED if self._is_ahead else _NOT_ARRANGED)
-            # What a change costs on average isn't told by the building, which has made each row once.
+            # Only the number of rows stays: the building made each row once, which says nothing about the cost of a
+            # change.
             counters = Counters(rows=orjson.loads(stored)["rows"])
             position = ViewPosition(epoch, lsn, offsets, counters, seq=seq, time_ms=whole_minutes(time_ms))
             _keep_position(state, position)
@@ -435,30 +422,31 @@ class View:
         self._state.update(work)
 
     def compact(self) -> None:
-        """Give back the space of what was pending: of a whole result that was delivered, about half of the file."""
+        """Free the space of pending rows that were delivered: about half of the file after a whole result."""
         self._state.compact()
 
     @property
     def is_new(self) -> bool:
-        """Whether the result of a new state isn't delivered yet: all of it is pending, or what is left of it."""
+        """Whether a new state's result isn't fully delivered yet."""
         return self._state.read(lambda state: state.get(_IS_WHOLE) is not None)
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of the result is pending, and what the sink has of an earlier state hasn't been looked at."""
+        """Whether the whole result is pending, and the sink's rows of an earlier state haven't been compared yet."""
         return self._state.read(lambda state: state.get(_IS_WHOLE) == _NOT_ARRANGED)
 
     @property
     def is_arranged(self) -> bool:
-        """Whether what is pending was made from what the sink had of an earlier state, and isn't delivered yet."""
+        """Whether the pending rows were compared with the sink's rows of an earlier state, and aren't delivered yet."""
         return self._state.read(lambda state: state.get(_IS_WHOLE) == _ARRANGED)
 
     def arrange(self, stored: Sequence[tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]]) -> None:
-        """Take in what the sink has of an earlier state, keys and rows: any number of them, again and again.
+        """Compare rows that the sink has from an earlier state, keys and rows, with the pending result. Call it
+        repeatedly.
 
-        Those of which the result has no row become pending deletions. Those that are as they should be come last: so
-        all that readers see change is pending first. Rows of other shards are left alone. Raises LockstepError where
-        not all of the result is pending.
+        A row that the result lacks becomes a pending deletion. A row that is equal already moves behind all others, so
+        that everything that readers see change is pending first. Rows of other shards are ignored. Raises LockstepError
+        when not all of the result is pending.
         """
 
         def work(state: Step) -> None:
@@ -483,7 +471,7 @@ class View:
         self._state.update(work)
 
     def end_arranging(self) -> None:
-        """All that the sink has was taken in."""
+        """All rows that the sink has were passed to ``arrange``."""
 
         def work(state: Step) -> None:
             if next(_pending(state), None) is None:
@@ -496,28 +484,28 @@ class View:
         self._state.update(work)
 
     def forgotten(self) -> Mapping[TopicPartition, int]:
-        """The next offset of each partition as of the newest output that is kept no longer; empty before the first.
-
-        A sink that doesn't know of these offsets may lack rows that only a new state can give it.
+        """The next offset of each partition as of the newest output that was forgotten; empty before the first. A sink
+        whose progress is behind these offsets may lack rows that only a new state can give it.
         """
         return self._state.read(lambda state: _offsets(orjson.loads(state.get(_FORGOTTEN) or b"[]")))
 
     def confirm(self, reached: Mapping[TopicPartition, int]) -> None:
-        """The sink's progress has these next offsets: output from before them is needed no more."""
+        """The sink's progress has reached these next offsets: forget output from before them."""
         if self._state.read(lambda state: _confirmed(state, reached)):
             self._state.update(lambda state: _forget(state, reached))
 
     def is_of(self, run: str) -> bool:
-        """Whether this run of a job has made or adopted the state: it knows what became of the output."""
+        """Whether this run of a job has made or adopted the state, so that it knows what became of the output."""
         return self._state.read(lambda state: state.get(_RUN) == run.encode())
 
     def adopt(self, run: str) -> None:
-        """The state belongs to this run of a job from now on. What the sink may not have is pending again."""
+        """Assign the state to this run of a job. Output that the sink may not have becomes pending again."""
 
         def work(state: Step) -> None:
             again = {key[len(_SENT) + _NUMBER_BYTES :]: row for key, row in state.scan(_SENT)}  # the newest of each key
             for key, row in again.items():
-                # Of a key whose newest row was refused, the one before isn't written as if it were the newest.
+                # If the newest row of a key was refused, the row before it must not be written as if it were the
+                # newest.
                 if state.get(_PENDING + key) is None and state.get(_REFUSED + key) is None:
                     state.put(_PENDING + key, row)
             for entry in [*_all(state, _SENT), *_all(state, _SENT_AS_OF)]:
@@ -553,14 +541,14 @@ class View:
         total = added(position.counters, done)
         seq = SNAPSHOT_SEQ
         if (epoch, lsn) == (position.epoch, position.lsn):
-            # What the view has written at this LSN has another tag than what is to be written now.
+            # Later output at this LSN must have another tag than output that was written at this LSN.
             seq = position.seq + bool(kept.changed or self._dataflow.has_aged(state, time_ms))
         offsets = {**position.offsets, **until.offsets}
         _keep_position(state, ViewPosition(epoch, lsn, offsets, total, seq=seq, time_ms=time_ms))
         return done
 
     def _keep_pending(self, state: Step, changes: Changes) -> "_Kept":
-        """The result's changes by the view's key. A key that went and came is one change."""
+        """Store the result's changes as pending, by key. A key that was deleted and inserted is one change."""
         rows: dict[bytes, Row] = {}
         vanished: dict[bytes, Row] = {}
         result = self.result
@@ -591,9 +579,8 @@ class View:
         return _Kept(len(rows) + gone, grown)
 
     def pending(self, limit: int | None = None) -> Output | None:
-        """Rows that the sink may not have yet, at most ``limit``, in the order of their keys; None when it has all.
-
-        Those of ``arrange`` that the sink has already come after all others.
+        """Rows that the sink may not have yet, at most ``limit``, in the order of their keys; None if it has all. Rows
+        that the sink has already except for their tags (see ``arrange``) come after all others.
         """
 
         def look(state: Reading) -> Output | None:
@@ -625,11 +612,11 @@ class View:
         held: Collection[Mapping[str, JsonValue]] = (),
         reached: Mapping[TopicPartition, int] = NOTHING_REACHED,
     ) -> None:
-        """The sink has these rows durably, but for those of the keys that it ``refused`` or that are ``held``.
+        """The sink durably has these rows, except the keys that it ``refused`` and those that are ``held``.
 
-        A row that was refused is set aside until it changes, or until ``settle``. One that is held stays pending.
-        ``void`` are keys whose earlier refusal says nothing any more. ``reached`` is as in ``confirm``. Raises
-        LockstepError after a further step: then the rows are pending again.
+        A refused row is set aside until it changes or until ``settle``; a held row stays pending. ``void`` are keys
+        whose earlier refusal no longer applies. ``reached`` is as in ``confirm``. Raises LockstepError if another step
+        has happened since: then the rows are pending again.
         """
         stays = set(map(self.result.stored_key, held))
         aside = set(map(self.result.stored_key, refused))
@@ -652,7 +639,7 @@ class View:
                 state.put(_VOID + self.result.stored_key(values), tag + entry_of(own_key, None))
             offsets = orjson.dumps(_triples(position.offsets))
             if is_whole:
-                # Kept once more, the whole result would be half of the state. Built again, it is there again.
+                # Storing the whole result once more would double the state. A new build makes it again.
                 state.put(_FORGOTTEN, offsets)
                 if output.is_last and not stays:
                     state.delete(_IS_WHOLE)
@@ -665,11 +652,11 @@ class View:
         self._state.update(work)
 
     def settle(self, kept: Callable[[Mapping[str, JsonValue]], str]) -> list[Mapping[str, JsonValue]]:
-        """What became of refusals since they were acknowledged. ``kept`` says of a key with which tag its refusal is
-        kept, by somebody who outlives this process; "" where none is.
+        """Check refusals that were acknowledged earlier. ``kept`` returns the tag with which the refusal of a key is
+        stored in a place that outlives this process, or "" if there is none.
 
-        A row whose refusal isn't kept is pending again: its job was killed before that. Returns the keys whose refusal
-        is kept though it is void. Both are asked again by the next call.
+        A row whose refusal isn't stored is pending again: its job was killed before it stored the refusal. Returns the
+        keys whose refusal is stored although it is void. The next call checks both again.
         """
 
         def is_any(state: Reading) -> bool:
@@ -683,7 +670,7 @@ class View:
                     state.put(_PENDING + key[len(_REFUSED) :], stored)
                 else:
                     settled.add(key[len(_REFUSED) :])
-            # The row before a refused one isn't written again as if it were the newest.
+            # The row before a refused one must not be written again as if it were the newest.
             for sent in _all(state, _SENT) if settled else ():
                 if sent[len(_SENT) + _NUMBER_BYTES :] in settled:
                     state.delete(sent)
@@ -698,14 +685,14 @@ class View:
         return self._state.update(work) if self._state.read(is_any) else []
 
     def _aside(self, state: Step, prefix: bytes) -> list[tuple[bytes, bytes, str, Mapping[str, JsonValue]]]:
-        """What is set aside under a prefix: its key in the state, as it was pending, its tag, and the row's key."""
+        """Entries that are set aside under a prefix: key in the state, pending form, tag, and the row's key."""
         found = [(key, stored[TEXT_LENGTH:], stored[:TEXT_LENGTH].decode()) for key, stored in state.scan(prefix)]
         return [(key, pending, tag, key_of(pending)) for key, pending, tag in found]
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Python's collection of cycles rests: very many objects are made here, none of which is part of one."""
+    """Pause the garbage collector: the block makes very many objects, none of which is part of a cycle."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -720,13 +707,13 @@ def _not_building() -> LockstepError:
 
 
 def _keep_built(items: Sequence[Item], building: Building) -> int:
-    """Have these rows of the result pending. How many they are."""
+    """Store rows of the result as pending. Returns their number."""
     building.keep([(_PENDING + own, stored) for own, _, stored in items])
     return len(items)
 
 
 def _note_built(state: Step, counters: Counters) -> None:
-    """What a building has done. Raises LockstepError where the state isn't being built."""
+    """Store the building's counters. Raises LockstepError when the state isn't being built."""
     if state.get(_IS_BUILDING) is None:
         raise _not_building()
     state.put(_IS_BUILDING, orjson.dumps(asdict(counters)))
@@ -747,7 +734,7 @@ def _next_number(state: Reading) -> bytes:
 
 
 def _confirmed(state: Reading, reached: Mapping[TopicPartition, int]) -> list[Entry]:
-    """The outputs that a sink has whose progress has reached these offsets: the first ones, since offsets only grow."""
+    """The outputs that a sink with this progress has. They are the first ones, since offsets only grow."""
 
     def has(entry: Entry) -> bool:
         return all(reached.get(at, 0) >= offset for at, offset in _offsets(orjson.loads(entry[1])).items())
@@ -764,7 +751,7 @@ def _forget(state: Step, reached: Mapping[TopicPartition, int]) -> None:
 
 
 def stored_position(state: Reading) -> ViewPosition:
-    """Up to where a state is exact, whosever it is. Of one that is being built, what it has done so far."""
+    """The position of a state of any view. While it is being built, only its counters are known."""
     stored = state.get(_POSITION)
     if stored is None:
         building = state.get(_IS_BUILDING)

@@ -1,6 +1,5 @@
-"""The rows of one table by the time in a column, oldest first: those that age out are found without a look at others.
-
-An entry's key ends with that of the row among the table's own. A row without a time has no entry.
+"""The rows of one table by the time in a column, oldest first, so that rows that age out are found without a scan. An
+entry's key ends with the row's key in the table. A row without a time has no entry.
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +14,7 @@ from views.state.contract import Entry, Reading, Step
 from views.values import Row
 
 AGES: Final = b"a"
-"""What the keys of these entries begin with."""
+"""The beginning of these entries' keys."""
 
 DUE_AT_ONCE: Final = 1_000
 _SIGN: Final = 1 << 63
@@ -23,7 +22,7 @@ _TIME_BYTES: Final = 8
 
 
 class Ages:
-    """``place`` is that of the column in the table's rows, ``number`` that of the table."""
+    """``place`` is the column's position in the table's rows, ``number`` the table's number."""
 
     def __init__(self, retained: Retained, place: int, number: int) -> None:
         self._retained = retained
@@ -31,16 +30,18 @@ class Ages:
         self._prefix = prefix_of(AGES, number)
 
     def is_over(self, row: Row, time_ms: int) -> bool:
-        """Whether a row doesn't count at this time of the view."""
+        """Whether a row no longer counts at this time of the view."""
         return self._retained.is_over(row[self._place], time_ms)
 
     def entry(self, row: Row, own: bytes) -> bytes | None:
-        """The key of a row's entry; None for one without a time. ``own`` is the row's key among the table's."""
+        """The key of a row's entry; None for a row without a time. ``own`` is the row's key in the table."""
         value = row[self._place]
         return None if value is None else self._prefix + self._encoded(value) + own  # type: ignore[arg-type]  # an int
 
     def arrived(self, entries: Sequence[Entry], rows: Sequence[Row], time_ms: int) -> Arrived:
-        """What counts at this time of the view, of rows with their entries, whose keys begin as the table's own do."""
+        """The rows that count at this time of the view, with their entries. The entries' keys begin as the table's own
+        do.
+        """
         counting = [pair for pair in zip(entries, rows, strict=True) if not self.is_over(pair[1], time_ms)]
         of_rows = [self.entry(row, entry[0][PREFIX_LENGTH:]) for entry, row in counting]
         return Arrived(
@@ -50,12 +51,11 @@ class Ages:
         )
 
     def forget(self, row: Row, own: bytes, state: Step) -> None:
-        """A row is there no longer."""
         if (entry := self.entry(row, own)) is not None:
             state.delete(entry)
 
     def due(self, state: Reading, time_ms: int, most: int) -> list[bytes]:
-        """The keys among the table's own of rows that don't count at this time, at most so many, the oldest first."""
+        """The keys, in the table, of rows that no longer count at this time: at most ``most``, the oldest first."""
         end = self._prefix + self._encoded(self._retained.limit(time_ms) + 1)
 
         def is_due(entry: Entry) -> bool:
@@ -69,19 +69,17 @@ class Ages:
 
 
 class AgeingRows(ABC):
-    """The rows of a table, of which those go that are too old. ``_prefix`` is that of their keys in the state."""
+    """The rows of a table, without those that are too old. ``_prefix`` is the prefix of their keys in the state."""
 
     _prefix: bytes
     _ages: Ages | None
 
     def has_aged(self, state: Reading, time_ms: int) -> bool:
-        """Whether it has rows that are too old at this time of the view."""
         return self._ages is not None and bool(self._ages.due(state, time_ms, 1))
 
     def aged(self, work: Work, most: int) -> list[RowChange]:
-        """Remove rows that are too old by now, at most so many, the oldest first.
-
-        Raises FanOutExceeded before memory has more of them than the step may change.
+        """Remove rows that are too old by now, at most ``most``, the oldest first. Raises FanOutExceeded before memory
+        holds more of them than the step may change.
         """
         changes: list[RowChange] = []
         while self._ages is not None and len(changes) < most:
@@ -97,4 +95,4 @@ class AgeingRows(ABC):
 
     @abstractmethod
     def removed(self, key: bytes, stored: bytes, work: Work) -> Row:
-        """Remove what is stored under a key, and its entry by time. Returns the row that it was."""
+        """Remove what is stored under a key, and its entry by time. Returns the removed row."""

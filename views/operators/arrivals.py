@@ -1,8 +1,6 @@
-"""What has come of one table while a state is built: of each key the event with the greatest tag counts.
-
-Events come in any order, again, and after others of their key. They are sorted by key and tag, and what memory doesn't
-hold of them is in temporary files. So a table's own rows are put into a state in the order of their keys, and nothing
-is looked for there.
+"""The events of one table that arrive while a state is built. Of each key, the event with the greatest tag counts.
+Events come in any order, and some come again. They are sorted by key and tag, in temporary files if they don't fit in
+memory. So a table's rows are written to the state in the order of their keys, without any reads there.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,15 +13,15 @@ from views.state.contract import Entry
 from views.values import Row
 
 GONE: Final = b""
-"""In place of a row: there is none, or it is another shard's."""
+"""Stands for a row that is deleted or belongs to another shard."""
 
 UNREADABLE: Final = b"!"
-"""Before a row in the log's own JSON that can't be read. It is no fault where a newer event of its key has come."""
+"""Precedes a row in the log's own JSON that can't be read. It is an error only if no newer event of its key comes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """Some rows of a table that count: what a state keeps of them, in order, their entries by time, and the rows."""
+    """Some rows of a table that count: their entries in the state in order, their entries by time, and the rows."""
 
     entries: Sequence[Entry]
     ages: Sequence[bytes]
@@ -35,27 +33,29 @@ _FOLDED_TIMES: Final = 3
 
 
 class Arrivals:
-    """Items are made of events: a row's own key, the tag, and what is kept of the row; ``GONE`` and ``UNREADABLE`` are
-    possible there. For one thread."""
+    """Items made from events: the row's key, the tag, and the stored row, ``GONE``, or ``UNREADABLE`` with the row. For
+    one thread.
+    """
 
     def __init__(self, scratch: Path | None) -> None:
-        """``scratch`` is where temporary files may be."""
         self._scratch = scratch
         self.sorter = Sorter(scratch)
         self._folded = 0
         self.count = 0
-        """How many items there are."""
+        """The number of items."""
         self.emptied = ""
         """The tag of the newest truncate of an append-only table."""
 
     def add(self, items: list[Item]) -> None:
-        """Take in more. Raises LockstepError for a full disk and the like."""
+        """Raises LockstepError for a full disk and the like."""
         self.sorter.add(items)
         self.count += len(items)
 
     def fold(self, meanwhile: Callable[[int], None]) -> None:
-        """Give back what older events of the same keys take, where they may be many: the disk has a few times what is
-        left at most. It may take long, and ``meanwhile`` is called every so often. Raises as that and ``add``."""
+        """Free the space of older events of the same keys when they may be many, so that the disk holds at most a few
+        times what is left. It may take long; ``meanwhile`` is called every so often. Raises what ``meanwhile`` and
+        ``add`` raise.
+        """
         if self.count - self._folded <= max(_FOLDED_TIMES * self._folded, FOLDED_AFTER):
             return
         into, count = Sorter(self._scratch), 0
@@ -66,10 +66,11 @@ class Arrivals:
         self.sorter, self.count, self._folded = into, count, count
 
     def newest(self) -> Iterator[list[Item]]:
-        """The newest item of each key, in the order of the keys. Nothing is added any more."""
+        """The newest item of each key, in the order of the keys. Call it once, after the last ``add``."""
         held: dict[bytes, Item] = {}
         for items in self.sorter.sorted():
-            # Of equal keys a dict has the last item, in the first one's place. The last key may go on behind these.
+            # Of equal keys, a dict has the last item at the first one's position. The last key may continue in the next
+            # slice.
             held |= {item[0]: item for item in items}
             key, item = held.popitem()
             if held:

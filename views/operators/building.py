@@ -1,9 +1,9 @@
-"""How a large state is built: operator by operator, each one's entries in the order of their keys.
+"""How a large state is built: operator by operator, each operator's entries in the order of their keys.
 
-Row by row, each would be put where it belongs in a file that grows, and its partners be looked for there. So the rows
-of an operator are sorted first, all of them or some parts at a time, which merges them with their partners as well.
-What memory doesn't hold of them is in temporary files meanwhile. Nothing is read before its building is over but
-tables' own rows, and groups.
+Row by row, each entry would go to a random place of a growing file, and each row's partners would be read there. So an
+operator's rows are sorted first, all at once or a few parts at a time. Merging also brings them to their partners. What
+doesn't fit in memory is in temporary files meanwhile. Until the building is over, only tables' own rows and groups are
+read from the state.
 """
 
 import marshal
@@ -23,32 +23,32 @@ from views.state.contract import Entry, Reading, State
 from views.values import Row
 
 Item = tuple[bytes, bytes, bytes]
-"""What is sorted: by what rows have in common, by what they are told apart by, and the row as it is packed."""
+"""A sorted item: what rows have in common, what distinguishes them, and the packed row."""
 
 PORTION: Final = 10_000
 PORTION_BYTES: Final = 8 * 1024 * 1024
-"""So many rows, or about so many bytes of them, are handed on at once."""
+"""A slice has at most this many rows, or about this many bytes."""
 
 ITEMS_MAX: Final = 100_000
 BYTES_MAX: Final = 32 * 1024 * 1024
-"""So many items and bytes of one sorting are in memory at most, but for the last few that were added."""
+"""One sorter holds at most this many items and bytes in memory, plus the last few that were added."""
 
 SPILLED_AT_ONCE: Final = 1_000
 SPILLED_BYTES: Final = 64 * 1024
-"""Memory has a piece of about this size, and at most twice of it, of each sorted part while parts are merged. Or of one
-item that is larger."""
+"""While sorted runs are merged, memory holds a piece of each run of about this size, at most twice, or one larger item.
+"""
 
 _MARSHAL: Final = 2
-"""Later versions look whether an object was written before, and none was."""
+"""Later versions of marshal look for objects that were written before; there are none."""
 
 _PACKED_AT_ONCE: Final = 1_000
-"""Rows of a portion share values, and hardly take memory before they are packed."""
+"""Rows of a slice share values, and take hardly any memory before they are packed."""
 
 SORTED_AT_ONCE: Final = 1_000
-"""Where rows come in the order of parts, at least so many items are sorted together."""
+"""If rows come in the order of parts, at least this many items are sorted together."""
 
 _SMALL: Final = 10
-"""What is less than this part of what memory may have makes no temporary file."""
+"""A sorter with less than this fraction of the memory limit makes no temporary file."""
 
 KEPT_AT_ONCE: Final = 50_000
 _LENGTH: Final = struct.Struct("<I")
@@ -56,10 +56,9 @@ _KEY, _VALUE = itemgetter(0), itemgetter(1)
 
 
 class Building:
-    """What operators need while a state is built. ``scratch`` is where temporary files may be; they have no names.
-
-    ``meanwhile`` is called with how many more rows of tables were read, 0 for other work, after each portion of any
-    operator. What it raises ends the building. No row may have more than ``changes_max`` partners.
+    """What operators need while a state is built. ``scratch`` is the directory for temporary files, which have no
+    names. ``meanwhile`` is called after each slice of any operator with how many more rows of tables were read, 0 for
+    other work. What it raises ends the building. No row may have more than ``changes_max`` partners.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class Building:
         self._kept: list[Entry] = []
         self._kept_bytes = 0
         self._handed_on = self._handed_on_bytes = 0
-        """How many items memory has of what is handed on now, and about how many bytes of them."""
+        """How many items, and about how many bytes, ``handed_on`` holds in memory now."""
 
     def sorter(self) -> "Sorter":
         return Sorter(self._scratch)
@@ -82,10 +81,9 @@ class Building:
     def sorted(
         self, rows: Iterable[list[Row]], made: Callable[[list[Row]], list[Item]], part: Callable[[Row], bytes] | None
     ) -> Iterator[list[Item]]:
-        """What is ``made`` of all rows, in order. Raises as ``Sorter.add``.
-
-        ``part`` is the beginning of an item that the rows come in the order of already. Then those of a few parts are
-        sorted at a time. Else all are, before the first portion is there.
+        """What is ``made`` from all rows, in order. Raises as ``Sorter.add``. ``part`` returns the beginning of an item
+        if the rows already come in the order of that. Then a few parts are sorted at a time. Otherwise all rows are
+        sorted before the first slice is returned.
         """
         last = b""
         for sorter in self._sorters(rows, made, part):
@@ -95,9 +93,8 @@ class Building:
                 yield items
 
     def handed_on(self, sorter: "Sorter") -> Iterator[list[Item]]:
-        """All items of a sorter in order. Raises as ``Sorter.spill``.
-
-        Memory has hardly more of all that are handed on at a time than of one: operators may all be at work at once.
+        """All items of a sorter in order. Raises as ``Sorter.spill``. All operators may be at work at once. All sorters
+        that are handed on together use hardly more memory than one.
         """
         count, size = sorter.held
         is_large = count * _SMALL >= ITEMS_MAX or size * _SMALL >= BYTES_MAX
@@ -117,13 +114,13 @@ class Building:
     def _sorters(
         self, rows: Iterable[list[Row]], made: Callable[[list[Row]], list[Item]], part: Callable[[Row], bytes] | None
     ) -> "Iterator[Sorter]":
-        """Each has some parts as a whole, and all of them together have all rows."""
+        """Sorters with whole parts, which together have all rows."""
         sorter = self.sorter()
         goes_on: bytes | None = None
         for portion in rows:
             begin, is_whole = 0, False
             if part is not None and portion:
-                # The last part of a portion may go on in the next one.
+                # The last part of a slice may continue in the next one.
                 before, goes_on = goes_on, part(portion[-1])
                 begin, is_whole = bisect_left(portion, goes_on, key=part), goes_on != before
             sorter.take(portion[:begin], made)
@@ -134,32 +131,32 @@ class Building:
         yield sorter
 
     def entries(self, prefix: bytes) -> Iterator[list[Entry]]:
-        """All entries of tables' own rows that begin so, in order."""
+        """All entries of tables' own rows with this prefix, in order."""
         after: bytes | None = None
         while portion := self.state.read(partial(_portion, prefix=prefix, after=after)):
             yield portion
             after = portion[-1][0]
 
     def keep(self, entries: Iterable[Entry]) -> None:
-        """Put entries that are in order, at the latest with ``flush``. Nobody has put one of them before."""
+        """Store entries that are in order, at the latest at ``flush``. Each key may be stored only once."""
         begin = self.state.begin
         self._keep([(begin + key, value) for key, value in entries])
 
     def _keep(self, stored: list[Entry]) -> None:
-        """The same of entries whose keys begin as the state has them."""
+        """The same for keys that have the state's ``begin``."""
         self._kept += stored
         self._kept_bytes += sum(map(len, map(_KEY, stored))) + sum(map(len, map(_VALUE, stored)))
         if len(self._kept) >= KEPT_AT_ONCE or self._kept_bytes >= BYTES_MAX:
             self.flush()
 
     def flush(self) -> None:
-        """Have all entries in the state."""
+        """Write all entries to the state."""
         kept, self._kept, self._kept_bytes = self._kept, [], 0
         self.state.update(lambda state: state.put_stored(kept))
         self.meanwhile(0)
 
     def arranged(self, prefix: bytes, items: Iterable[list[Item]]) -> Iterator[list[Item]]:
-        """The same, each kept as an entry."""
+        """Returns the same items, and stores each as an entry."""
         begin = self.state.begin + prefix
         for portion in items:
             self.changed += len(portion)
@@ -180,7 +177,7 @@ def _portion(state: Reading, *, prefix: bytes, after: bytes | None) -> list[Entr
 
 
 class Sorter:
-    """Puts items in order, as many as come. No two of them are equal."""
+    """Sorts any number of items, no two of which are equal."""
 
     def __init__(self, scratch: Path | None) -> None:
         self._scratch = scratch
@@ -188,15 +185,15 @@ class Sorter:
         self._bytes = 0
         self._spilled: IO[bytes] | None = None
         self._runs: list[tuple[int, int]] = []
-        """Where each sorted part begins and ends in the file."""
+        """The beginning and end of each sorted run in the file."""
 
     def take(self, rows: list[Row], made: Callable[[list[Row]], list[Item]]) -> None:
-        """Take in what is ``made`` of a portion of rows, and raise as ``add``."""
+        """Add what is ``made`` from a slice of rows. Raises as ``add``."""
         for start in range(0, len(rows), _PACKED_AT_ONCE):
             self.add(made(rows[start : start + _PACKED_AT_ONCE]))
 
     def add(self, items: list[Item]) -> None:
-        """Take in more. Raises LockstepError for a full disk and the like."""
+        """Raises LockstepError for a full disk and the like."""
         self._items += items
         self._bytes += _size(items)
         if len(self._items) >= ITEMS_MAX or self._bytes >= BYTES_MAX:
@@ -204,18 +201,18 @@ class Sorter:
 
     @property
     def held(self) -> tuple[int, int]:
-        """How many items memory has, and about how many bytes of them."""
+        """How many items, and about how many bytes, are in memory."""
         return len(self._items), self._bytes
 
     def spill(self) -> None:
-        """Let memory have none of them. Raises LockstepError for a full disk and the like."""
+        """Move all items from memory to the file. Raises LockstepError for a full disk and the like."""
         if not self._items:
             return
         try:
             self._spill()
         except OSError as error:
             if self._spilled is not None:
-                with suppress(OSError):  # what couldn't be written can't now either
+                with suppress(OSError):  # close() fails to write the same bytes again
                     self._spilled.close()
             raise LockstepError(
                 f"the rows of a view can't be sorted in {self._scratch or tempfile.gettempdir()}: {error}",
@@ -230,7 +227,7 @@ class Sorter:
         for portion in _portions(self._in_order(), at_once):
             for stored in _pieces(portion):
                 self._spilled.write(_LENGTH.pack(len(stored)) + stored)
-        self._spilled.flush()  # whoever reads would be told that the disk is full
+        self._spilled.flush()  # otherwise the reader would get the error of a full disk
         self._runs.append((begin, self._spilled.tell()))
 
     def _in_order(self) -> list[Item]:
@@ -239,7 +236,7 @@ class Sorter:
         return items
 
     def sorted(self) -> Iterator[list[Item]]:
-        """All items in order, in portions. Nothing is added any more."""
+        """All items in order, in slices. Call it once, after the last ``add``."""
         if self._spilled is None:
             yield from _portions(self._in_order(), PORTION)
             return
@@ -256,10 +253,11 @@ class Sorter:
 
 
 def spill_together(sorters: Collection[Sorter]) -> None:
-    """Have memory hold no more of all of these than it may of one. Raises as ``Sorter.spill``."""
+    """Reduce what all these sorters hold in memory to the limit of one. Raises as ``Sorter.spill``."""
     items, sizes = zip(*(sorter.held for sorter in sorters), strict=True)
     if sum(items) >= ITEMS_MAX or sum(sizes) >= BYTES_MAX:
-        # By its share of either: of small parts there would be as many as calls, and merging has a piece of each.
+        # The sorter with the largest share: spilling small ones would give a run per call, and merging holds a piece of
+        # each.
         max(sorters, key=lambda sorter: max(sorter.held[0] / ITEMS_MAX, sorter.held[1] / BYTES_MAX)).spill()
 
 
@@ -269,7 +267,7 @@ def _portions(items: list[Item], size: int) -> Iterator[list[Item]]:
 
 
 def _pieces(portion: list[Item]) -> Iterator[bytes]:
-    """The same as it is written: in pieces of so few bytes that memory can have one of each sorted part."""
+    """The slice in serialized pieces that are small enough for memory to hold one of each run."""
     stored = marshal.dumps(portion, _MARSHAL)
     if len(portion) == 1 or len(stored) <= 2 * SPILLED_BYTES:
         yield stored
@@ -280,8 +278,9 @@ def _pieces(portion: list[Item]) -> Iterator[bytes]:
 
 
 def _whole(item: Item) -> bytes:
-    """What an item is in order by: some may be alike, as the rows of a group. Tuned: tuples are compared part by part,
-    which takes twice as long. No key of one sorting begins with another one, so their order is the same."""
+    """The sort key of an item. Items of a group may have equal ones. Tuned: comparing tuples takes twice as long.
+    Within one sorting no key is a prefix of another one, so the order is the same.
+    """
     return item[0] + item[1]
 
 
@@ -290,7 +289,7 @@ def _size(items: list[Item]) -> int:
 
 
 def merged(runs: Iterable[Iterator[list[Item]]]) -> Iterator[list[Item]]:
-    """Several ordered runs as one. Whatever is less than the least end of all portions at hand is complete."""
+    """Merge several ordered runs. Everything up to the smallest last item of the slices at hand is complete."""
     heads = [(portion, run) for run in runs for portion in islice(run, 1)]
     while len(heads) > 1:
         bound = min([_whole(portion[-1]) for portion, _ in heads])
@@ -302,7 +301,7 @@ def merged(runs: Iterable[Iterator[list[Item]]]) -> Iterator[list[Item]]:
             if rest := portion[end:] or next(run, []):
                 left.append((rest, run))
         heads = left
-        taken.sort(key=_whole)  # it finds the parts that are in order
+        taken.sort(key=_whole)  # fast: it detects the runs that are in order
         yield taken
     for portion, run in heads:
         yield from chain([portion], run)

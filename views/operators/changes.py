@@ -12,26 +12,23 @@ from views.state.contract import Step
 from views.values import Row, Value
 
 Changes = dict[Row, int]
-"""Rows and their weights, none of which is 0."""
+"""Rows and their weights, which are never 0."""
 
 RowChange = tuple[Row | None, Row | None]
-"""The old and the new row of a key, with the columns that a mirror keeps."""
+"""The old and the new row of a key, with the columns that a mirror stores."""
 
 pack_row: Callable[[Iterable[Value]], bytes] = orjson.dumps
 
 
 def unpack_row(stored: bytes) -> Row:
-    """A row as it was packed."""
     return tuple(orjson.loads(stored))
 
 
 def unpack_rows(stored: Iterable[bytes]) -> list[Row]:
-    """Many of them."""
     return list(map(tuple, map(orjson.loads, stored)))
 
 
 def add(changes: Changes, row: Row, weight: int) -> None:
-    """Count a change in."""
     total = changes.get(row, 0) + weight
     if total:
         changes[row] = total
@@ -40,7 +37,7 @@ def add(changes: Changes, row: Row, weight: int) -> None:
 
 
 def retractions_first(changes: Changes) -> list[tuple[Row, int]]:
-    """The changes in an order in which a key is free before it is taken again."""
+    """The changes in an order in which a key is freed before it is taken again."""
     if -1 not in changes.values():
         return list(changes.items())
     return sorted(changes.items(), key=_weight)
@@ -52,9 +49,8 @@ def _weight(change: tuple[Row, int]) -> int:
 
 @dataclass(slots=True)
 class Work:
-    """One step: its changes of the state, and how many rows it may still change.
-
-    ``time_ms`` is the view's time, in milliseconds since 1970: by it rows are too old to count.
+    """One step: its changes of the state, and how many rows it may still change. ``time_ms`` is the view's time in
+    milliseconds since 1970, which decides which rows are too old to count.
     """
 
     state: Step
@@ -74,26 +70,26 @@ class Work:
 
 
 Rows = Iterator[list[Row]]
-"""Rows of a node, in portions, while a state is built. No row comes twice."""
+"""Rows of a node, in slices, while a state is built. No row comes twice."""
 
 
 class Operator(Protocol):
-    """Keeps one node of the plan."""
+    """Maintains one node of the plan."""
 
     def changed(self, source: int, changes: Changes, work: Work) -> Changes:
-        """Bring in changes of one of its sources. Returns those of its own rows."""
+        """Bring in changes of one of its sources. Returns the changes of its own rows."""
 
     def built(self, sources: Sequence[Rows], building: Building) -> Rows:
-        """Keep what all rows of its sources make, where nothing is kept yet. All of its own rows."""
+        """Store what all rows of its sources give, in an empty state. Returns all of its own rows."""
 
 
 MIRROR: Final = b"m"
-"""What the keys of tables' own rows begin with."""
+"""The beginning of the keys of tables' own rows."""
 
 _NODE: Final = 2
 PREFIX_LENGTH: Final = 1 + _NODE + 1
 
 
 def prefix_of(kind: bytes, number: int, part: int = 0) -> bytes:
-    """What the keys of a node's entries begin with."""
+    """The beginning of the keys of a node's entries."""
     return kind + number.to_bytes(_NODE, "big") + bytes([part])

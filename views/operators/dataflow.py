@@ -1,4 +1,4 @@
-"""A plan as operators that are joined: a step's events in, the changes of the result's rows out."""
+"""A plan as connected operators: a step's events in, the changes of the result's rows out."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,14 +25,14 @@ from views.state.contract import Reading
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """From a scan up to the result: each operator, and which of its sources the changes come from."""
+    """The way from a scan up to the result: each operator, and the number of its source that the changes come from."""
 
     scan: ScanOperator
     operators: tuple[tuple[Operator, int], ...]
 
 
 class Dataflow:
-    """The operators of one plan. What they remember is in the state alone."""
+    """The operators of one plan. They store everything in the state."""
 
     def __init__(self, plan: ViewPlan, tables: Mapping[TableName, Table], shard: Shard | None = None) -> None:
         """Raises KeyError for a table or column that isn't among the shapes."""
@@ -63,7 +63,7 @@ class Dataflow:
         ]
 
     def _is_own(self, scan: Scan) -> IsOwn | None:
-        """Which rows of a mirror are one scan's; None where all are."""
+        """The test for a scan's rows of its mirror; None if all of them are the scan's."""
         by, own = self._divided.get(id(scan)), self._own.get(scan.table)
         if self._shard is None or by is None or (own is not None and own.is_of_one_value):
             return None
@@ -88,9 +88,8 @@ class Dataflow:
                 assert_never(node)
 
     def changed(self, events: Sequence[RowEvent], work: Work, *, expired_most: int = 0) -> tuple[Changes, int]:
-        """The changes of the result's rows that events make, and how many rows of tables have changed.
-
-        At most ``expired_most`` rows of tables that are too old by now go with them.
+        """The changes of the result's rows that events cause, and how many rows of tables have changed. Also removes up
+        to ``expired_most`` rows of tables that are too old by now.
         """
         by_table = _by_table(events)
         rows: dict[TableName, list[RowChange]] = {
@@ -98,27 +97,25 @@ class Dataflow:
             for table, changed in by_table.items()
             if table in self._mirrors
         }
-        # A row that an event has changed isn't too old: the mirror doesn't take such a one.
+        # No row is in both: the mirror doesn't store changed rows that are too old.
         for table, expired in self._expired(work, expired_most).items():
             rows[table] = [*rows.get(table, ()), *expired]
         return self._brought_in(rows, work)
 
     def own_events(self, events: TableEvents) -> TableEvents:
-        """Events of one table without those that are another shard's by their key alone."""
+        """Events of one table without those whose key alone assigns them to another shard."""
         mirror = self._mirrors.get(events.table)
         return mirror.own_events(events) if isinstance(mirror, Mirror) else events
 
     def arrivals(self, scratch: Path | None) -> dict[TableName, Arrivals]:
-        """Where what comes of each table is noted while a state is built."""
         return {table: Arrivals(scratch) for table in self._mirrors}
 
     def take(
         self, events: TableEvents, arrivals: Mapping[TableName, Arrivals], meanwhile: Callable[[int], None]
     ) -> None:
-        """Note what has come of one table, in any order. Memory has as much of all tables as of one sorting.
-
-        ``meanwhile`` is called every so often where it takes long. Raises as that, and LockstepError for a key that
-        can't be read, and for a full disk and the like.
+        """Note events of one table, in any order. All tables together use as much memory as one sorter. ``meanwhile``
+        is called every so often if it takes long. Raises what it raises, and LockstepError for a key that can't be
+        read, and for a full disk and the like.
         """
         if events.table in arrivals:
             self._mirrors[events.table].take(events, arrivals[events.table])
@@ -126,9 +123,8 @@ class Dataflow:
             spill_together([of_table.sorter for of_table in arrivals.values()])
 
     def arrived(self, arrivals: Mapping[TableName, Arrivals], time_ms: int) -> dict[TableName, Iterator[Arrived]]:
-        """What counts of it at this time of the view. No table's is to be read twice.
-
-        Reading it raises LockstepError for a row that can't be read.
+        """The rows that count at this time of the view. Each table can be read once. Reading raises LockstepError for a
+        row that can't be read.
         """
         return {table: self._arrived(self._mirrors[table], of_table, time_ms) for table, of_table in arrivals.items()}
 
@@ -140,9 +136,8 @@ class Dataflow:
             yield mirror.arrived(items, time_ms, arrivals)
 
     def built(self, arrived: Mapping[TableName, Iterable[Arrived]], building: Building) -> Rows:
-        """All rows of the result of these rows of tables. Each operator keeps all of its own at once.
-
-        Raises FanOutExceeded where a row has more partners than the building allows.
+        """All rows of the result, computed from these rows of tables. Each operator stores its entries in one go.
+        Raises FanOutExceeded if a row has more partners than the building allows.
         """
         scanned = [node.table for node in nodes(self._root) if isinstance(node, Scan)]
         rows: dict[TableName, Rows] = {}
@@ -150,7 +145,7 @@ class Dataflow:
             kept = _kept(portions, building)
             if scanned.count(table) == 1:
                 rows[table] = kept
-            else:  # each scan reads what the state has
+            else:  # each scan reads from the state
                 deque(kept, maxlen=0)
                 building.flush()
         yield from self._built(self._root, rows, building)
@@ -164,16 +159,15 @@ class Dataflow:
             of_sources = [self._built(source, of_tables, building) for source in sources(node)]
             made = self._operators[number].built(of_sources, building)
         for rows in made:
-            # A few rows of tables may make very many of an operator: whoever waits must see that it gets on.
+            # A few rows of tables may give very many rows of an operator, and observers must see progress.
             building.meanwhile(0)
             yield rows
 
     def has_aged(self, state: Reading, time_ms: int) -> bool:
-        """Whether there are rows of tables that are too old at this time of the view."""
         return any(mirror.has_aged(state, time_ms) for mirror in self._ageing)
 
     def aged(self, work: Work, most: int) -> tuple[Changes, int]:
-        """The same as ``changed`` for rows of tables that are too old by now, at most so many of them."""
+        """As ``changed``, for up to ``most`` rows of tables that are too old by now."""
         return self._brought_in(self._expired(work, most), work)
 
     def _expired(self, work: Work, most: int) -> dict[TableName, list[RowChange]]:
@@ -198,7 +192,7 @@ class Dataflow:
 
 
 def _kept(arrived: Iterable[Arrived], building: Building) -> Rows:
-    """Keep rows of a table. All of them."""
+    """Store a table's rows, and return all of them."""
     ages = building.sorter()
     for some in arrived:
         building.keep(some.entries)

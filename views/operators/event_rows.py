@@ -1,4 +1,4 @@
-"""Rows of an append-only table: each event is one, until a truncate takes away all that came before it."""
+"""Rows of an append-only table: each event is one, until a truncate removes all earlier ones."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -21,19 +21,18 @@ from views.state.contract import Entry
 from views.values import Row, from_event, type_of
 
 EMPTIED: Final = b"e"
-"""What the key of a table's newest truncate begins with."""
+"""The beginning of the key of a table's newest truncate."""
 
 _BEFORE, _AFTER = b"\x01", b"\x00"
-"""Around an event's identity in a key, so that keys have the order of the events."""
+"""They enclose an event's identity in a key, so that keys have the order of the events."""
 
 _AT_ONCE: Final = 10_000
 
 
 class EventRows(AgeingRows):
-    """One table's rows, of which nothing is ever changed: the columns that the query reads, by the event's identity.
-
-    The newest truncate is kept as well: an event from before it that comes late is no row. With ``retained`` neither is
-    one that is too old, and with ``own`` one that is another shard's.
+    """One table's rows, which never change: the columns that the query reads, by the event's identity. The newest
+    truncate is stored as well, so that earlier events that come late are left out. Rows that are too old by
+    ``retained``, or that aren't the shard's ``own``, are also left out.
     """
 
     def __init__(
@@ -50,14 +49,13 @@ class EventRows(AgeingRows):
         self._prefix = prefix_of(MIRROR, number)
         self._emptied = prefix_of(EMPTIED, number)
         self._is_own = None if own is None else own.of(names)
-        # The identity is in the key, so it isn't kept a second time.
+        # The identity is in the key, and isn't stored twice.
         self._read = [(name, from_event(type_of(table.column(name)))) for name in names if name != EVENT_COLUMN]
         self._place = names.index(EVENT_COLUMN)  # a scan always reads the key
 
     def changed(self, events: Iterable[RowEvent], work: Work) -> list[RowChange]:
-        """Take in events of this table, in any order. One that is there already changes nothing.
-
-        Raises EvaluationError when an event has a value that isn't of its column's type.
+        """Take in events of this table, in any order. An event that is stored already changes nothing. Raises
+        EvaluationError when an event has a value that isn't of its column's type.
         """
         events = list(events)
         emptied = (work.state.get(self._emptied) or b"").decode()
@@ -92,7 +90,7 @@ class EventRows(AgeingRows):
         return changes
 
     def take(self, events: TableEvents, arrivals: Arrivals) -> None:
-        """Note what has come of this table, in any order. Raises LockstepError for a key that can't be read."""
+        """Note events of this table, in any order. Raises LockstepError for a key that can't be read."""
         items: list[Item] = []
         for key, tag, text in zip(events.keys, events.tags, events.rows, strict=True):
             if tag < arrivals.emptied:
@@ -112,7 +110,7 @@ class EventRows(AgeingRows):
         arrivals.add(items)
 
     def arrived(self, items: Sequence[Item], time_ms: int, arrivals: Arrivals) -> Arrived:
-        """What counts of the newest items at this time of the view. Raises as ``Mirror.arrived``."""
+        """Those of the newest items that count at this time of the view. Raises as ``Mirror.arrived``."""
         emptied = arrivals.emptied.encode()
         entries = [(self._prefix + key, stored) for key, tag, stored in items if tag >= emptied]
         rows = [self._row(self._identity_in(key), self._stored(stored)) for key, stored in entries]
@@ -125,16 +123,14 @@ class EventRows(AgeingRows):
         return unpack_row(stored)
 
     def emptied(self, arrivals: Arrivals) -> list[Entry]:
-        """What is kept of the newest truncate."""
         return [(self._emptied, arrivals.emptied.encode())] if arrivals.emptied else []
 
     def built(self, building: Building) -> Rows:
-        """All rows that are kept."""
         for entries in building.entries(self._prefix):
             yield [self._row(self._identity_in(key), unpack_row(stored)) for key, stored in entries]
 
     def _taken_away(self, emptied: str, work: Work) -> list[RowChange]:
-        """Remove the rows from before a truncate of this tag."""
+        """Remove the rows from before a truncate with this tag."""
         changes: list[RowChange] = []
         end = self._prefix + _BEFORE + emptied.encode()
         while entries := [
@@ -155,7 +151,7 @@ class EventRows(AgeingRows):
         return key[len(self._prefix) + len(_BEFORE) : -len(_AFTER)].decode()
 
     def _values(self, row: Mapping[str, JsonValue]) -> Row:
-        """A delete whose event has no values is a row without any."""
+        """A delete whose event has no values is a row of nulls."""
         return tuple([read(row.get(name)) for name, read in self._read])
 
     def _row(self, identity: str, values: Row) -> Row:

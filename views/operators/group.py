@@ -1,7 +1,6 @@
-"""``group by``: each group's aggregates, which take rows away as exactly as they take them in.
-
-Sums are exact integers or numerics. Of min, max, count(distinct) and ordered lists the group's values are kept, each
-with how often it is there, in the order in which they are read.
+"""``group by``: each group's aggregates, which are exact both when rows are added and when they are removed. Sums are
+exact integers or numerics. For min, max, count(distinct) and ordered lists, the state has the group's values in the
+order in which they are read, each with its count.
 """
 
 import hashlib
@@ -34,25 +33,23 @@ KIND, MEMBERS = b"g", b"x"
 _INT8_LIMIT: Final = 1 << 63
 
 Stored = Any
-"""What one aggregate keeps of a group, as JSON."""
+"""What one aggregate stores for a group, as JSON."""
 
 
 class _Kept(Protocol):
-    """One aggregate."""
+    """The maintenance of one aggregate."""
 
     def empty(self) -> Stored:
-        """What is kept of a group without rows."""
+        """The stored value of a group without rows."""
 
     def changed(self, stored: Stored, row: Row, weight: int, group: bytes, state: Step) -> Stored:
-        """What is kept with a row more or less."""
+        """The stored value after a row is added or removed."""
 
     def result(self, stored: Stored, group: bytes, state: Step) -> Value:
         """The aggregate of a group that has rows."""
 
 
 class GroupOperator:
-    """One row per group that has rows."""
-
     def __init__(self, node: Group, number: int) -> None:
         columns = node.source.columns
         self._by = compiled_all([made for _, made in node.by], columns)
@@ -86,7 +83,7 @@ class GroupOperator:
         for items in building.sorted(sources[0], self._items, self._part):
             portion += items
             held += sum([len(row) for _, _, row in items])
-            # Groups that are whole, unless one alone is larger: then what is made of it so far goes again.
+            # Whole groups. If one group is larger than a slice, its preliminary result is retracted later.
             end = bisect_left(portion, (portion[-1][0],)) or len(portion)
             if len(portion) < PORTION and held < PORTION_BYTES:
                 continue
@@ -190,7 +187,7 @@ class _CountValues(_CountRows):
 
 @dataclass(slots=True)
 class _SumOfIntegers:
-    """How many values there are, and their sum as text: JSON's integers end at 64 bits."""
+    """Stores the number of values and their sum as text, since JSON's integers have at most 64 bits."""
 
     argument: Evaluate
     function: str
@@ -220,7 +217,7 @@ class _SumOfIntegers:
 
 @dataclass(slots=True)
 class _SumOfNumerics:
-    """How many values there are, their sum, and how many of them have which scale: the sum has the greatest."""
+    """Stores the number of values, their sum, and the count of each scale: the sum has the greatest scale."""
 
     argument: Evaluate
     function: str
@@ -252,7 +249,7 @@ class _SumOfNumerics:
 
 @dataclass(slots=True)
 class _Bools:
-    """How many are true, and how many false."""
+    """Stores how many values are true and how many are false."""
 
     argument: Evaluate
     function: str
@@ -275,12 +272,12 @@ class _Bools:
 
 
 class _Members:
-    """The values of an aggregate's argument in each group, in the aggregate's order, and how often each is there."""
+    """The values of an aggregate's argument in each group, in the aggregate's order, with their counts."""
 
     def __init__(
         self, aggregate: Aggregate, columns: Sequence[Ref], prefix: bytes, *, tells_forms_apart: bool = True
     ) -> None:
-        """Where equal values may look different, each form is a member of its own with ``tells_forms_apart``."""
+        """With ``tells_forms_apart``, equal values of different form are separate members."""
         assert aggregate.argument is not None
         of = aggregate.argument.type
         self._prefix = prefix
@@ -291,12 +288,12 @@ class _Members:
             )
             for key in aggregate.order
         ]
-        # What can't be ordered is told apart by a digest: the order that was asked for decides before it.
+        # Values without an order are distinguished by a digest, which comes after the aggregate's own order.
         self._encode = encoder(of) if of.is_comparable else _digest
         self._has_forms = tells_forms_apart and of.is_comparable and not of.has_one_form
 
     def changed(self, row: Row, value: Value, weight: int, group: bytes, state: Step) -> int:
-        """Count a value in. Returns 1 when it is the first one of its kind, -1 when the last one went, 0 otherwise."""
+        """Count a value. Returns 1 if it is the first of its kind, -1 if the last one went, 0 otherwise."""
         parts = [self._prefix, group]
         parts += [encode(evaluate(row)) for evaluate, encode in self._order]
         parts.append(self._encode(value))
@@ -320,7 +317,7 @@ class _Members:
                 yield value
 
     def counted(self, group: bytes, state: Step, *, backwards: bool = False) -> Iterator[tuple[Value, int]]:
-        """Each value with how often it is there, in order or from the last one on."""
+        """Each value with its count, in order or backwards."""
         prefix = self._prefix + group
         for _, stored in state.scan_back(prefix) if backwards else state.scan(prefix):
             times, value = orjson.loads(stored)
@@ -356,7 +353,7 @@ class _CountDistinct:
 
 @dataclass(slots=True)
 class _OfMembers:
-    """What an aggregate is whose members say all: it stores nothing besides."""
+    """An aggregate that is computed from its members only and stores nothing else."""
 
     members: _Members
     argument: Evaluate
@@ -381,7 +378,7 @@ class _Extreme(_OfMembers):
 
 @dataclass(slots=True)
 class _Percentile:
-    """How many values there are. The one that is asked for is counted off from the nearer end."""
+    """Stores the number of values. The requested value is counted off from the nearer end."""
 
     members: _Members
     argument: Evaluate
@@ -403,14 +400,14 @@ class _Percentile:
         if self.aggregate.function == "percentile_disc":
             place = max(math.ceil(self.aggregate.fraction * stored), 1) - 1
             return self._at([place], stored, group, state)[0]
-        # The arithmetic of float8 that PostgreSQL does, step by step.
+        # PostgreSQL's arithmetic of float8, step by step.
         exact = self.aggregate.fraction * (stored - 1)
         first, second = math.floor(exact), math.ceil(exact)
         low, high = map(_float, self._at([first, second], stored, group, state))
         return float_json(low if first == second else low + (exact - first) * (high - low))
 
     def _at(self, places: list[int], count: int, group: bytes, state: Step) -> list[Value]:
-        """The values at these places, which are neighbours, in the order that was asked for."""
+        """The values at these positions, which are neighbours, in the requested order."""
         is_far = places[0] > count // 2
         wanted = [count - 1 - place for place in places] if is_far else places
         found: dict[int, Value] = {}
@@ -433,7 +430,7 @@ def _float(value: Value) -> float:
 
 @dataclass(slots=True)
 class _Mode(_OfMembers):
-    """The value that is there most often; of several the first one."""
+    """The most frequent value; of several, the first one."""
 
     aggregate: Aggregate
 

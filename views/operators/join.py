@@ -1,4 +1,4 @@
-"""Equi-joins. Each side's rows are kept by the join's key, so that a change finds its partners by one look."""
+"""Equi-joins. Each side's rows are stored by the join's key, so that one scan finds the partners of a change."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
@@ -33,10 +33,11 @@ _PACKED = itemgetter(2)
 
 
 class JoinOperator:
-    """An inner or a left join. A left row without partner is there with nulls in place of the right row."""
+    """An inner or a left join. A left row without a partner has nulls in place of the right row."""
 
     def __init__(self, node: Join, number: int) -> None:
-        # A left row whose key is null is handed on by itself: where all come in order, none is.
+        # A left row with a null key has no partner and is returned separately. In rows that come in order, no key is
+        # null.
         self._left = _Side(node.left, node.left_on, prefix_of(KIND, number, _LEFT), is_all_kept=node.keeps_left)
         self._right = _Side(node.right, node.right_on, prefix_of(KIND, number, _RIGHT))
         self._keeps_left = node.keeps_left
@@ -62,7 +63,7 @@ class JoinOperator:
             found = partners.get(key)
             if found is None:
                 found = partners[key] = right.rows(work.state, key)
-            # Rows differ, and so do the partners of each: no pair is made twice.
+            # Rows differ, and so do each row's partners: no pair is made twice.
             for partner in found:
                 made[row + partner] = weight
             if keeps_left and not found:
@@ -136,10 +137,9 @@ class JoinOperator:
 def _matched(
     left: Iterable[list[Item]], right: Iterable[list[Item]], most: int
 ) -> Iterator[tuple[list[Item], list[list[Row]]]]:
-    """Some of the left items of one key, and all rows of the right ones of that key, in portions.
-
-    Both sides are in the order of their keys. Of neither side memory has all items of a key, unless both have that key:
-    then it has those of the right one. Raises FanOutExceeded where one of both has more than ``most`` of them.
+    """Some of the left items of one key, with all right rows of that key, in slices. Both sides are in the order of
+    their keys. Memory holds all items of a key only if both sides have it, and then only the right ones. Raises
+    FanOutExceeded if either side has more than ``most`` items of a key that both have.
     """
     rights = _by_key(right)
     at, items = next(rights, (None, []))
@@ -161,11 +161,11 @@ def _matched(
             _check_fan_out(count, most)
         yield lefts, found
     for _ in rights:
-        pass  # kept all the same
+        pass  # reading them stores them
 
 
 def _by_key(portions: Iterable[list[Item]]) -> Iterator[tuple[bytes, list[Item]]]:
-    """The items of each key, which may be in several parts."""
+    """The items of each key, perhaps in several slices."""
     for portion in portions:
         for key, items in groupby(portion, key=itemgetter(0)):
             yield key, list(items)
@@ -180,7 +180,7 @@ def _check_fan_out(partners: int, most: int) -> None:
 
 
 class _Side:
-    """The rows of one side, by the join's key and then by their own."""
+    """The rows of one side, by the join's key and then by their own key."""
 
     def __init__(self, node: Node, on: Sequence[Expression], prefix: bytes, *, is_all_kept: bool = False) -> None:
         self.prefix = prefix
@@ -197,13 +197,13 @@ class _Side:
         assert all(column.type.kind is not Kind.OPAQUE for column in node.key)
 
     def key(self, row: Row) -> bytes | None:
-        """What partners have in common; None where a part of it is null, which equals nothing."""
+        """The join key of a row; None if a part of it is null, which equals nothing."""
         on = self._on(row)
         return None if None in on else self._encode_on(on)
 
     @property
     def is_in_order(self) -> bool:
-        """Whether the rows come in the order of their keys, or of the beginning of these."""
+        """Whether the rows come in the order of their join keys or of the beginning of these."""
         return self._part is not None
 
     def sorted(self, rows: Rows, building: Building) -> Iterator[list[Item]]:
@@ -211,7 +211,7 @@ class _Side:
         return building.sorted((self._with_key(portion) for portion in rows), self._items, self._part)
 
     def take(self, rows: list[Row], into: Sorter) -> list[Row]:
-        """Have rows sorted. Returns those that can't have partners."""
+        """Add rows to a sorter. Returns those that can't have partners."""
         into.take(self._with_key(rows), self._items)
         return self._without_key(rows)
 
@@ -228,12 +228,13 @@ class _Side:
         return next(state.scan(self.prefix + key), None) is not None
 
     def keep(self, state: Step, key: bytes, row: Row, weight: int, kept: dict[bytes, bytes]) -> None:
-        """A row that goes is deleted at once; one that came is among ``kept``, to be put before anybody looks."""
+        """A deleted row is removed at once; an inserted one is added to ``kept``, which the caller stores before
+        anybody reads.
+        """
         if weight > 0:
             kept[self.own_key(key, row)] = pack_row(row)
         else:
             state.delete(self.own_key(key, row))
 
     def own_key(self, key: bytes, row: Row) -> bytes:
-        """Where a row is kept."""
         return self.prefix + key + self._encode_key(self._key(row))

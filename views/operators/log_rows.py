@@ -34,9 +34,8 @@ class LogRows:
         )
 
     def tagged(self, tags: Sequence[str], texts: Sequence[bytes]) -> list[Row] | None:
-        """The rows of these JSON texts, each with its tag before its values.
-
-        None where one of them can't be read: what is wrong is found by who reads each by itself.
+        """The rows of these JSON texts, each with its tag before its values; None if one of them can't be read. To find
+        the error, the caller reads each row by itself.
         """
         try:
             rows = self._read(tags, map(orjson.loads, texts))

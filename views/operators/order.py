@@ -1,7 +1,6 @@
-"""In which order the rows of a node come while a state is built. Pure.
-
-A table's rows come in the order of its key, pairs of an inner join in that of the join's values, and the first rows of
-each part in that of the parts. So whoever needs them so has to sort a few at a time.
+"""The order in which the rows of a node come while a state is built. Pure. A table's rows come in the order of its key,
+pairs of an inner join in the order of the join's values, and the first rows of each part in the order of the parts. An
+operator that needs such an order sorts only a few rows at a time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +15,8 @@ from views.values import Row
 
 
 def part_of(node: Node, by: Sequence[Expression], *, is_all: bool = False) -> Callable[[Row], bytes] | None:
-    """The beginning of ``by``, encoded, that a node's rows come in the order of; None where they come in any order.
-
-    With ``is_all`` it is all of ``by`` or nothing, and none of it is null in any row.
+    """A function that encodes the beginning of ``by`` by which a node's rows are ordered; None if they come in any
+    order. With ``is_all`` it is all of ``by`` or nothing, and no row has a null in it.
     """
     length = max((_alike(order, by) for order in _orders(node, may_be_null=not is_all)), default=0)
     if not length or (is_all and length < len(by)):
@@ -29,12 +27,12 @@ def part_of(node: Node, by: Sequence[Expression], *, is_all: bool = False) -> Ca
 
 
 def _alike(order: Sequence[Expression], by: Sequence[Expression]) -> int:
-    """How many are the same, from the first ones on."""
+    """The length of the common beginning."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(order, by, strict=False)))
 
 
 def _orders(node: Node, *, may_be_null: bool) -> Iterator[Sequence[Expression]]:
-    """A table's key is never null, and neither is what pairs have in common."""
+    """A table's key and the values that an inner join's pairs share are never null."""
     match node:
         case Scan():
             yield node.key

@@ -1,4 +1,4 @@
-"""Which rows of a table are a shard's own, by a few of its columns."""
+"""Which rows of a table belong to a shard, by a few of the table's columns."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -16,7 +16,7 @@ IsOwn = Callable[[Row], bool]
 
 
 class OwnRows:
-    """The rows of one table that any of several scans wants. ``names`` are the columns that ``has`` is told of."""
+    """The rows of one table that at least one of several scans needs. ``names`` are the columns that ``has`` takes."""
 
     def __init__(self, shard: Shard, scans: Sequence[tuple[Scan, Expression]]) -> None:
         numbers: dict[str, int] = {}
@@ -27,14 +27,14 @@ class OwnRows:
 
     @property
     def is_of_one_value(self) -> bool:
-        """Whether all scans want the same rows."""
+        """Whether all scans need the same rows."""
         return len(self._each) == 1
 
     def has(self, values: Row) -> bool:
         return any(is_own(values) for is_own in self._each)
 
     def of(self, names: Iterable[str]) -> IsOwn | None:
-        """The same of rows with these columns; None where they lack one."""
+        """``has`` for rows with these columns; None if one is missing."""
         places = {name: place for place, name in enumerate(names)}
         if any(name not in places for name in self.names):
             return None
@@ -43,7 +43,7 @@ class OwnRows:
 
 
 def compiled_own(shard: Shard, expression: Expression, columns: Sequence[Ref]) -> IsOwn:
-    """Whether rows with these columns are the shard's own, by an expression over them."""
+    """A function that says whether a row belongs to the shard, by the value of an expression."""
     return partial(_is_own, shard, compiled(expression, columns))
 
 
@@ -52,20 +52,20 @@ def _is_own(shard: Shard, evaluate: Evaluate, row: Row) -> bool:
     try:
         value = evaluate(row)
     except EvaluationError:
-        # The query may leave this row out. Where it doesn't, it fails in whatever shard has it.
+        # The query may leave this row out. If it doesn't, it fails in whichever shard has the row.
         value = None
     return shard.has(value)
 
 
 def divided_by(root: Node, shard: Shard) -> dict[int, Expression]:
-    """By what scans of this plan are divided, by the identity of the node."""
+    """The expressions by which scans of this plan are divided, by the node's ``id()``."""
     scans = [node for node in nodes(root) if isinstance(node, Scan)]
     pairs = zip(scans, shard.sharding.columns, strict=True)
     return {id(scan): expression for scan, expression in pairs if expression is not None}
 
 
 def own_rows(root: Node, shard: Shard) -> Mapping[TableName, OwnRows]:
-    """For each table of which a shard doesn't need all rows, those that it does."""
+    """The rows that a shard needs, for each table of which it doesn't need all."""
     divided = divided_by(root, shard)
     by_table: dict[TableName, list[tuple[Scan, Expression | None]]] = {}
     for node in nodes(root):
@@ -79,7 +79,7 @@ def own_rows(root: Node, shard: Shard) -> Mapping[TableName, OwnRows]:
 
 
 def _by_names(expression: Expression, scan: Scan, numbers: dict[str, int]) -> Expression:
-    """The expression over columns that are numbered by their names, whatever the scan's own numbers are."""
+    """The expression over columns that are numbered by name, independently of the scan's numbers."""
     names = {column.id: name for name, column in zip(scan.names, scan.columns, strict=True)}
 
     def numbered(part: Expression) -> Expression | None:

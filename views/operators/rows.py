@@ -1,4 +1,4 @@
-"""Operators that remember nothing: filter, project, union."""
+"""Operators without state: filter, project, union."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,8 +12,6 @@ from views.values import Row
 
 
 class FilterOperator:
-    """Rows for which the condition is true."""
-
     def __init__(self, node: Filter) -> None:
         self._condition = compiled_condition(node.condition, node.source.columns)
 
@@ -28,7 +26,7 @@ class FilterOperator:
 
 
 class ProjectOperator:
-    """Computed columns. The source's key is among them, so different rows stay different."""
+    """Computed columns. They include the source's key, so different rows stay different."""
 
     def __init__(self, node: Project) -> None:
         self._project = compiled_all([made for _, made in node.expressions], node.source.columns)
@@ -47,7 +45,7 @@ class ProjectOperator:
 
 
 class UnionOperator:
-    """The rows of all branches, each with its branch and its key there."""
+    """The rows of all branches, each with its branch's number and its key there."""
 
     def __init__(self, node: Union) -> None:
         self._branches = [

@@ -1,4 +1,4 @@
-"""Rows of tables: what a table held before, by its key, so that every change has an old and a new row."""
+"""Rows of tables, stored by key, so that every change has an old and a new row."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -30,10 +30,8 @@ _ALL: Final[Mapping[TableName, OwnRows]] = MappingProxyType({})
 
 
 class Mirror(AgeingRows):
-    """One table's rows: the columns that the query reads, each row with its tag.
-
-    With ``retained`` a row that is too old isn't there, as if it were deleted. With ``own`` neither is one that is
-    another shard's.
+    """One table's rows: the columns that the query reads, each row with its tag. Rows that are too old by ``retained``,
+    or that aren't the shard's ``own``, count as deleted.
     """
 
     def __init__(
@@ -48,7 +46,7 @@ class Mirror(AgeingRows):
         self.names = tuple(names)
         self._ages = None if retained is None else Ages(retained, names.index(retained.column), number)
         self._prefix = prefix_of(MIRROR, number)
-        # A row whose key says that it is another shard's was never here, and needn't be looked at.
+        # Events whose key alone assigns them to another shard never had a row here, and aren't looked up.
         self._is_own_key = None if own is None else own.of(table.key)
         self._is_own = None if own is None or self._is_own_key is not None else own.of(names)
         self._read = [(name, from_event(type_of(table.column(name)))) for name in names]
@@ -58,7 +56,7 @@ class Mirror(AgeingRows):
         self._items = self._written(table)
 
     def _written(self, table: Table) -> Callable[[list[Row]], list[Item]]:
-        """The function that makes items of rows with their tags before their values. A scan always reads the key."""
+        """The function that makes items from rows with their tags in front. A scan always reads the key."""
         columns = [Ref(place, of) for place, of in enumerate([TEXT, *map(type_of, map(table.column, self.names))])]
         key = [columns[1 + self.names.index(name)] for name in table.key]
         code = Code(columns)
@@ -70,15 +68,14 @@ class Mirror(AgeingRows):
         return code.of_rows(f"({encoded}, r[0].encode(), {code.packed})", item)
 
     def own_events(self, events: TableEvents) -> TableEvents:
-        """Without those whose key says that they are another shard's. Their rows needn't be parsed."""
+        """Events without those whose key alone assigns them to another shard. No row is parsed."""
         if (is_own := self._is_own_key) is None:
             return events
         keys = [self._key_of(events.key_at(index), row) for index, row in enumerate(events.rows)]
         return events.select([index for index, key in enumerate(keys) if key is not None and is_own(tuple(key))])
 
     def changed(self, events: Iterable[RowEvent], work: Work) -> list[RowChange]:
-        """Take in events of this table, in any order. One that isn't newer than the row that is there changes nothing.
-
+        """Take in events of this table, in any order. An event that isn't newer than the stored row changes nothing.
         Raises EvaluationError when an event lacks a column.
         """
         newest: dict[bytes, RowEvent] = {}
@@ -122,7 +119,7 @@ class Mirror(AgeingRows):
         return changes
 
     def take(self, events: TableEvents, arrivals: Arrivals) -> None:
-        """Note what has come of this table, in any order. Raises LockstepError for a key that can't be read."""
+        """Note events of this table, in any order. Raises LockstepError for a key that can't be read."""
         events = self.own_events(events)
         there = [index for index, row in enumerate(events.rows) if row is not None]
         with_rows = events if len(there) == len(events) else events.select(there)
@@ -142,7 +139,6 @@ class Mirror(AgeingRows):
         arrivals.add(items)
 
     def _item(self, events: TableEvents, index: int) -> list[Item]:
-        """What is noted of one event: at most one item."""
         tag, text = events.tags[index], events.rows[index]
         if (key := self._key_of(events.key_at(index), text)) is None:
             return []
@@ -157,13 +153,11 @@ class Mirror(AgeingRows):
         return [(self._encode(key), tag.encode(), stored)]
 
     def arrived(self, items: Sequence[Item], time_ms: int, arrivals: Arrivals) -> Arrived:
-        """What counts of the newest items at this time of the view.
-
-        Raises LockstepError for a row that can't be read, as EvaluationError where a column is missing or of a type of
-        its own.
+        """Those of the newest items that count at this time of the view. Raises LockstepError for a row that can't be
+        read, EvaluationError for one that lacks a column or has another type in it.
         """
         prefix = self._prefix
-        entries = [(prefix + key, stored) for key, _, stored in items if stored]  # all but those that are gone
+        entries = [(prefix + key, stored) for key, _, stored in items if stored]  # without deleted rows
         try:
             rows = [tuple(orjson.loads(stored)[1:]) for _, stored in entries]
         except ValueError:
@@ -177,7 +171,6 @@ class Mirror(AgeingRows):
         return tuple(orjson.loads(stored)[1:])
 
     def built(self, building: Building) -> Rows:
-        """All rows that are kept."""
         for entries in building.entries(self._prefix):
             yield [tuple(orjson.loads(stored)[1:]) for _, stored in entries]
 
@@ -190,9 +183,8 @@ class Mirror(AgeingRows):
         return old
 
     def _key_of(self, key: Mapping[str, JsonValue], row: object) -> list[Value] | None:
-        """An event's key. None for a row that is gone with a key of another form: no row of the table has such a one.
-
-        A copy of the table deletes those keys where a column of the key has got another type.
+        """An event's key; None for a deletion whose key has another form, since no stored row has such a key. When a
+        column of the key has changed its type, a copy of the table deletes the keys of the old type.
         """
         try:
             return [read(key[name]) for name, read in self._key]
@@ -217,9 +209,8 @@ def mirrors(
     retained: Sequence[Retained] = (),
     own: Mapping[TableName, OwnRows] = _ALL,
 ) -> dict[TableName, Mirror | EventRows]:
-    """A mirror for each table that is scanned, with the columns that any scan of it reads, and that of its age.
-
-    Of tables that are among ``own``, it has those rows alone.
+    """A mirror for each scanned table, with the columns that any of its scans reads, and the column of its age. Of
+    tables in ``own``, it has only those rows.
     """
     names: dict[TableName, dict[str, None]] = {}
     for scan in scans:
@@ -236,19 +227,19 @@ def mirrors(
 
 
 class ScanOperator:
-    """A table's changes as those of the rows that one scan gives: with ``is_own``, of those that it says so of."""
+    """A table's changes as changes of the rows of one scan; with ``is_own``, only of rows that pass that test."""
 
     def __init__(self, node: Scan, mirror: Mirror | EventRows, is_own: IsOwn | None = None) -> None:
         self.table = node.table
         by_name = dict(zip(node.names, node.columns, strict=True))
-        # The mirror's columns as the scan numbers them; those that only another scan reads have no number here.
+        # The mirror's columns with the scan's numbers; columns that only other scans read have no number here.
         kept = [by_name.get(name, Ref(-1, node.columns[0].type)) for name in mirror.names]
         self._project = compiled_all(node.columns, kept)
         self._condition = None if node.condition is None else compiled_condition(node.condition, node.columns)
         self._is_own = is_own
 
     def built(self, of_table: Rows) -> Rows:
-        """The rows that this scan gives of all that the table's mirror has."""
+        """The scan's rows, from all rows of the table's mirror."""
         project, condition, is_own = self._project, self._condition, self._is_own
         for rows in of_table:
             projected = [project(row) for row in rows]
@@ -257,7 +248,6 @@ class ScanOperator:
             yield projected if condition is None else [row for row in projected if condition(row)]
 
     def changes_of(self, rows: Sequence[RowChange]) -> Changes:
-        """The changes of this scan's rows."""
         changes: Changes = {}
         for old, new in rows:
             for row, weight in ((old, -1), (new, 1)):

@@ -1,4 +1,4 @@
-"""What each operator of a plan has in a state now, by the prefixes of its entries."""
+"""What each operator of a plan stores in a state now, found by the prefixes of its entries."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,21 +11,20 @@ from views.plan import Group, Join, Node, Scan, Top, nodes
 from views.state.contract import Entry
 
 _OF_ONE_PART: Final = PREFIX_LENGTH - 1
-"""So much of a key says whose entry it is; the last byte tells the parts of one operator apart."""
+"""The length of the prefix that identifies the operator; the next byte is the part of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Rows that an operator keeps, and the bytes of their keys and values, what belongs to them included."""
+    """Rows that an operator stores, and the bytes of their keys and values, including entries that belong to them."""
 
     rows: int = 0
     bytes: int = 0
 
 
 def kept_by_operators(root: Node, entries: Iterable[Entry]) -> Mapping[int, Kept]:
-    """What each operator keeps, by its place among ``plan.nodes``. ``entries`` are all of the state's.
-
-    Scans of one table share one copy of it, which is with the first of them. Those that keep nothing have none.
+    """What each operator stores, by its position in ``plan.nodes``. ``entries`` are all entries of the state. Scans of
+    one table share one copy, which counts for the first of them. Operators that store nothing are left out.
     """
     owners = _owners(root)
     rows: dict[int, int] = dict.fromkeys((number for number, _ in owners.values()), 0)
@@ -40,7 +39,7 @@ def kept_by_operators(root: Node, entries: Iterable[Entry]) -> Mapping[int, Kept
 
 
 def kept_together(of_shards: Sequence[Mapping[int, Kept]]) -> Mapping[int, Kept]:
-    """What the shards of a view keep of each operator. A row that several keep counts for each."""
+    """The sums over all shards of a view. A row that several shards store counts for each."""
     return {
         number: Kept(sum(kept[number].rows for kept in of_shards), sum(kept[number].bytes for kept in of_shards))
         for number in of_shards[0]
@@ -48,7 +47,7 @@ def kept_together(of_shards: Sequence[Mapping[int, Kept]]) -> Mapping[int, Kept]
 
 
 def _owners(root: Node) -> Mapping[bytes, tuple[int, bool]]:
-    """A prefix -> whose entries have it, and whether each of them is a row."""
+    """A prefix -> the number of the operator, and whether each entry counts as a row."""
     owners: dict[bytes, tuple[int, bool]] = {}
     tables: dict[object, int] = {}
     for number, node in enumerate(nodes(root)):
@@ -67,7 +66,7 @@ def _owners(root: Node) -> Mapping[bytes, tuple[int, bool]]:
                 owners[_prefix(top.ROWS, number)] = number, True
                 owners[_prefix(top.REACH, number)] = number, False
             case _:
-                pass  # keeps nothing
+                pass  # stores nothing
     return owners
 
 

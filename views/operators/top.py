@@ -1,6 +1,5 @@
-"""The first N rows of each part. All rows are kept in order; how far the first N reach is remembered.
-
-So a change costs a few looks, however many rows a part has and however large N is.
+"""The first N rows of each part. All rows are stored in order, together with how far the first N reach. So a change
+takes a few reads, however many rows a part has and however large N is.
 """
 
 import struct
@@ -31,12 +30,10 @@ ROWS, REACH = b"t", b"w"
 _COUNT: Final = struct.Struct(">I")
 
 _Placed = tuple[bytes, Row, int]
-"""A row by its place in the order, and its weight."""
+"""A row's key in the order, the row, and its weight."""
 
 
 class TopOperator:
-    """Rows that are among the first N of their part."""
-
     def __init__(self, node: Top, number: int) -> None:
         columns = node.source.columns
         self._rows_prefix, self._reach_prefix = prefix_of(ROWS, number), prefix_of(REACH, number)
@@ -103,7 +100,7 @@ class TopOperator:
         kept: dict[bytes, bytes],
         reaches: dict[bytes, bytes],
     ) -> None:
-        """``kept`` are rows of other parts that are still to be put, and those of this one that nobody looks for."""
+        """Stores inserted rows at once if a later change of the part reads them. Adds the others to ``kept``."""
         part = self._rows_prefix + per
         reach_key = self._reach_prefix + per
         stored = state.get(reach_key)
@@ -126,14 +123,14 @@ class TopOperator:
                 last = self._came(state, part, key, row, last, made)
         kept |= own
         if count:
-            # Tuned: most changes leave the first N as far as they were, and each part's entry is in a page of its own.
+            # Tuned: most changes don't move the end of the first N, and each part's entry is in a page of its own.
             if (reach := _COUNT.pack(count) + last) != stored:
                 reaches[reach_key] = reach
         elif stored is not None:
             state.delete(reach_key)
 
     def _replaced(self, placed: list[_Placed], last: bytes, state: Step, made: Changes) -> list[_Placed]:
-        """Put rows that others were in the place of until now: nothing moves. Returns all other changes."""
+        """Overwrite rows whose position another row had until now: nothing moves. Returns all other changes."""
         gone = {key: row for key, row, weight in placed if weight < 0}
         came = {key: row for key, row, weight in placed if weight > 0 and key in gone}
         for key, row in came.items():
@@ -144,7 +141,7 @@ class TopOperator:
         return [change for change in placed if change[0] not in came] if came else placed
 
     def _came(self, state: Step, part: bytes, key: bytes, row: Row, last: bytes, made: Changes) -> bytes:
-        """A row more where the first N are there already. Returns the key of the last one of them now."""
+        """Insert a row when there are N rows already. Returns the key of the last of the first N now."""
         state.put(key, pack_row(row))
         if key > last:
             return last
@@ -157,7 +154,7 @@ class TopOperator:
     def _went(
         self, state: Step, part: bytes, key: bytes, row: Row, count: int, last: bytes, made: Changes
     ) -> tuple[int, bytes]:
-        """A row less. Returns how many rows are among the first N now, and the key of the last one of them."""
+        """Delete a row. Returns how many rows are among the first N now, and the key of the last one of them."""
         state.delete(key)
         if key > last:
             return count, last

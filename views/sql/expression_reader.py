@@ -1,7 +1,6 @@
-"""sqlglot's tree of an expression -> a typed expression of ours. What isn't known here is refused.
-
-Types are resolved as PostgreSQL resolves them: integers widen, integers become numeric beside one, and a literal in
-quotes takes the type that stands beside it.
+"""sqlglot's tree of an expression -> a typed expression. Anything that isn't known here is refused. Types are resolved
+as in PostgreSQL: integers widen, integers beside a numeric become numeric, and a literal in quotes takes the type of
+its neighbour.
 """
 
 import re
@@ -58,7 +57,7 @@ _ARITHMETIC: Final[dict[type[Tree], str]] = {exp.Add: "+", exp.Sub: "-", exp.Mul
 _LOOSE: Final = (
     *_COMPARISONS, exp.Is, exp.Not, exp.And, exp.Or, exp.In, exp.Between, exp.Like, exp.NullSafeEQ, exp.NullSafeNEQ,
 )  # fmt: skip
-"""Operators that bind so loosely that one inside another needs parentheses to be understood the same everywhere."""
+"""Operators that bind so loosely that nesting them needs parentheses to mean the same everywhere."""
 
 _CAST_KINDS: Final = {
     exp.DataType.Type.SMALLINT: sql_type(Kind.INT2),
@@ -94,7 +93,7 @@ _NON_DETERMINISTIC_NAMES: Final = frozenset(
      "uuidv7", "txid_current", "pg_current_xact_id"}
 )  # fmt: skip
 _FUNCTIONS_WITHOUT_CALL: Final = frozenset({"user", "current_role", "system_user"})
-"""Those that sqlglot takes for columns."""
+"""Functions that sqlglot takes for columns."""
 
 _AGGREGATES: Final[dict[type[Tree], str]] = {
     exp.Count: "count", exp.Sum: "sum", exp.Avg: "avg", exp.Min: "min", exp.Max: "max", exp.LogicalAnd: "bool_and",
@@ -116,16 +115,16 @@ _NEVER_KEPT: Final[tuple[tuple[tuple[type[Tree], ...], str, str], ...]] = (
         'write `lower(text collate "C")`, which changes ASCII letters, or store it in a column',
     ),
 )
-"""What is refused, why, and what to do instead; the first row that fits counts."""
+"""What is refused, why, and the remedy. The first row that fits counts."""
 
 
 @dataclass(frozen=True)
 class ExpressionReader:
     """Reads expressions of one clause.
 
-    ``resolve`` finds a column. ``make_aggregate`` takes an aggregate that is met and gives the column that has it; None
-    where aggregates don't belong. ``settles_order`` says whether equal sort keys mean an equal argument.
-    ``join_subquery`` joins a subquery that is met and gives the column that has its value; None where that can't be.
+    ``resolve`` finds a column. ``make_aggregate`` takes an aggregate and returns the column with its value; None where
+    aggregates aren't allowed. ``settles_order`` says whether equal sort keys imply an equal argument. ``join_subquery``
+    joins a subquery and returns the column with its value; None where subqueries aren't allowed.
     """
 
     resolve: Callable[[exp.Column], Expression]
@@ -134,7 +133,7 @@ class ExpressionReader:
     join_subquery: Callable[[Tree], Expression] | None = None
 
     def read(self, tree: Tree) -> Expression:
-        """Raises Refuse for the part that can't be kept."""
+        """Raises Refuse for the part that can't be maintained."""
         read = _READ.get(type(tree)) or _READ_NAMED.get(_name(tree))
         if read is not None:
             return read(self, tree)
@@ -147,7 +146,7 @@ class ExpressionReader:
         return self.typed(tree, self.read(tree), BOOL)
 
     def typed(self, tree: Tree, expression: Expression, wanted: SqlType) -> Expression:
-        """As the type that is wanted, which only a literal may lack."""
+        """The expression with the wanted type, which only a literal may lack."""
         if expression.type.kind is Kind.UNKNOWN:
             return _known(tree, expression, wanted)
         if expression.type.kind is not wanted.kind:
@@ -163,7 +162,6 @@ class ExpressionReader:
         return self.read(tree)
 
     def sort_key(self, tree: Tree) -> SortKey:
-        """A part of an ``order by``."""
         if not isinstance(tree, exp.Ordered):
             refuse(tree, "this isn't supported", "order by an expression")
         only(tree, "desc", "nulls_first")
@@ -304,7 +302,7 @@ def _nullif(reader: ExpressionReader, tree: exp.Nullif) -> Expression:
     subject, other = reader.read(tree.this), reader.read(tree.expression)
     kinds = {subject.type.kind, other.type.kind}
     if subject.type.kind is Kind.UNKNOWN or (Kind.NUMERIC in kinds and kinds <= {*INTEGERS, Kind.NUMERIC}):
-        subject, other = united(tree, [subject, other])  # of two integers the first one keeps its type
+        subject, other = united(tree, [subject, other])  # of two integers, the first keeps its type
     elif _has_own_equality((subject, other)) and subject.type != other.type and other.type.kind is not Kind.UNKNOWN:
         refuse(tree, f"{subject.type.name} stands beside {other.type.name}", "cast one of them")
     return Call("case", (compared(tree, "=", subject, other), Literal(None, subject.type), subject), subject.type)
@@ -404,7 +402,7 @@ def _binned(reader: ExpressionReader, tree: exp.DateBin) -> Expression:
     given = tree.args.get("unit")
     if given is None:
         refuse(tree, "it has no origin", "write `date_bin(width, column, origin)`")
-    # The third argument has a unit's place, where a text in quotes is a name.
+    # sqlglot puts the third argument in a unit's place, where a text in quotes is a name.
     origin = Literal(given.name, UNKNOWN) if isinstance(given, exp.Var) else reader.read(given)
     origin = reader.typed(tree, origin, operand.type)
     if not isinstance(origin, Literal) or not isinstance(origin.value, int) or abs(origin.value) == INFINITY:
@@ -438,7 +436,7 @@ def _fitted(tree: exp.Cast, operand: Expression, parameters: list[int]) -> Expre
 
 
 def _member(reader: ExpressionReader, tree: exp.JSONExtract | exp.JSONExtractScalar) -> Expression:
-    """A member of a jsonb object by its name, or an element of an array by its place."""
+    """A member of a jsonb object by name, or an element of an array by position."""
     only(tree, "only_json_types")
     document, path = reader.read(tree.this), tree.expression
     if document.type.json_form is not JsonForm.JSONB:
@@ -616,13 +614,13 @@ _READ: Final[dict[type[Tree], Callable[[ExpressionReader, Any], Expression]]] = 
     **dict.fromkeys(_ARITHMETIC, _arithmetic),
     **dict.fromkeys((*_AGGREGATES, exp.WithinGroup, exp.Filter), _aggregate),
 }
-"""How each part is read that can be kept."""
+"""The reader of each part that can be maintained."""
 
 _READ_NAMED: Final[dict[str, Callable[[ExpressionReader, Any], Expression]]] = {
     **dict.fromkeys(_DOCUMENTS, _document),
     **dict.fromkeys(_NAMED_AGGREGATES, _aggregate),
 }
-"""The same of functions that sqlglot has no class for."""
+"""The same for functions that sqlglot has no class for."""
 
 
 def is_in_c(tree: Tree) -> bool:
@@ -633,7 +631,7 @@ def is_in_c(tree: Tree) -> bool:
 
 
 def require_order(tree: Tree, of: SqlType, *, is_c: bool) -> None:
-    """Refuse a type whose values can't be put in PostgreSQL's order."""
+    """Refuse a type whose values can't be sorted as PostgreSQL does."""
     if of.kind in (Kind.TEXT, Kind.CHAR) and not is_c:
         refuse(tree, "the order of text depends on the database's collation", 'write `collate "C"` after it')
     if not of.is_comparable:
@@ -661,7 +659,7 @@ def compared(tree: Tree, name: str, left: Expression, right: Expression, *, is_c
 
 
 def _without_blanks(tree: Tree, side: Expression, other: Expression) -> Expression:
-    """A side of a comparison with ``char(n)``: blanks at the end of such values, and of literals, don't count."""
+    """A side of a comparison with ``char(n)``: blanks at the end of such values and of literals don't count."""
     if isinstance(side, Literal) and side.type.kind is Kind.UNKNOWN:
         return Literal(None if side.value is None else str(side.value).rstrip(" "), other.type)
     if side.type.kind is Kind.CHAR:
@@ -672,12 +670,12 @@ def _without_blanks(tree: Tree, side: Expression, other: Expression) -> Expressi
 
 
 def _has_own_equality(parts: Sequence[Expression]) -> bool:
-    """Whether values of two types are compared without being made one type first."""
+    """Whether a value has a type that is compared without a conversion to a common type."""
     return any(part.type.kind is Kind.CHAR or part.type.json_form in FLOATS for part in parts)
 
 
 def _float_place(tree: Tree, side: Expression, other: Expression) -> Expression:
-    """A side of a comparison with a float, by its place in the order of floats."""
+    """A side of a comparison with a float, as its position in the order of floats."""
     of = side.type
     if of.kind is Kind.UNKNOWN and isinstance(side, Literal):
         if side.value is None:
@@ -708,7 +706,7 @@ def _check_place(tree: Tree, place: Call, literal: Literal) -> None:
 
 
 def united(tree: Tree, parts: Sequence[Expression]) -> list[Expression]:
-    """The expressions as one type: the widest of the numbers among them, or the one that all have."""
+    """The expressions with one type: the widest of the numbers, or the type that all of them have."""
     kinds = {part.type.kind for part in parts} - {Kind.UNKNOWN}
     names = {part.type.name for part in parts if part.type.kind is not Kind.UNKNOWN}
     if not kinds:
@@ -742,7 +740,7 @@ def _as_numerics(tree: Tree, parts: Sequence[Expression]) -> list[Expression]:
 
 
 def common_type(parts: Sequence[Expression]) -> SqlType:
-    """The type of a column that has the values of all these, which are united already."""
+    """The type of a column with the values of all these expressions, which are united already."""
     first = parts[0].type
     scales = {part.type.scale for part in parts if not (isinstance(part, Literal) and part.value is None)}
     return replace(first, scale=scales.pop() if len(scales) == 1 else None) if first.kind is Kind.NUMERIC else first
@@ -811,7 +809,7 @@ def _require_json(tree: Tree, part: SqlType, of: SqlType) -> None:
 
 
 def _cast_name(source: SqlType, target: Kind) -> str | None:
-    """The function of a cast that gives the same everywhere; None for others."""
+    """The function of a cast that gives the same result everywhere; None for other casts."""
     if source.kind is target:
         return "same"
     if source.kind in INTEGERS:
@@ -841,7 +839,7 @@ def _cast_name(source: SqlType, target: Kind) -> str | None:
 
 
 def converted(tree: Tree, operand: Expression, target: SqlType) -> Expression:
-    """The cast of an expression to a type. Raises Refuse for one that could give another result elsewhere."""
+    """The cast of an expression to a type. Raises Refuse for a cast whose result may differ elsewhere."""
     source = operand.type
     if source.kind is Kind.UNKNOWN:
         return _known(tree, operand, target)
@@ -865,7 +863,7 @@ def converted(tree: Tree, operand: Expression, target: SqlType) -> Expression:
 
 
 def _as_document(tree: Tree, operand: Expression, target: SqlType) -> Expression:
-    """A document as the other type of documents. The text of jsonb is json; not so the other way."""
+    """A document as the other document type. The text of jsonb is valid json, but not the reverse."""
     if operand.type.json_form is target.json_form:
         return operand
     if operand.type.json_form is not JsonForm.JSONB or target.json_form is not JsonForm.JSON:
@@ -882,7 +880,7 @@ _STRIDE_PART = re.compile(r"(\d+)\s*([a-z]+)", re.IGNORECASE)
 
 
 def _stride_us(tree: Tree) -> int:
-    """An interval's literal in microseconds; 0 for one of another form, or with months, which have no one length."""
+    """An interval literal in microseconds; 0 for another form, or for months, which vary in length."""
     unit = tree.args.get("unit") if isinstance(tree, exp.Interval) else None
     literal = tree.this if isinstance(tree, exp.Interval) else tree
     if not isinstance(literal, exp.Literal) or not literal.is_string:
@@ -918,7 +916,7 @@ def _literal(tree: exp.Literal) -> Expression:
 
 
 def _known(tree: Tree, expression: Expression, of: SqlType) -> Expression:
-    """A literal in quotes, or null, as a type. Forms that PostgreSQL would read depending on settings are refused."""
+    """A literal in quotes, or null, as a type. Refuses forms that PostgreSQL would read depending on settings."""
     if not isinstance(expression, Literal):
         refuse(tree, "its type isn't known", f"write `::{of.name}`")
     if expression.value is None:

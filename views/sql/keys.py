@@ -1,4 +1,4 @@
-"""Columns of a query's result by which its rows can be told apart, for who hasn't named any."""
+"""Finds columns that identify the rows of a query's result, for users who haven't named any."""
 
 from collections.abc import Mapping
 from itertools import combinations
@@ -15,9 +15,8 @@ _COLUMNS_MAX: Final = 5
 
 
 def shortest_key(sql: str, tables: Mapping[TableName, Table]) -> tuple[str, ...] | None:
-    """The fewest columns that are a key of the result, the first ones of the select list where several would do.
-
-    None where there is no such key of at most five columns, or the query can't be read.
+    """The fewest columns that are a key of the result; of several possible keys, the first in the select list. None if
+    there is no such key of at most five columns, or the query can't be read.
     """
     reader = QueryReader(tables)
     try:

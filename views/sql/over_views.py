@@ -1,4 +1,4 @@
-"""A query that reads other views -> the same over tables alone: their queries stand where their names were. Pure."""
+"""A query that reads other views -> the same query over tables: each view's name is replaced by its query. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ from views.sql.tables_read import identifier_text, query_tree, tables_in
 
 @dataclass(frozen=True, slots=True)
 class NamedQuery:
-    """The query of a view, which other views may read. With a setting ``beyond`` it, its result is another one."""
+    """The query of a view, which other views may read. ``beyond`` names a setting that makes the view's result differ
+    from its query's.
+    """
 
     sql: str
     beyond: str = ""
 
 
 def over_tables(sql: str, views: Mapping[TableName, NamedQuery]) -> str:
-    """The query with those of views in place of their names, wherever one stands in ``from`` with its schema.
-
-    Raises Refused with all reasons: a circle, a view whose result isn't its query's alone, and a query that can't be
-    parsed.
+    """The query with views' queries in place of their names, wherever a name stands in ``from`` with its schema. Raises
+    Refused with all reasons: a circle, a view whose result differs from its query's, a query that can't be parsed.
     """
     return _whole(sql, views, ())
 
@@ -56,12 +56,12 @@ def _part(name: TableName, views: Mapping[TableName, NamedQuery], within: tuple[
     except Refused as refused:
         at = [_said_where_read(each, name) for each in refused.refusals]
         raise Refused(at) from None
-    # With every table's schema: a `with` of the query around it means nothing here.
+    # With every table's schema, so that the outer query's `with` can't change its meaning.
     return statement(whole)
 
 
 def _said_where_read(refusal: Refusal, name: TableName) -> Refusal:
-    """Of a query as a whole, said where it is read."""
+    """A refusal of a whole query names the place where the query is read instead."""
     return Refusal(f"from {name}", refusal.reason, refusal.remedy) if refusal.clause == "sql" else refusal
 
 

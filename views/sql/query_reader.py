@@ -43,17 +43,16 @@ from views.values import BOOL, INT8, TEXT, Kind, SqlType, type_of
 
 @dataclass(frozen=True)
 class _Item:
-    """A part of ``from``."""
+    """A part of ``from``. ``hidden`` are the names that ``*`` leaves out."""
 
     alias: str
     names: Mapping[str, Expression]
     hidden: frozenset[str] = frozenset()
-    """Names that ``*`` leaves out."""
 
 
 @dataclass(frozen=True)
 class _Known:
-    """A query of ``with``, and the queries that it knows itself."""
+    """A query of ``with``, and the queries that it can name itself."""
 
     tree: Tree
     known: Mapping[str, "_Known"]
@@ -61,14 +60,14 @@ class _Known:
 
 @dataclass
 class _Scope:
-    """What names mean in one ``select``."""
+    """The meaning of names in one ``select``."""
 
     items: list[_Item] = field(default_factory=list)
     merged: dict[str, Expression] = field(default_factory=dict)
-    """Columns of ``using``, which need no table before them."""
+    """Columns of ``using``, which need no table name before them."""
 
     outer: "_Scope | None" = None
-    """That of the query around a subquery."""
+    """The scope of the query around a subquery."""
 
     joined: Relation | None = None
 
@@ -108,7 +107,7 @@ class _Scope:
 
 @dataclass(frozen=True)
 class _Correlated:
-    """A subquery's scope, and what its rows and those of the query around it have in common: (outside, inside)."""
+    """A subquery's scope, and the pairs (outside, inside) by which it is joined to the query around it."""
 
     scope: _Scope
     outer: _Scope
@@ -117,14 +116,14 @@ class _Correlated:
 
 @dataclass(frozen=True)
 class _Joinable:
-    """Rows to be joined by equalities: (outside, one of theirs)."""
+    """Rows to be joined by equalities: pairs (outside, inside)."""
 
     relation: Relation
     pairs: tuple[tuple[Expression, Expression], ...]
 
     @property
     def is_unique(self) -> bool:
-        """Whether each row outside has one partner at most, as far as can be told."""
+        """Whether each outside row has at most one partner, as far as is known."""
         sides = {made.id for _, side in self.pairs if isinstance(made := plain(side), Ref)}
         return _ids(self.relation.node.key) <= self.relation.closure(sides)
 
@@ -134,7 +133,7 @@ _New = Callable[[SqlType], Ref]
 
 
 class QueryReader:
-    """Reads one query. ``tables`` are the captured tables' shapes; ``refusals`` gathers what can't be kept."""
+    """Reads one query. ``tables`` are the captured tables' shapes; ``refusals`` collects what can't be maintained."""
 
     def __init__(self, tables: Mapping[TableName, Table]) -> None:
         self._tables = tables
@@ -144,7 +143,7 @@ class QueryReader:
         self.refusals: list[Refusal] = []
 
     def read(self, tree: Tree, known: Mapping[str, _Known] | None = None) -> Relation:
-        """A query or a part of one. Raises Refuse where nothing more can be said of the rest."""
+        """Read a query or a part of one. Raises Refuse if the rest can't be read."""
         known = dict(known or {})
         if (with_ := tree.args.get("with_")) is not None:
             if with_.args.get("recursive"):
@@ -297,7 +296,7 @@ class QueryReader:
     # --- subqueries that read columns of the query around them ---
 
     def _subqueries(self, scope: _Scope, known: Mapping[str, _Known]) -> Callable[[Tree], Expression]:
-        """What joins subqueries inside expressions to the rows of the scope."""
+        """A function that joins subqueries inside expressions to the rows of the scope."""
 
         def joined(tree: Tree) -> Expression:
             inner = self._correlated(tree.this, scope, known)
@@ -376,7 +375,7 @@ class QueryReader:
         self, tree: exp.Select, inner: "_Correlated", known: Mapping[str, _Known], *, is_named: bool,
         keeps_left: bool = True,
     ) -> dict[str, Expression]:  # fmt: skip
-        """Join the subquery's rows. Returns its select list in the terms of the query around it."""
+        """Join the subquery's rows. Returns its select list in terms of the query around it."""
         aggregates: dict[Aggregate, Ref] = {}
 
         def aggregate(made: Aggregate) -> Expression:
@@ -396,7 +395,7 @@ class QueryReader:
         if not all({ref.id for ref in aggregate_refs(made)} <= columns for made in aggregates):
             refuse(tree, "an aggregate can't read a column of the query around it", "compute with it outside")
         if aggregates:
-            # One row for each row of the query around it, also where no row of the subquery's belongs to it.
+            # One row for each row of the outer query, even if no row of the subquery belongs to it.
             own = {column.id for column in aggregates.values()}
             outputs = {name: _over_groups(made, {}, own, tree.sql("postgres")) for name, made in outputs.items()}
             grouped, reasons = _grouped_by_pairs(self._new, tree, inner, aggregates)
@@ -557,7 +556,7 @@ def _joined(new: _New, join: exp.Join, left: Relation, right: Relation, scope: _
 def _paired(
     new: _New, left: Relation, right: Relation, pairs: Sequence[tuple[Expression, Expression]], *, keeps_left: bool
 ) -> Relation:
-    """The rows of a join. Those that a condition of either side fails for are judged after it."""
+    """The rows of a join. Rows for which a condition of either side fails are checked after the join."""
     failure: Ref | None = None
     if keeps_left and right.unchecked:
         right, failure = _with_failure(new, right)
@@ -573,7 +572,7 @@ def _paired(
 
 
 def _with_failure(new: _New, relation: Relation) -> tuple[Relation, Ref]:
-    """Without the rows that a condition rejects, and why one fails for others."""
+    """The relation without rows that a condition rejects, and a column that says why a condition fails."""
     reason = new(TEXT)
     node = all_possible(relation.node, relation.unchecked)
     made = Call("failure", (all_of(relation.unchecked),), TEXT)
@@ -603,21 +602,21 @@ def _merged(join: exp.Join, left: Expression, right: Expression) -> Expression:
     if left.type.kind is right.type.kind is Kind.CHAR:
         return left
     one, other = united(join, [left, right])
-    # An inner join has the right one's value where that alone is of the type without a scale.
+    # An inner join takes the right value if only that side's type has no scale.
     if join.side != "LEFT" and one.type.kind is Kind.NUMERIC and one.type.scale != other.type.scale:
         refuse(join, "equal numerics can look different", "join with `on`, and name the side that you want")
     return one
 
 
 def _materialised(new: _New, relation: Relation, scope: _Scope) -> Relation:
-    """A right side whose columns are all of its rows, so that they are null where there is no row."""
+    """A right side with a column for each name, so that all names are null where there is no row."""
     relation = _with_columns(new, relation)
     scope.items.append(_Item(scope.items.pop().alias, relation.names))
     return relation
 
 
 def _with_columns(new: _New, relation: Relation) -> Relation:
-    """The same with a column of its rows for each name."""
+    """The relation with a column of its rows for each name."""
     if all(isinstance(made, Ref) for made in relation.names.values()):
         return relation
     failing = {name: of for name, of in relation.names.items() if can_fail(of)}
@@ -628,7 +627,7 @@ def _with_columns(new: _New, relation: Relation) -> Relation:
     }
     names: dict[str, Expression] = {name: made[name][0] if name in made else of for name, of in relation.names.items()}
     columns: list[tuple[Ref, Expression]] = [(column, column) for column in relation.node.columns]
-    if failing:  # computed where they are asked for, of rows that are there
+    if failing:  # computed only where they are read, and only for rows that exist
         is_there = new(BOOL)
         columns.append((is_there, Literal(True, BOOL)))
         names |= {name: Call("case", (is_there, of, Literal(None, of.type)), of.type) for name, of in failing.items()}
@@ -659,20 +658,20 @@ def _related(
             (*left.dependencies, *right.dependencies, *equalities),
             left.not_null | right.not_null | equal,
         )
-    # Only all that is compared says whether there is a right row: a part of it doesn't say what that has.
+    # Only the whole left side of the comparison determines whether there is a right row; a part of it doesn't.
     compared = [ref for side, _ in pairs for ref in refs(side)]
     of_right = frozenset(made.id for _, side in pairs if _is_plain_column(made := plain(side)))
     equalities = []
     if all(map(_is_plain_column, compared)):
         equalities = [(frozenset(ref.id for ref in compared), of_right)]
-    # Where there is no right row its columns are null: of what was known of them only that which begins with
-    # columns that are never null otherwise still holds.
+    # Without a right row, its columns are null. Only those dependencies still hold whose given columns include one that
+    # is never null in a right row.
     kept = tuple(dependency for dependency in right.dependencies if dependency[0] & right.not_null)
     return Relation(left.node, {}, (*left.dependencies, *kept, *equalities), left.not_null)
 
 
 def _check_gives_rows(tree: Tree, scope: _Scope) -> None:
-    """Refuse what makes a subquery of ``exists`` give other rows than those of its ``from`` and ``where``."""
+    """Refuse anything that makes a subquery of ``exists`` return other rows than its ``from`` and ``where``."""
 
     def aggregate(_: Aggregate) -> Expression:
         refuse(tree, "an aggregate gives a row also of no rows", "select 1 instead")
@@ -686,9 +685,8 @@ def _check_gives_rows(tree: Tree, scope: _Scope) -> None:
 def _grouped_by_pairs(
     new: _New, tree: Tree, inner: "_Correlated", aggregates: Mapping[Aggregate, Ref]
 ) -> tuple["_Joinable", dict[Ref, Ref]]:
-    """The subquery's rows as one for each value of what joins them.
-
-    With it come the columns that say why an aggregate of a group fails: not all groups are asked for.
+    """The subquery's rows, grouped by the values that join them, and for each aggregate that can fail a column with the
+    reason. The reason isn't raised here, because the outer query may not read the group.
     """
     by = list(dict.fromkeys(side for _, side in inner.pairs))
     for side in by:
@@ -724,7 +722,7 @@ def _join_correlated(new: _New, scope: _Scope, right: "_Joinable", *, keeps_left
 
 
 def _lifted(relation: Relation, columns: Mapping[int, int]) -> list[Dependency]:
-    """What the columns of a group determine of each other."""
+    """How the columns of a group determine each other."""
     several = [given for given, _ in relation.dependencies if len(given) > 1 and given <= columns.keys()]
     return [
         (
@@ -828,13 +826,13 @@ def _distinct(new: _New, relation: Relation) -> Relation:
 
 
 def _identifier(tree: Tree) -> str:
-    """The name that an identifier is of: without quotes it is in lower case."""
+    """An identifier's name; without quotes it is in lower case."""
     assert isinstance(tree, exp.Identifier)
     return str(tree.this) if tree.args.get("quoted") else str(tree.this).lower()
 
 
 def _sides(tree: exp.Union) -> list[Tree]:
-    """The parts of a union, and of what it is made of by the same kind of union."""
+    """The parts of a union and of its nested unions of the same kind."""
     sides: list[Tree] = []
     for side in (tree.this, tree.expression):
         is_same = type(side) is exp.Union and bool(side.args.get("distinct")) == bool(tree.args.get("distinct"))
@@ -854,7 +852,7 @@ def _ids(columns: Sequence[Ref]) -> set[int]:
 
 
 def _is_plain_column(expression: Expression) -> TypeGuard[Ref]:
-    """Whether it is a column of which equal values look the same."""
+    """Whether it is a column whose equal values have the same form."""
     return isinstance(expression, Ref) and expression.type.has_one_form
 
 
@@ -884,7 +882,7 @@ def _where(relation: Relation, condition: Expression) -> Relation:
     dependencies = relation.dependencies
     match condition:
         case Call("=", (Ref() as column, Literal())) | Call("=", (Literal(), Ref() as column)):
-            # One value in all rows: the rest of the key is a key.
+            # The column has one value in all rows: the rest of the key is a key.
             rest = frozenset(_ids(relation.node.key)) - {column.id}
             dependencies = (*dependencies, (frozenset(), frozenset({column.id})))
             if rest:
@@ -898,7 +896,7 @@ def _where(relation: Relation, condition: Expression) -> Relation:
 
 
 def _pushed(node: Node, condition: Expression) -> Node:
-    """The same, without rows that a side of a join loses by the condition, where it is about that side alone."""
+    """Filters one side of a join early, if the condition reads only that side. The node may still have other rows."""
     ids = {ref.id for ref in refs(condition)}
     match node:
         case Filter():
@@ -911,9 +909,8 @@ def _pushed(node: Node, condition: Expression) -> Node:
 
 
 def _without_failure(aggregate: Aggregate, unchecked: Sequence[Expression]) -> tuple[Aggregate, Expression | None]:
-    """The aggregate of rows for which nothing fails, and why something fails for a row; None where nothing can.
-
-    Rows that conditions reject don't count, those in ``unchecked`` included.
+    """The aggregate of rows for which nothing fails, and why something fails for a row; None if nothing can fail. Rows
+    that conditions reject don't count, including the conditions in ``unchecked``.
     """
     conditions = [*unchecked, *([] if aggregate.condition is None else [aggregate.condition])]
     values = [key.expression for key in aggregate.order]

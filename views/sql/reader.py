@@ -1,4 +1,4 @@
-"""A view's settings -> its plan, or all reasons against it."""
+"""A view's settings -> its plan, or all reasons why it can't be maintained."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -24,9 +24,8 @@ from views.values import type_of
 
 @dataclass(frozen=True, slots=True)
 class TopRows:
-    """The first ``n`` rows for each value of ``per``, in an order as SQL has it: ``created_at desc``.
-
-    Rows that are equal in the order are in the order of the view's key.
+    """The first ``n`` rows for each value of ``per``, in an order in SQL: ``created_at desc``. Rows that are equal in
+    the order are ordered by the view's key.
     """
 
     per: tuple[str, ...]
@@ -36,7 +35,7 @@ class TopRows:
 
 @dataclass(frozen=True, slots=True)
 class RetainedRows:
-    """Rows of this table count for so many hours after the time in this column."""
+    """Rows of this table count for this many hours after the time in this column."""
 
     table: TableName
     column: str
@@ -51,9 +50,8 @@ def read_view(
     top: TopRows | None = None,
     retain: Sequence[RetainedRows] = (),
 ) -> ViewPlan:
-    """The plan of a query over captured tables. ``key`` names the columns by which rows of the result are told apart.
-
-    Raises Refused with everything that stands against it.
+    """The plan of a query over captured tables. ``key`` names the columns that identify a row of the result. Raises
+    Refused with all reasons why the view can't be maintained.
     """
     tree = query_tree(sql)
     reader = QueryReader(tables)
@@ -75,7 +73,7 @@ def read_view(
 def _retained(
     retain: Sequence[RetainedRows], read: Collection[TableName], tables: Mapping[TableName, Table]
 ) -> tuple[tuple[Retained, ...], list[Refusal]]:
-    """What was said of tables that are ``read``, and what stands against it."""
+    """The valid entries of ``retain``, whose tables are among ``read``, and refusals of the others."""
     retained: dict[TableName, Retained] = {}
     refusals: list[Refusal] = []
     for rows in retain:
@@ -87,7 +85,7 @@ def _retained(
         elif rows.table in retained:
             refusals.append(Refusal(clause, "something was said of this table before", "say it once for each table"))
         elif rows.column not in columns:
-            if columns:  # a table that isn't captured is told of with the query
+            if columns:  # the query's refusals name a table that isn't captured
                 refusals.append(Refusal(clause, "the table has no such column", f"name one of {', '.join(columns)}"))
         elif (kind := type_of(columns[rows.column]).kind) not in KINDS:
             of_type = columns[rows.column].type_name
@@ -99,7 +97,7 @@ def _retained(
 
 
 def _unread(view: ViewPlan) -> list[Refusal]:
-    """What was said of tables that the query names, and of which the plan has no rows."""
+    """Refusals of ``retain`` for tables that the query names but the plan doesn't scan."""
     scanned = {node.table for node in nodes(view.root) if isinstance(node, Scan)}
     remedy = f"name one of {', '.join(map(str, sorted(scanned)))}, or remove it"
     reason = "the query reads this table in a part of `with` alone that nothing uses"

@@ -1,4 +1,4 @@
-"""Refusals of one query, gathered while it is read, so that all are told at once."""
+"""Refusals of one query, collected while it is read, so that all are reported at once."""
 
 from typing import NoReturn
 
@@ -18,24 +18,22 @@ class Refuse(Exception):
 
 
 def clause_of(tree: Tree | str) -> str:
-    """A part of the query as it is shown: one line, not too long."""
+    """A part of the query for messages: one line, not too long."""
     text = tree if isinstance(tree, str) else tree.sql(dialect="postgres")
     text = " ".join(text.split())
     return text if len(text) <= CLAUSE_LENGTH_MAX else text[: CLAUSE_LENGTH_MAX - 3] + "..."
 
 
 def refuse(tree: Tree | str, reason: str, remedy: str) -> NoReturn:
-    """Raise Refuse for this part of the query."""
     raise refused(tree, reason, remedy)
 
 
 def refused(tree: Tree | str, reason: str, remedy: str) -> Refuse:
-    """The refusal of this part of the query, to be raised."""
     return Refuse(Refusal(clause_of(tree), reason, remedy))
 
 
 def only(tree: Tree, *known: str) -> None:
-    """Refuse a part that has more to it than the arguments that are known here."""
+    """Refuse a part that has arguments other than these."""
     for name, value in tree.args.items():
         if value and name not in known and name not in ("this", "expression", "_type"):
             refuse(tree, f"{name.rstrip('_').replace('_', ' ')!r} isn't supported here", "leave it out")

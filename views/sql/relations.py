@@ -1,6 +1,5 @@
-"""What is known of the rows that a part of the query gives: names, what determines what, what is never null.
-
-It says which columns are a key of the result: the closure of a set of columns under the dependencies.
+"""What is known of the rows that a part of the query returns: names, dependencies, columns that are never null. A set
+of columns is a key of the result if its closure under the dependencies contains the key.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -11,16 +10,14 @@ from views.plan import Filter, Join, Node, Scan
 from views.values import BOOL
 
 Dependency = tuple[frozenset[int], frozenset[int]]
-"""Rows that agree in the first columns agree in the second ones too."""
+"""Rows that agree in the first columns also agree in the second ones."""
 
 
 @dataclass(frozen=True)
 class Relation:
-    """A node, its columns by the names that the query has for them, and what is known of them.
-
-    ``branches`` are a union's parts, their columns under the union's names. ``hidden`` are names of a table that ``*``
-    leaves out. ``unchecked`` are conditions on the rows that fail for some: they are evaluated where rows are asked
-    for, and so not for rows that a later join leaves out.
+    """A node, its columns by their names in the query, and what is known of them. ``branches`` are a union's parts,
+    with the union's names. ``hidden`` are names that ``*`` leaves out. ``unchecked`` are conditions that fail for some
+    rows. They are evaluated where rows are read, so rows that a later join leaves out can't fail.
     """
 
     node: Node
@@ -32,7 +29,7 @@ class Relation:
     unchecked: tuple[Expression, ...] = ()
 
     def closure(self, ids: Iterable[int]) -> set[int]:
-        """The columns that these determine."""
+        """All columns that these determine."""
         known = set(ids)
         grows = True
         while grows:
@@ -44,14 +41,14 @@ class Relation:
         return known
 
     def is_unique(self, names: Collection[str]) -> bool:
-        """Whether no two rows agree in these columns, as far as can be told."""
+        """Whether no two rows agree in these columns, as far as is known."""
         if self.branches:
             return _is_unique_in_union(self.branches, [list(self.names).index(name) for name in names])
         columns = {made.id for name in names if isinstance(made := plain(self.names[name]), Ref)}
         return {column.id for column in self.node.key} <= self.closure(columns)
 
     def is_never_null(self, expression: Expression) -> bool:
-        """Whether it has a value in every row, as far as can be told."""
+        """Whether it has a value in every row, as far as is known."""
         match expression:
             case Ref():
                 return expression.id in self.not_null
@@ -74,7 +71,7 @@ class Relation:
 
 
 def plain(expression: Expression) -> Expression:
-    """A column that was only widened to a larger integer, as it is. It tells rows apart as that column does."""
+    """The original of a column that was only widened to a larger integer. Both distinguish the same rows."""
     if isinstance(expression, Call) and expression.name == "to_integer" and len(expression.arguments) == 1:
         return expression.arguments[0]
     return expression
@@ -84,7 +81,7 @@ def _is_unique_in_union(branches: tuple[Relation, ...], places: list[int]) -> bo
     columns = [[list(branch.names.items())[place] for place in places] for branch in branches]
     if not all(branch.is_unique([name for name, _ in pairs]) for branch, pairs in zip(branches, columns, strict=True)):
         return False
-    # Each two branches must differ in a constant that is part of the key.
+    # Any two branches must differ in a constant that is part of the key.
     for index, one in enumerate(columns):
         for other in columns[:index]:
             if not any(
@@ -99,7 +96,7 @@ def _is_unique_in_union(branches: tuple[Relation, ...], places: list[int]) -> bo
 
 
 def smallest_key(relation: Relation, candidate: tuple[Ref, ...]) -> tuple[Ref, ...]:
-    """A key without columns that the others of it determine."""
+    """The key without columns that its other columns determine."""
     kept = list(candidate)
     for column in reversed(candidate):
         others = [other.id for other in kept if other is not column]
@@ -126,7 +123,7 @@ def never_null_after(condition: Expression, not_null: frozenset[int]) -> frozens
 
 
 def settled(relation: Relation) -> Relation:
-    """The rows for which all conditions are true: nothing is unchecked any more."""
+    """The rows for which all conditions are true; nothing is unchecked any more."""
     if not relation.unchecked:
         return relation
     not_null = relation.not_null
@@ -137,7 +134,7 @@ def settled(relation: Relation) -> Relation:
 
 
 def narrowed(relation: Relation) -> Relation:
-    """The same without rows of a table that a condition rejects. Those that it fails for are still there."""
+    """The relation without rows of a table that a condition rejects. Rows for which a condition fails stay."""
     if not isinstance(relation.node, Scan):
         return relation
     return replace(relation, node=all_possible(relation.node, relation.unchecked))
@@ -151,7 +148,7 @@ def all_possible(node: Node, conditions: Iterable[Expression]) -> Node:
 
 
 def with_condition(node: Node, condition: Expression) -> Node:
-    """The node's rows for which the condition is true, filtered as early as that can be done."""
+    """The node's rows for which the condition is true, filtered as early as possible."""
     ids = {ref.id for ref in refs(condition)}
     match node:
         case Scan():
@@ -171,7 +168,7 @@ def _ids(node: Node) -> set[int]:
 
 
 def _is_strict(expression: Expression) -> bool:
-    """Whether it is null where one of its columns is."""
+    """Whether it is null if one of its columns is null."""
     if isinstance(expression, Call):
         return expression.name not in LENIENT and all(map(_is_strict, expression.arguments))
     return True

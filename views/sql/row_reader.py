@@ -17,9 +17,8 @@ from views.values import Kind, SqlType, type_of
 
 
 def read_row_plan(table: Table, columns: Mapping[str, tuple[str, SqlType]], where: str | None) -> RowPlan:
-    """The plan of the expressions of computed columns, each with the type of its column, and of a condition.
-
-    Raises Refused with what stands against each of them.
+    """The plan of a condition and of computed columns' expressions, each with the type of its column. Raises Refused
+    with all reasons against them.
     """
     own = {column.name: Ref(place, type_of(column)) for place, column in enumerate(table.columns)}
     reader = _RowReader(table, own)
@@ -36,7 +35,7 @@ def read_row_plan(table: Table, columns: Mapping[str, tuple[str, SqlType]], wher
 
 
 class _RowReader:
-    """Reads expressions over one table's columns, and keeps what stands against them."""
+    """Reads expressions over one table's columns, and collects refusals."""
 
     def __init__(self, table: Table, own: Mapping[str, Ref]) -> None:
         self._table = table.name
@@ -45,7 +44,7 @@ class _RowReader:
         self.refusals: list[Refusal] = []
 
     def read(self, what: str, sql: str, of: SqlType | None) -> Expression | None:
-        """The expression as this type, or the condition where there is none. None where it is refused."""
+        """The expression with this type, or a condition if ``of`` is None. Returns None if it is refused."""
         try:
             tree = _tree(sql)
             refusals = misread(sql)

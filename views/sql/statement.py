@@ -1,4 +1,4 @@
-"""A view's query as PostgreSQL can run it: by itself, with every table's schema, and with ``top`` as SQL has it."""
+"""A view's query for PostgreSQL: with every table's schema, and with ``top`` in SQL."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -21,10 +21,9 @@ _ALL: Final[Mapping[TableName, str]] = MappingProxyType({})
 
 
 def statement(sql: str, conditions: Mapping[TableName, str] = _ALL) -> str:
-    """The query alone, with ``public`` before each table that has no schema. It must be one that ``read_view`` takes.
-
-    So it means the same whatever the session's search path is, and no function outside of pg_catalog is found. Of a
-    table with a condition, only those rows are read for which it is true, wherever the table stands.
+    """The query with ``public`` before each table without a schema. ``read_view`` must accept the query. It means the
+    same with any search path, and finds no function outside of pg_catalog. Of a table in ``conditions``, only rows for
+    which the condition is true are read, wherever the table stands.
     """
     tokens = sqlglot.tokenize(sql, read="postgres")
     while tokens[-1].text == ";":
@@ -36,7 +35,7 @@ def statement(sql: str, conditions: Mapping[TableName, str] = _ALL) -> str:
 
 
 def _replaced(sql: str, conditions: Mapping[TableName, str]) -> Iterator[tuple[int, int, str]]:
-    """From where to where something else is to stand, and what."""
+    """Where a replacement begins and ends, and its text."""
     for table in sqlglot.parse_one(sql, dialect="postgres").find_all(exp.Table):
         schema, name = table.args.get("db"), table.this
         if schema is None and is_part_of_with(table, identifier_text(name)):
@@ -51,7 +50,7 @@ def _replaced(sql: str, conditions: Mapping[TableName, str]) -> Iterator[tuple[i
 
 
 def reads_events(sql: str) -> bool:
-    """Whether the query names a column that only the log has of an append-only table, so no server can run it."""
+    """Whether the query reads a column of an append-only table that only the log has, so that no server can run it."""
     return any(
         identifier_text(column.this) in OWN_COLUMNS
         for column in sqlglot.parse_one(sql, dialect="postgres").find_all(exp.Column)

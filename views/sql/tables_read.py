@@ -1,4 +1,4 @@
-"""Which tables a query names, before anything is known of them."""
+"""Which tables a query names, before their shapes are known."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -12,11 +12,11 @@ from cdc.model.table import TableName
 from views.failures import Refusal, Refused
 
 _DEPTH_MAX: Final = 150
-"""Plans of deeper trees can't be read, or travel to other processes: each level takes some of Python's stack."""
+"""Plans of deeper trees can't be read or sent to other processes: each level takes some of Python's stack."""
 
 
 def parsed(sql: str) -> list[Tree]:
-    """sqlglot's trees of the statements in a text. Raises ValueError with the reason where it can't be read."""
+    """sqlglot's trees of the statements in a text. Raises ValueError with the reason if it can't be read."""
     try:
         trees = [tree for tree in sqlglot.parse(sql, dialect="postgres") if tree is not None]
     except SqlglotError as error:
@@ -36,7 +36,7 @@ def _too_deep() -> ValueError:
 
 
 def query_tree(sql: str) -> Tree:
-    """sqlglot's tree of one query. Raises Refused for what can't be parsed or isn't one statement."""
+    """sqlglot's tree of one query. Raises Refused if the text can't be parsed or isn't one statement."""
     try:
         trees = [tree for tree in parsed(sql) if not isinstance(tree, exp.Semicolon)]
     except ValueError as error:
@@ -53,11 +53,11 @@ _TYPES: Final = frozenset(
         "time", "timestamp", "timestamptz", "timetz", "uuid", "varchar", "zone", ")",
     }
 )  # fmt: skip
-"""What stands before a literal that it is the type of, in its last word."""
+"""The last words of types that may stand before a literal."""
 
 
 def misread(sql: str) -> list[Refusal]:
-    """What the tree of a query that can be parsed has otherwise than PostgreSQL, or no longer tells apart."""
+    """Parts of a query that sqlglot parses differently from PostgreSQL, or without a difference that matters."""
     tokens = sqlglot.tokenize(sql, read="postgres")
     refusals: list[Refusal] = []
     for before, token, after in zip(tokens, tokens[1:], tokens[2:], strict=False):
@@ -73,9 +73,8 @@ def misread(sql: str) -> list[Refusal]:
 
 
 def tables_read(sql: str) -> tuple[TableName, ...]:
-    """The tables that a query reads, each once, in the order of its text. One without a schema is in ``public``.
-
-    Raises Refused as ``query_tree``. What else stands against keeping it, ``read_view`` says.
+    """The tables that a query reads, each once, sorted by name. A table without a schema is in ``public``. Raises
+    Refused as ``query_tree``. ``read_view`` reports all other reasons against the query.
     """
     named = tables_in(query_tree(sql))
     if not named:
@@ -84,13 +83,12 @@ def tables_read(sql: str) -> tuple[TableName, ...]:
 
 
 def tables_in(tree: Tree) -> set[TableName]:
-    """The tables that a part of a query names."""
     return {name for table in tree.find_all(exp.Table) for name in _names(table)}
 
 
 def _names(table: exp.Table) -> Iterator[TableName]:
     if not isinstance(table.this, exp.Identifier):
-        return  # a function in `from`, which is refused with its reason
+        return  # a function in `from`, which is refused elsewhere
     schema, name = table.args.get("db"), identifier_text(table.this)
     if schema is not None:
         yield TableName(identifier_text(schema), name)
@@ -99,7 +97,7 @@ def _names(table: exp.Table) -> Iterator[TableName]:
 
 
 def is_part_of_with(table: exp.Table, name: str) -> bool:
-    """Whether the name is that of a part of a ``with`` around it. A part sees those before it alone."""
+    """Whether the name belongs to a part of a ``with`` around the table. A part sees only the parts before it."""
     below: Tree = table
     above = table.parent
     while above is not None:
@@ -115,5 +113,5 @@ def is_part_of_with(table: exp.Table, name: str) -> bool:
 
 
 def identifier_text(identifier: Tree) -> str:
-    """The name that an identifier is of: without quotes it is in lower case."""
+    """An identifier's name; without quotes it is in lower case."""
     return identifier.name if identifier.args.get("quoted") else identifier.name.lower()

@@ -1,1 +1,1 @@
-"""What a view remembers: an ordered map of bytes that changes in whole steps, in memory or in a file."""
+"""A view's state: an ordered map of bytes that changes in whole steps, in memory or in a file."""

@@ -1,9 +1,9 @@
 """The state in a file: one LMDB environment, one write transaction per step.
 
-A step is there whole or not at all, whenever the process is killed. After a power failure the last step may be missing,
-with its offsets: it is done again from the log. LMDB's keys have at most 511 bytes. Of a longer key the first bytes are
-kept and a digest of all of it, with the key itself beside the value: the order of those that begin alike is made when
-they are read.
+A step is stored whole or not at all, whenever the process is killed. After a power failure the last step may be
+missing, together with its offsets: it is done again from the log. LMDB's keys have at most 511 bytes. A longer key is
+stored as its first bytes and a digest of all of it, with the whole key beside the value. Keys with the same first bytes
+are put in order when they are read.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ FORMAT: Final = b"2"
 
 _COPY_NAME: Final = f"{FILE_NAME}.compact"
 _LOCK: Final = "-lock"
-"""LMDB's own ending of the name of its lock."""
+"""The suffix that LMDB gives its lock file."""
 
 COPIED_AT_ONCE: Final = 20_000
 _MAP_BYTES: Final = 64 * 1024 * 1024
 _PLAIN_MAX: Final = 447
-"""Longer keys are cut. Together with kind and digest a key stays below LMDB's 511 bytes."""
+"""Longer keys are cut. With kind and digest, a key stays below LMDB's 511 bytes."""
 
 _DIGEST_BYTES: Final = 32
 _CUT_LENGTH: Final = 1 + _PLAIN_MAX + _DIGEST_BYTES
@@ -48,7 +48,7 @@ _UNUSABLE = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmd
 
 
 class FileState:
-    """A State in a directory, for one thread of one process. ``identity`` says what it is the state of."""
+    """A State in a directory, for one thread of one process. ``identity`` says what the state belongs to."""
 
     begin = _DATA
 
@@ -94,12 +94,12 @@ class FileState:
 
     @property
     def writer(self) -> bytes:
-        """Who has the file open: another value each time that it is opened."""
+        """Identifies who has the file open: another value each time it is opened."""
         return self._writer
 
     @property
     def writer_before(self) -> bytes | None:
-        """The ``writer`` of the time before; None for a new file."""
+        """The ``writer`` that had the file before; None for a new file."""
         return self._writer_before
 
     def update(self, work: Callable[[Step], T]) -> T:
@@ -116,12 +116,12 @@ class FileState:
         try:
             self._copy()
         except (lmdb.Error, OSError):
-            # Without it, the space is used by later steps. A disk that is full stops them, and says so.
+            # Later steps use the space anyway. A full disk stops them with an error.
             self._remove_copy()
             return
         try:
-            # Who has the old file open keeps it, with its lock, and finds another writer there. What it may still do
-            # isn't in the new one: a state is built again where the sink has more than it.
+            # A process that has the old file open keeps it, with its lock, and finds another writer there. Its later
+            # steps aren't in the new file. If the sink has more than the new file, the state is built again.
             self._opened().close()
             (self._directory / _COPY_NAME).replace(self._directory / FILE_NAME)
             self._remove_copy()
@@ -132,8 +132,9 @@ class FileState:
             self._refused("opened", error)
 
     def _copy(self) -> None:
-        """All entries in a file of their own. LMDB's copy leaves pages as full as they are; writing in order fills
-        them."""
+        """Copy all entries in order into a new file, which fills its pages. LMDB's own copy leaves pages as full as
+        they are.
+        """
         with self._opened().begin() as transaction, contextlib.closing(transaction.cursor()) as cursor:
             if transaction.get(_IS_WRITER) != self._writer:
                 raise _fenced()
@@ -159,14 +160,15 @@ class FileState:
 
         try:
             return self._written(owned)
-        except lmdb.MapResizedError as error:  # nobody but a later process makes it larger
+        except lmdb.MapResizedError as error:  # only a later process makes it larger
             raise _fenced() from error
         except lmdb.Error as error:
             self._refused("written", error)
 
     def _written(self, work: Callable[["lmdb.Transaction[bytes]"], T]) -> T:
-        """Run ``work`` in a transaction that writes, again with a larger map where it is full: also a map that is as
-        large as the file when it is opened has no room."""
+        """Run ``work`` in a write transaction, again with a larger map if the map is full. A map that is as large as
+        the file when it is opened is full too.
+        """
         while True:
             try:
                 with self._opened().begin(write=True) as transaction:
@@ -219,13 +221,12 @@ class FileState:
 
 
 WATCHED_AT_ONCE: Final = 100_000
-"""Entries that are looked at in one transaction: pages that a job gives up aren't used again while one goes on."""
+"""Entries read in one transaction. While one is open, LMDB doesn't reuse the pages that the job frees."""
 
 
 class WatchedState:
-    """The state that somebody else keeps in this directory, for who only looks at it. It goes on changing.
-
-    Every method raises LockstepError when the file can't be read, and UnusableState for one of another program.
+    """Read-only access to the state that another process maintains in this directory and goes on changing. Every method
+    raises LockstepError when the file can't be read, and UnusableState for a file of another program.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -263,18 +264,17 @@ class WatchedState:
             raise self._unreadable(error) from error
 
     def entries(self) -> Iterator[Entry]:
-        """All of them, in order: not of one moment, where it is changed meanwhile."""
+        """All entries, in order; not as of one moment if the state changes meanwhile."""
         after: bytes | None = None
         while portion := self.read(partial(_portion, after=after)):
             yield from portion
             after = portion[-1][0]
 
     def size(self) -> Size:
-        """What it takes now."""
         return _size_of(self._opened())
 
     def close(self) -> None:
-        """Let go of it. Closing twice does nothing."""
+        """Closing twice does nothing."""
         if self._environment is not None:
             self._environment.close()
             self._environment = None
@@ -306,7 +306,7 @@ def _environment(path: Path, map_bytes: int, *, sync: bool = True) -> lmdb.Envir
 
 
 def _sync(directory: Path) -> None:
-    """Have a renamed file on disk under its new name."""
+    """Make a rename durable."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -315,7 +315,7 @@ def _sync(directory: Path) -> None:
 
 
 class _Transaction:
-    """Keys of any length over LMDB's."""
+    """Keys of any length on top of LMDB's."""
 
     def __init__(self, transaction: "lmdb.Transaction[bytes]") -> None:
         self._transaction = transaction
@@ -333,11 +333,11 @@ class _Transaction:
             self._transaction.put(*_cut_entry(key, value))
 
     def put_all(self, entries: Mapping[bytes, bytes]) -> None:
-        # Tuned: neighbours in the tree follow each other.
+        # Tuned: entries in the tree's order.
         self.put_stored(sorted([(_DATA + key, value) for key, value in entries.items()]))
 
     def put_stored(self, entries: Sequence[Entry]) -> None:
-        # Tuned: one call takes them all, and hardly any key is cut.
+        # Tuned: one call for all; hardly any key is cut.
         if not all(map(_STORED_MAX.__ge__, map(len, map(itemgetter(0), entries)))):
             entries = [
                 entry if len(entry[0]) <= _STORED_MAX else _cut_entry(entry[0][len(_DATA) :], entry[1])
@@ -351,7 +351,7 @@ class _Transaction:
         self._transaction.delete(_DATA + key if len(key) <= _PLAIN_MAX else _cut(key))
 
     def delete_all(self, keys: Iterable[bytes]) -> None:
-        delete = self._transaction.delete  # tuned: no call of ours for each of them
+        delete = self._transaction.delete  # tuned: no call of ours for each key
         for key in keys:
             delete(_DATA + key if len(key) <= _PLAIN_MAX else _cut(key))
 
@@ -361,7 +361,7 @@ class _Transaction:
         cursor = self._transaction.cursor()
         with contextlib.closing(cursor):
             if cursor.set_range(_DATA + start[:_PLAIN_MAX]):
-                # Tuned: hardly any key is cut, and as long as none comes they are in order.
+                # Tuned: hardly any key is cut, and until one is, the keys are in order.
                 begins, skipped, last = _DATA + prefix, _DATA + start if is_after else b"", None
                 for raw_key, value in cursor.iternext():
                     if len(raw_key) == _CUT_LENGTH:
@@ -394,7 +394,7 @@ class _Transaction:
             if beyond is None:
                 is_there = cursor.set_range(_OWN) and cursor.prev()
             else:
-                # Keys that begin as this one does, and were cut, may be less than it.
+                # Cut keys with the same beginning may be less than this one.
                 limit = after_prefix(_DATA + beyond[:_PLAIN_MAX]) if len(beyond) > _PLAIN_MAX else _DATA + beyond
                 assert limit is not None
                 is_there = cursor.prev() if cursor.set_range(limit) else cursor.last()
@@ -409,7 +409,7 @@ class _Transaction:
 
 
 def _in_order(stored: Iterator[Entry], *, reverse: bool = False) -> Iterator[Entry]:
-    """Entries with their whole keys. Cut keys that begin alike stand together and are put in order here."""
+    """Entries with their whole keys. Cut keys with the same beginning are neighbours and are sorted here."""
     alike: list[Entry] = []
     head = b""
     for raw_key, raw_value in stored:
@@ -432,7 +432,6 @@ def _cut(key: bytes) -> bytes:
 
 
 def _cut_entry(key: bytes, value: bytes) -> Entry:
-    """What is stored of a key that is too long."""
     return _cut(key), _LENGTH.pack(len(key)) + key + value
 
 

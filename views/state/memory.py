@@ -1,4 +1,4 @@
-"""The state in memory: the contract's plain form, for tests and for views that are checked and not kept."""
+"""The state in memory: the simplest form of the contract, for tests and for views that are only checked."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,8 +10,6 @@ T = TypeVar("T")
 
 
 class MemoryState:
-    """A State that ends with the process."""
-
     begin = b""
 
     def __init__(self) -> None:
@@ -32,8 +30,7 @@ class MemoryState:
     def clear(self) -> None:
         self._entries = _Entries()
 
-    def compact(self) -> None:
-        """Nothing to give back."""
+    def compact(self) -> None: ...
 
     def read(self, work: Callable[[Reading], T]) -> T:
         return work(self._entries)
@@ -42,8 +39,7 @@ class MemoryState:
         values = self._entries.values
         return Size(len(values), sum(len(key) + len(value) for key, value in values.items()))
 
-    def close(self) -> None:
-        """Nothing to let go of."""
+    def close(self) -> None: ...
 
 
 class _Entries:
@@ -102,12 +98,12 @@ class _Entries:
 
 
 def _end_of(keys: list[bytes], prefix: bytes) -> int:
-    """The place after the last key that begins with the prefix."""
+    """The position after the last key that begins with the prefix."""
     beyond = after_prefix(prefix)
     return len(keys) if beyond is None else bisect_left(keys, beyond)
 
 
 def after_prefix(prefix: bytes) -> bytes | None:
-    """The least key that is greater than all that begin with the prefix; None where there is none."""
+    """The least key that is greater than all that begin with the prefix; None if there is none."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
