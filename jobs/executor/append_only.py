@@ -1,7 +1,5 @@
-"""Records of append-only tables -> rows of their stored form (``cdc.model.append_only``). Pure.
-
-All records of such a topic have one key, so that they stay in order. From here on each has that of its own event.
-"""
+"""Records of append-only tables -> rows of their stored form (``cdc.model.append_only``). Pure. All records of such a
+topic have one key, so that they stay in order. From here on, each has a key of its own."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
@@ -26,8 +24,8 @@ def event_key(tag: str, offset: int) -> bytes:
 
 
 def with_event_keys(records: "pa.Table", topics: Collection[str]) -> "pa.Table":
-    """The records with each its own key, where they are of these topics; they have the columns of ``with_tags``."""
-    import pyarrow as pa  # a comparison, which reads such events too, has no use for it
+    """The records with a key of their own where they belong to these topics. They have the columns of ``with_tags``."""
+    import pyarrow as pa  # comparisons read such events too, and don't need it
 
     present = set(records.column("topic").unique().to_pylist())
     if present.isdisjoint(topics):
@@ -43,10 +41,8 @@ def with_event_keys(records: "pa.Table", topics: Collection[str]) -> "pa.Table":
 
 
 def row_before(value: bytes) -> bytes | None:
-    """The row that a delete has taken away, in JSON, as far as the event has it; None for any other event.
-
-    Raises LockstepError for what is no event.
-    """
+    """The deleted row in JSON, as far as the event has it; None if the event isn't a delete. Raises LockstepError for a
+    value that isn't an event."""
     if op_of(value) != DELETED:
         return None
     row = before_of(value)
@@ -59,11 +55,9 @@ def empties(key: bytes, row: bytes | None) -> bool:
 
 
 def stored_row(key: bytes, value: bytes | None, row: bytes | None) -> bytes | None:
-    """The row that a destination gets, in JSON: of an event with this own key and value, whose columns are ``row``.
-
-    None for what is no row here: a tombstone, which was written while the table had a key; and an event that doesn't
-    meet the sink's condition.
-    """
+    """The row that a destination gets, in JSON, for an event with this own key and value, and columns ``row``. None if
+    the event isn't a row here: a tombstone, written while the table had a key; or an event that doesn't meet the sink's
+    condition."""
     operation = b"" if value is None else op_of(value)
     if not operation or (row is None and operation != EMPTIED):
         return None

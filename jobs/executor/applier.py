@@ -1,4 +1,4 @@
-"""What becomes of what a task reads: the loop (``jobs.executor.follow``) hands it over."""
+"""Where the task's loop (``jobs.executor.follow``) hands over what it reads."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,22 +7,23 @@ from jobs.executor.log_reader import Polled, Range
 
 
 class Applier(Protocol):
-    """``begin`` is called once. After each poll ``take`` is, and then the others in this order."""
+    """Applies what a task reads. ``begin`` is called once. After each poll ``take`` is called, then the others in this
+    order."""
 
     def begin(self) -> Sequence[Range]:
-        """What to follow, in all partitions; nothing where the batch is over already."""
+        """The ranges to follow, in all partitions; empty if the batch is over already."""
         ...
 
     def take(self, polled: Polled) -> None:
-        """Take in what has come. Often that is nothing."""
+        """Take what was polled, which is often nothing."""
         ...
 
     def needs_driver(self) -> bool:
-        """Whether the batch has to end now, since the driver has to do more than to be told."""
+        """Whether the batch must end now, because the driver must do more than take a report."""
         ...
 
     def report(self, now_s: float) -> None:
-        """Tell the driver how far this is, if that is due."""
+        """Report the position to the driver, if that is due."""
         ...
 
     def is_at_end(self, now_s: float) -> bool:
@@ -31,20 +32,20 @@ class Applier(Protocol):
 
     @property
     def ending_fetch_wait_ms(self) -> int:
-        """In such a batch: for how long the broker keeps a request without records. What is kept at its end holds up
-        the next batch. Until then it may have to wait for a progress record."""
+        """In a batch that ends with the log: how long the broker holds a request without records. A request still held
+        at the end delays the next batch. Until the end, the task may have to wait for a progress record."""
         return 20
 
     @property
     def rest_s(self) -> float:
-        """In a batch that goes on: how long to wait before the next poll, so that more comes at once."""
+        """In a batch that goes on: how long to wait before the next poll, so that more arrives at once."""
         return 0.0
 
     @property
     def may_end(self) -> bool:
-        """Whether the driver's word ends such a batch now: what the driver has planned is applied."""
+        """Whether such a batch may end now on the driver's word: everything that the driver planned is applied."""
         return True
 
     def end(self) -> None:
-        """Complete the result. Called once, unless something has failed."""
+        """Complete the result. Called once, unless something failed."""
         return

@@ -1,4 +1,4 @@
-"""What a sink's expressions make of a row: its computed columns, or that it isn't to be seen. Pure."""
+"""Applies a sink's expressions to a row: its computed columns, or that the sink doesn't get it. Pure."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,15 +15,13 @@ from views.plan import RowPlan
 from views.values import Value, from_event, to_event
 
 _PLANS_MAX: Final = 1000
-"""So many plans are kept ready in a process."""
+"""How many plans a process stores ready for use."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComputedRow:
-    """A row with its computed columns, or None where it doesn't meet the condition.
-
-    Where an expression can't be evaluated, ``refused`` says which, and why.
-    """
+    """A row with its computed columns, or None if it doesn't meet the condition. If an expression can't be evaluated,
+    ``refused`` says which, and why."""
 
     row: Mapping[str, JsonValue] | None
     refused: str = ""
@@ -41,19 +39,20 @@ class RowComputer:
         ]
 
     def computed(self, row: Mapping[str, JsonValue]) -> ComputedRow:
-        """A row of the table's shape -> what is to be seen of it. A condition that is null isn't met, as in SQL."""
+        """The sink's row for a row of the table's shape. As in SQL, a condition that is null isn't met."""
         values, refused = self._values(row)
         return ComputedRow(None if values is None else {**row, **values} if values else row, refused)
 
     def computed_text(self, text: bytes) -> tuple[bytes | None, str]:
-        """The same of a row in JSON, whose own columns stay as they are written, and why it is refused."""
+        """As ``computed``, for a row in JSON, whose own columns stay as they are written. Returns the row, and why it
+        is refused."""
         values, refused = self._values(orjson.loads(text))
         if not values:
             return (None if values is None else text), refused
         return text[:-1] + (b"," if len(text) > 2 else b"") + orjson.dumps(values)[1:], ""
 
     def _values(self, row: Mapping[str, JsonValue]) -> tuple[dict[str, JsonValue] | None, str]:
-        """The computed columns, None for a row that isn't to be seen, and why it is refused."""
+        """The computed columns, None for a row that the sink doesn't get; and why it is refused."""
         failed: list[str] = []
         if self._is_met is not None:
             try:
@@ -74,12 +73,12 @@ class RowComputer:
 
 @lru_cache(_PLANS_MAX)
 def row_computer(plan: RowPlan) -> RowComputer:
-    """The computer of a plan, which is made once in a process."""
+    """The computer of a plan, made once per process."""
     return RowComputer(plan)
 
 
 _FAILS: Final = (EvaluationError, ArithmeticError, ValueError)
-"""What a value may raise for which an expression has no result."""
+"""What evaluation raises for a value without a result."""
 
 
 def _failure(what: str, error: Exception) -> str:
@@ -88,7 +87,7 @@ def _failure(what: str, error: Exception) -> str:
 
 
 def _function(expression: Expression, names: Mapping[int, str], compile_it: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of a row in an event. It reads the columns of this expression alone: others may be unreadable."""
+    """The function of a row in an event. It reads only the columns of this expression: others may be unreadable."""
     used = {ref.id: ref for ref in refs(expression)}
     readers = [(names[ref.id], from_event(ref.type)) for ref in used.values()]
     evaluate = compile_it(expression, tuple(used.values()))

@@ -1,4 +1,4 @@
-"""Records with tags -> events in the shapes that the generation has, with their computed columns."""
+"""Records with tags -> events in the generation's shapes, with their computed columns."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from jobs.offsets import Offsets
 from sinks.contract import Rejection
 from sinks.sink_kernel import chosen_sink_kernel
 
-# Stubs of Arrow's compute functions, which are made when the module is loaded, lack most of them.
+# pyarrow makes its compute functions at import, so their stubs lack most of them.
 _compute: Any = pyarrow.compute
 
 PositionAt = Callable[[int], Position]
@@ -29,12 +29,9 @@ PositionAt = Callable[[int], Position]
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Events in the shapes that the generation has.
-
-    ``has_translated``: some had an earlier shape. ``rejections`` are events of which an expression can't be evaluated,
-    and those whose row capture left out: no sink gets to see them. ``indexes`` say, by table, which of the topic's
-    records the events come from.
-    """
+    """Events in the generation's shapes. ``has_translated``: some had an earlier shape. ``rejections`` are events with
+    an expression that can't be evaluated, and those whose row capture left out: no sink gets them. ``indexes`` are, by
+    table, the indexes of the events' records within the topic's."""
 
     events: Events
     has_translated: bool
@@ -43,11 +40,9 @@ class Decoded:
 
 
 def decode(records: pa.Table, task: Task) -> Decoded:
-    """Records as ``with_tags`` returns them -> events. Those that a later copy of their table made void are left out.
-
-    Raises LockstepError for what is no event, and for a shape that the generation was not prepared for, as
-    ShapesOutdated where the shapes have to be read anew before that can be told.
-    """
+    """Records as ``with_tags`` returns them -> events, without those that a later copy of their table made void. Raises
+    LockstepError for a value that isn't an event, and for a shape that the generation wasn't prepared for; as
+    ShapesOutdated if the shapes must be read again to tell."""
     topics = records.column("topic")
     distinct = topics.unique().to_pylist()
     if len(distinct) == 1:
@@ -62,7 +57,7 @@ def decode(records: pa.Table, task: Task) -> Decoded:
 
 
 def decode_topic(records: pa.Table, topic: str, task: Task) -> Decoded:
-    """The same for the records of one topic. Raises as ``decode``."""
+    """As ``decode``, for the records of one topic."""
     table = task.tables[topic]
     is_append_only = not task.shapes[table].key
     own_keys: list[bytes] = records.column("key").to_pylist()
@@ -70,7 +65,7 @@ def decode_topic(records: pa.Table, topic: str, task: Task) -> Decoded:
     values: list[bytes | None] = records.column("value").to_pylist()
     at = partial(_position, records, topic)
     history = task.histories.get(table)
-    # A table that has always had one shape has one form of keys.
+    # A table that always had one shape has one form of keys.
     has_keys_of_before = history is not None and not is_append_only
     rows, others = _read_rows(
         values, at, newest_shape=task.shapes[table].schema_id, has_keys_of_before=has_keys_of_before
@@ -84,7 +79,7 @@ def decode_topic(records: pa.Table, topic: str, task: Task) -> Decoded:
         _check_shapes_are_known(events, others, history, task.known_ends)
         has_translated = _translate(events, rows, others, history, void)
     else:
-        # A tombstone alone doesn't say what shape it is of, but for its key.
+        # A tombstone's only hint of its shape is its key.
         key_columns = task.shapes[table].key
         if any(schema_id or tuple(parse_key(keys[index])) != key_columns for index, schema_id in others):
             raise unknown_shape(table)
@@ -118,13 +113,9 @@ def _position(records: pa.Table, topic: str, index: int) -> Position:
 def _read_rows(
     values: list[bytes | None], at: PositionAt, *, newest_shape: str, has_keys_of_before: bool
 ) -> tuple[list[bytes | None], list[tuple[int, str]]]:
-    """The rows' JSON, and index and schema id of records of other shapes than the newest.
-
-    Where a table ``has_keys_of_before``, deletes may be of others: a copy deletes keys of earlier shapes too. The id of
-    those of the newest shape is empty, and so is a tombstone's.
-
-    Raises LockstepError for what is no event.
-    """
+    """The rows' JSON, and index and schema id of the records that don't have the newest shape. If a table
+    ``has_keys_of_before``, these include deletes of the newest shape, since a copy deletes keys of earlier shapes too.
+    Their id is empty, as is a tombstone's. Raises LockstepError for a value that isn't an event."""
     rows: list[bytes | None] = []
     others: list[tuple[int, str]] = []
     reader = RowReader()
@@ -133,7 +124,7 @@ def _read_rows(
     index = 0
     while index < len(values):
         if kernel is not None and schema_id == newest_shape:
-            # Those that are as the last one was.
+            # Take the events that begin as the last one did.
             index = kernel.take_rows(values, index, reader.beginning, rows)
             if index == len(values):
                 break
@@ -158,7 +149,7 @@ def _read_rows(
 def _table_events(
     records: pa.Table, at: PositionAt, table: TableName, keys: list[bytes], rows: list[bytes | None]
 ) -> TableEvents:
-    """Events that look into ``rows`` when they are asked for theirs: what is put there afterwards counts."""
+    """Events that read their row from ``rows`` on access: later changes of ``rows`` count."""
     tags: list[str] = records.column("tag").cast(pa.string()).to_pylist()
     return TableEvents.from_log(table, keys, tags, rows, at)
 
@@ -166,11 +157,9 @@ def _table_events(
 def _check_shapes_are_known(
     events: TableEvents, others: Sequence[tuple[int, str]], history: TableHistory, known_ends: Offsets
 ) -> None:
-    """Raise ShapesOutdated for an event that came after the shapes were read, and would be translated or left out.
-
-    A table can get a shape again: a change was taken back, or the source was put back. Its rows would lose columns
-    that the newest known shape doesn't have, or be left out for another key.
-    """
+    """Raise ShapesOutdated for an event that is newer than the known shapes and would be translated or left out. A
+    table can get a shape again: a change was reverted, or the source was put back. Its rows would then lose columns
+    that the newest known shape lacks, or be left out for another key."""
     for index, schema_id in others:
         event = events[index]
         at = event.position
@@ -187,10 +176,8 @@ def _translate(
     history: TableHistory,
     void: set[int],
 ) -> bool:
-    """Put rows of earlier shapes into the newest one, and add the indexes of void events to ``void``.
-
-    Returns whether there were any such rows. Raises LockstepError for an unknown shape.
-    """
+    """Translate rows of earlier shapes to the newest one, and add the indexes of void events to ``void``. Returns
+    whether there were any such rows. Raises LockstepError for an unknown shape."""
     has_translated = False
     for index, schema_id in others:
         event = history.translate(events[index], schema_id)
@@ -203,10 +190,8 @@ def _translate(
 
 
 def _compute_columns(rows: list[bytes | None], computer: RowComputer) -> Iterator[tuple[int, str]]:
-    """Give the rows their computed columns, and take those away that don't meet their condition.
-
-    Yields the index of each event of which an expression can't be evaluated, and why.
-    """
+    """Add computed columns to the rows, and remove rows that don't meet their condition. Yields the index of each event
+    with an expression that can't be evaluated, and why."""
     for index, row in enumerate(rows):
         if row is not None:
             rows[index], refused = computer.computed_text(row)

@@ -1,4 +1,4 @@
-"""Records, the newest of each key -> the sink, and what became of them."""
+"""Applies records, the newest of each key, to the sink, and collects the results."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,21 +33,21 @@ from jobs.executor.task_input import Task
 from jobs.executor.window import newest
 from sinks.contract import Batch, Outcome, Rejection, Sink, TablesRefused, TopicPartition
 
-# Stubs of Arrow's compute functions, which are made when the module is loaded, lack most of them.
+# pyarrow makes its compute functions at import, so their stubs lack most of them.
 _compute: Any = pyarrow.compute
 
 _OF_NO_TABLE: Final = (
     *(Unavailable, Fenced, PositionMismatch, ShapesOutdated),
     *(StoreRefuses, ConfigurationError, UnsupportedChange),
 )
-"""Errors of the destination as a whole, or of the way there, of another job, or of what was read."""
+"""Errors about the whole destination, the way there, another job, or what was read: no single table is to blame."""
 
 PORTION_BYTES: Final = 24 * 1024 * 1024
 """How much of a window becomes Python objects at once: these take several times the memory."""
 
 
 def portions(records: pa.Table) -> Iterator[tuple[int, int]]:
-    """First index and end of portions of about ``PORTION_BYTES``, each of one record at least."""
+    """First index and end of slices of about ``PORTION_BYTES``, each with at least one record."""
     if records.num_rows and records.column("value").nbytes < PORTION_BYTES:
         yield 0, records.num_rows
         return
@@ -64,13 +64,13 @@ def portions(records: pa.Table) -> Iterator[tuple[int, int]]:
 def apply_portion(
     task: Task, sink: Sink, records: pa.Table, next_offsets: Mapping[TopicPartition, int], result: Result
 ) -> None:
-    """Apply these records, and add what became of them. Raises LockstepError."""
+    """Apply these records, and add the outcome to ``result``. Raises LockstepError."""
     versions = versions_of(records, task) if task.versions else []
     if task.versions:
         records = newest(records)
     decoded = decode(records, task)
     events = decoded.events
-    # A job of the earlier shape, where the destination has no fence, may have stored the event without new columns.
+    # If the destination has no fence, a job of the earlier shape may have stored the event without new columns.
     whole = Batch(
         events,
         fence=task.fence,
@@ -84,7 +84,7 @@ def apply_portion(
     result.applied += sum(outcome.applied for outcome in outcomes)
     result.stale += sum(outcome.stale for outcome in outcomes)
     if result.rejected:
-        # Of an earlier window, whose rows came again in a newer version: what became of that one counts.
+        # Rows of an earlier window that came again in a newer version: the newer one's outcome counts.
         tags = tags_of(task, events)
         result.rejected = [
             event for event in result.rejected if tags.get((event.position.topic, event.key), "") < event.tag
@@ -93,17 +93,15 @@ def apply_portion(
         result.resolved += _resolved(task, events, rejections)
     if rejections:
         result.rejected = list(without_large_values([*result.rejected, *with_records(rejections, records)]))
-        # Of a row that came, and was left out again after that, the newer rejection takes the place of the open one.
+        # If a row came and was left out again after that, the newer rejection replaces the open one.
         again = {(event.position.topic, event.key) for event in result.rejected}
         result.resolved = [row for row in result.resolved if row not in again]
         check_rejections(task.sink, result.rejected, None if task.steps is not None else task.tables)
 
 
 def _applied(task: Task, sink: Sink, batch: Batch) -> Outcome:
-    """Apply a batch. Raises TablesRefused where the destination refuses some tables of it, and not each by itself.
-
-    Nothing of a step is repeated: a consistent sink stops as a whole.
-    """
+    """Apply a batch. Raises TablesRefused if the destination refuses some tables of it, but not every one on its own. A
+    step is never repeated: a consistent sink stops as a whole."""
     try:
         return sink.apply(batch)
     except _OF_NO_TABLE:
@@ -119,11 +117,9 @@ def _applied(task: Task, sink: Sink, batch: Batch) -> Outcome:
 
 
 def _refused_alone(sink: Sink, batch: Batch) -> dict[TableName, LockstepError]:
-    """The tables of a batch that the destination refuses, each with its error. It gets those of each by themselves.
-
-    What it takes of it comes again with the batch, as does the rest: the offsets aren't stored with it.
-    Raises StoreRefuses where it has neither rights nor memory for any of several tables.
-    """
+    """The tables of a batch that the destination refuses, each with its error. Applies each table on its own to find
+    out. What succeeds comes again with the batch, since the offsets aren't stored with it. Raises StoreRefuses if the
+    destination lacks rights or memory for every one of several tables."""
     versions = {each.events.table: [each] for each in batch.versions}
     events = {each.table: each for each in Events.of(batch.events).tables}
     errors: dict[TableName, LockstepError] = {}
@@ -143,16 +139,13 @@ def _refused_alone(sink: Sink, batch: Batch) -> dict[TableName, LockstepError]:
 
 
 def _without_open_rejections(task: Task, batch: Batch) -> Iterator[Batch]:
-    """The batch's events whose rejection is open, where there are any, and then all others.
-
-    The destination may have been told to forget deleted rows up to a greater tag than theirs, since all but they was
-    applied. An event that isn't taken then must not pass for one that the destination has: its rejection would be
-    closed.
-    """
+    """Split a batch: first the events whose rejection is open, if any, then all others. The destination may have been
+    allowed to forget deleted rows up to a tag above theirs, since all but these was applied. An event that is refused
+    again must not pass for one that the destination has: its rejection would be closed."""
     topics = {table: topic for topic, table in task.tables.items()}
 
     def parts(events: TableEvents) -> tuple[list[int], list[int]]:
-        """The indexes of those, and of the others."""
+        """The indexes of events with an open rejection, and of the others."""
         topic = topics[events.table]
         found: tuple[list[int], list[int]] = [], []
         for index, (key, tag) in enumerate(zip(events.keys, events.tags, strict=True)):
@@ -196,7 +189,7 @@ def tags_of(task: Task, events: Events) -> dict[tuple[str, bytes], str]:
 
 
 def _resolved(task: Task, events: Events, rejections: Sequence[Rejection]) -> Iterator[tuple[str, bytes]]:
-    """Earlier rejections whose row the sink has now taken, in the rejected version or a newer one."""
+    """Open rejections whose row the sink has now taken, in the rejected version or a newer one."""
     rejected = {rejection.event.position for rejection in rejections}
     topics = {table: topic for topic, table in task.tables.items()}
     for table_events in events.tables:

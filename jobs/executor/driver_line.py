@@ -1,4 +1,4 @@
-"""The line between a task and its driver, through a local socket: what is applied, and when the batch is over."""
+"""The line between a task and its driver, through a local socket: reports what is applied, and ends the batch."""
 
 import socket
 import threading
@@ -17,25 +17,25 @@ from sinks.contract import TopicPartition
 from views.figures import ViewFigures
 
 TELL_S: Final = 0.2
-"""How often the driver is told of progress: it stores that in the destination."""
+"""How often to report progress to the driver, which stores it in the destination."""
 
 ALIVE_S: Final = 5.0
-"""How often the driver is told that there is nothing to tell, so that it can tell a destination that hangs."""
+"""How often to report that there is nothing new, so that the driver can tell when a destination hangs."""
 
 WORK_S: Final = 0.5
-"""How long a task may be at work on what it has read before it tells the driver that it has read that."""
+"""How long a task may work on what it has read before it reports that it has read it."""
 
 END: Final = b"\n"
 GO_ON: Final = b"+"
 GO_ON_S: Final = 1.0
-"""What the driver says: that the batch is over, and every so often that it isn't."""
+"""What the driver sends: that the batch is over, and periodically that it isn't."""
 
 STORED: Final = b"="
-"""What it says of each time that it was told something, once all of that is stored in the destination."""
+"""What the driver sends for each report, once all of it is stored in the destination."""
 
 SILENT_S: Final = 3.0
-"""A driver that says nothing for so long hangs: its task ends, before others hold the job for dead and apply in its
-place (``jobs.generations.lease.SILENCE_S``)."""
+"""A driver that is silent for so long hangs: its task ends before others take the job for dead and apply in its place
+(``jobs.generations.lease.SILENCE_S``)."""
 
 
 _HEARD_AT_ONCE: Final = 1 << 10
@@ -47,7 +47,7 @@ class Until:
 
     goes_on: bool = False
     socket: str | None = None
-    """The driver's; None where it isn't told of anything before the end."""
+    """The driver's; None if the task reports nothing before the end."""
     rows_max: int = 0
     """More rows at once end a batch that goes on: several tasks read a backlog faster."""
 
@@ -57,14 +57,13 @@ _COUNTS: Final = ("rows", "applied", "stale")
 
 @dataclass(slots=True)
 class Told:
-    """What was applied since the driver was told last; ``next_offsets`` has only what has moved.
+    """What a task has applied since its last report; ``next_offsets`` has only partitions that have moved.
 
-    ``view`` are the figures of a view, None of any other sink, and ``shard`` is the one of a view that is divided.
-    ``has_got_on``: something was read or written since the last message. A long step shows progress this way before
-    its end. ``read`` is where reading goes on where that is further, as far as it is told. ``failure`` is what
-    keeps a shard from going on. Its task ends with it, or, where a server doesn't answer, tries again after
-    ``retry_after_s``. ``rejected`` and ``resolved`` are those of a shard, as in Result: it goes on once they are
-    kept.
+    ``view`` are a view's figures, None for other sinks; ``shard`` is the task's shard of a divided view.
+    ``has_got_on``: something was read or written since the last report, which shows that a long step advances. ``read``
+    is how far it has read, if that is further and reported. ``failure`` is what stops a shard: its task ends, or tries
+    again after ``retry_after_s`` if a server doesn't answer. ``rejected`` and ``resolved`` are a shard's, as in Result:
+    the shard goes on once they are stored.
     """
 
     rows: int = 0
@@ -82,16 +81,17 @@ class Told:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether the task gets on, or says what keeps it. One whose client gets nothing from Kafka doesn't."""
+        """Whether the task makes progress or says what stops it. A task whose client is cut off from Kafka does
+        neither."""
         return bool(self.next_offsets) or self.is_building or self.has_got_on or self.failure is not None
 
     @property
     def is_building(self) -> bool:
-        """Whether a view's state is being built: nothing can be applied before it is."""
+        """Whether a view's state is being built: until then nothing can be applied."""
         return self.view is not None and self.view.building is not None
 
     def to_json(self) -> bytes:
-        """One line."""
+        """As one line of JSON."""
         facts: dict[str, Any] = {
             **{name: getattr(self, name) for name in (*_COUNTS, "commit_time_ms", "has_got_on", "shard")},
             "next_offsets": _entries(self.next_offsets),
@@ -104,7 +104,7 @@ class Told:
         return orjson.dumps(facts) + b"\n"
 
     def add_json(self, line: bytes) -> bool:
-        """Add what came later. Whether it is of those that the driver answers."""
+        """Add a later report. Returns whether it is one that the driver answers."""
         facts = orjson.loads(line)
         self.read |= _offsets(facts["read"])
         if len(facts) == 1:
@@ -133,10 +133,8 @@ def _offsets(entries: Iterable[Any]) -> Offsets:
 
 
 class DriverLine:
-    """A task's line to its driver. Without a driver at its other end, the batch is over.
-
-    A thread of its own tells the driver what was read, where the work on that takes long: the task may hang in it.
-    """
+    """A task's line to its driver. Without a driver at the other end, the batch is over. A thread of its own reports
+    what was read if the work on it takes long: the task may hang in it."""
 
     def __init__(self, path: str, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -161,7 +159,7 @@ class DriverLine:
 
     @contextmanager
     def at_work_on(self, read: Offsets) -> Iterator[None]:
-        """While it is at work on what was read below these offsets. They aren't changed meanwhile."""
+        """The task works on what was read below these offsets during this block. They don't change meanwhile."""
         self._work = (read,)
         try:
             yield
@@ -178,13 +176,13 @@ class DriverLine:
             seen = work
 
     def is_over(self) -> bool:
-        """Whether the driver has ended the batch, or itself, or hangs."""
+        """Whether the driver has ended the batch or itself, or hangs."""
         if self._socket is not None and wait_ready(self._socket, 0):
             self._listen(self._socket)
         return self._socket is None or self._is_ended or self._monotonic() - self._heard_at > SILENT_S
 
     def is_over_within(self, seconds: float) -> bool:
-        """Wait for so long. Whether the batch is over before."""
+        """Wait for so long. Returns whether the batch is over by then."""
         end = self._monotonic() + seconds
         while not self.is_over():
             left = end - self._monotonic()
@@ -205,15 +203,13 @@ class DriverLine:
         self._newly_stored += said.count(STORED)
 
     def take_stored(self) -> int:
-        """How many more of the times that the driver was told something are stored, as heard by ``is_over``."""
+        """How many more reports are stored, as heard by ``is_over``."""
         taken, self._newly_stored = self._newly_stored, 0
         return taken
 
     def wait_stored(self, times: int, seconds: float) -> None:
-        """Wait until so many of the times that the driver was told something are stored, for so long at most.
-
-        A batch that is to end is no reason to wait no longer, and a driver that is gone or hangs is.
-        """
+        """Wait until so many reports are stored, for so long at most. Returns early if the driver is gone or hangs, but
+        not if the batch is to end."""
         end = self._monotonic() + seconds
         while self._newly_stored < times and self._socket is not None:
             if not wait_ready(self._socket, max(0.0, min(end - self._monotonic(), SILENT_S))):

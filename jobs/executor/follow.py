@@ -1,9 +1,9 @@
-"""What a task runs: one loop that reads the log, hands over what has come, reports, and ends where its batch ends.
+"""What a task runs: one loop that reads the log, hands over the records, reports, and ends where its batch ends.
 
-A batch of a few rows costs Spark much more than the rows themselves. So where it can, a batch goes on with what comes
-after its range until the driver ends it. The driver plans the next one from what it was told.
+A batch of a few rows costs Spark much more than the rows themselves. So a batch goes on, where possible, with what
+comes after its range until the driver ends it. The driver plans the next batch from the task's reports.
 
-Whatever needs more of the driver than to be told ends the batch, so that its result says so: rejections, events that
+Whatever needs more of the driver than taking a report ends the batch, and its result says so: rejections, events that
 make earlier ones void, errors, and a backlog, which several tasks read faster.
 """
 
@@ -28,26 +28,25 @@ from jobs.offsets import Offsets
 from sinks.contract import TopicPartition
 
 FETCH_WAIT_MS: Final = 200
-"""For how long the broker keeps a request without records. A commit is answered at once: commit to read was 1 ms at the
-p50 with 20, 100 and 500 ms. With 20 ms an idle task takes four times the processor time. The next batch's first request
-waits behind one that is kept."""
+"""How long the broker holds a request without records. A commit is answered at once: commit to read was 1 ms at the p50
+with 20, 100 and 500 ms. With 20 ms an idle task takes four times the processor time. The next batch's first request
+waits behind one that is held."""
 
 QUIET_FETCH_WAIT_MS: Final = 2_000
-"""The same once nothing has come for a while: another client asks a tenth as often. Commit to read was 1 ms at the p50
+"""The same after ``QUIET_S`` without records: another client asks a tenth as often. Commit to read was 1 ms at the p50
 and 9 ms at most, out of 60, with 200 as with 2,000 ms. How soon a batch ends doesn't depend on it."""
 
 QUIET_S: Final = 5.0
-"""The while."""
 
 
 def deliver(task: Task, until: Until, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Apply what a task is told to, and yield what became of it, for ``mapInArrow``.
+    """Apply a task's input, and yield the result, for ``mapInArrow``.
 
-    ``batches`` are one row with ranges of the log, as ``jobs.spark.source.range_frame`` writes it. Of a task that reads
-    whole transactions they say what the sink was told of, and end there.
+    ``batches`` is one row with ranges of the log, as ``jobs.spark.source.range_frame`` writes it. For a task that reads
+    whole transactions, the ends of these ranges are the offsets that the sink has stored.
 
-    Nothing is raised: an exception would reach the driver as pages of a JVM's trace. What went wrong is part of the
-    result, and the driver raises it. The counts are those that the driver wasn't told of.
+    Raises nothing: an exception would reach the driver as pages of a JVM's trace. Failures are part of the result, and
+    the driver raises them. The counts are those not yet reported to the driver.
     """
     result = Result()
     # A worker whose input isn't read to its end is thrown away.
@@ -82,14 +81,14 @@ def _apply(task: Task, told: Sequence[Range], until: Until, line: DriverLine | N
         with closing(Transactions(own, stored, line, result)) as applier:
             run(applier)
     else:
-        # It imports what keeps a state, which executors of a cluster don't have.
+        # It imports the libraries of a view's state, which executors of a cluster don't have.
         from jobs.executor.view import keep_view
 
         keep_view(own, stored, until, line, result, run)
 
 
 def follow(client: Client, until: Until, line: DriverLine | None, applier: Applier) -> None:
-    """Read and apply until the batch has to end. Raises as ``LogReader.follow`` and the applier."""
+    """Read and apply until the batch must end. Raises as ``LogReader.follow`` and the applier."""
     driver = line if until.goes_on else None
     followed = applier.begin()
     read: Offsets = {part.at: part.start for part in followed if part.start is not None}
@@ -101,7 +100,7 @@ def follow(client: Client, until: Until, line: DriverLine | None, applier: Appli
             closing(reader.follow(followed)) as all_polled,
         ):
             for polled in _until_quiet(all_polled, followed, read, fetch_wait_ms=fetch_wait_ms):
-                # A task that was frozen in a poll may have been replaced: what has come is its successor's to apply.
+                # A task that was frozen in a poll may have been replaced: then its successor applies what was polled.
                 is_over = driver is not None and applier.may_end and driver.is_over()
                 if is_over:
                     break
@@ -119,7 +118,7 @@ def follow(client: Client, until: Until, line: DriverLine | None, applier: Appli
                     break
         if is_over:
             if fetch_wait_ms == QUIET_FETCH_WAIT_MS:
-                # It may be over because this client gets nothing any more, and the next range is read by the other one.
+                # It may be over because this client is cut off, and the next range is read by the other client.
                 forget_reader(client, fetch_wait_ms=fetch_wait_ms)
             break
         followed = [Range(*at, offset, offset) for at, offset in read.items()]
@@ -129,7 +128,7 @@ def follow(client: Client, until: Until, line: DriverLine | None, applier: Appli
 def _until_quiet(
     all_polled: Iterable[Polled], followed: Sequence[Range], read: Offsets, *, fetch_wait_ms: int
 ) -> Iterator[Polled]:
-    """What comes, noted in ``read``, until another client is to go on that asks less often."""
+    """What is polled, added to ``read``, until it is time for the client that asks less often."""
     heard_s = time.monotonic()
     for polled in all_polled:
         read.update(polled.ends)
@@ -143,7 +142,7 @@ def _until_quiet(
 def is_quiet(
     silent_s: float, followed: Sequence[Range], read: Mapping[TopicPartition, int], *, fetch_wait_ms: int
 ) -> bool:
-    """Whether the client may ask less often, by another one that goes on where this one is. Pure."""
+    """Whether to go on with a client that asks less often. Pure."""
     if fetch_wait_ms != FETCH_WAIT_MS or silent_s < QUIET_S:
         return False
     return all(part.at in read for part in followed)

@@ -1,4 +1,5 @@
-"""What tasks share that take whole transactions: they read tables' topics and progress records into a ``ViewLog``."""
+"""The common part of tasks that apply whole transactions: reads tables' topics and progress records into a
+``ViewLog``."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from jobs.offsets import Offsets
 from sinks.contract import TopicPartition
 
 STALLED_S: Final = 10.0
-"""Who hasn't read for so long is behind: what comes next may be compacted."""
+"""A task that hasn't read for so long counts as behind: the next records may be compacted."""
 
 
 class LogFeed:
@@ -30,20 +31,17 @@ class LogFeed:
         self._pipeline = pipeline
         self._progress_topic = progress_topic
         self._topics = topics
-        # When something was taken in last.
+        # When records were last taken.
         self._taken_s = time.monotonic()
 
     @cached_property
     def cluster(self) -> TopicAdmin:
-        """What it asks the brokers with."""
         return TopicAdmin(self._client)
 
     def begin(self, starts: Mapping[TopicPartition, int]) -> list[Range]:
-        """Have the log catch up to where the topics end now. Returns what to follow, from ``starts`` on.
-
-        The last of these ranges is that of the progress records.
-        """
-        # The first answer is a record whose bounds are the ends of all topics as of now.
+        """Let the log catch up to the topics' present ends. Returns what to follow, from ``starts`` on; the last range
+        is that of the progress records."""
+        # The first answer is a record whose bounds are the present ends of all topics.
         progress = ProgressReader(self._client, self._pipeline, self._topics)
         with closing(progress):
             for record in progress.new_records():
@@ -56,7 +54,7 @@ class LogFeed:
         return [*wanted, Range(self._progress_topic, 0, following, following)]
 
     def take(self, polled: Polled) -> int:
-        """Give the log what was read of the ranges. Returns how many records of tables these are."""
+        """Give the log what was polled. Returns how many records of tables there were."""
         log, now_s = self.log, time.monotonic()
         if not log.is_behind and (now_s - self._taken_s > STALLED_S or log.is_late(now_s)):
             log.catch_up(self._ends(), now_s)
@@ -76,11 +74,11 @@ class LogFeed:
 
     @property
     def read(self) -> Offsets:
-        """Up to where the topics are read."""
+        """The next offsets of the topics that are read."""
         return self.of_topics(self.log.next_offsets)
 
     def of_topics(self, offsets: Mapping[TopicPartition, int]) -> Offsets:
-        """Those of the topics that are read."""
+        """The offsets of the topics that are read."""
         return {at: offset for at, offset in offsets.items() if at[0] in self._topics}
 
     def _ends(self) -> Offsets:
@@ -88,7 +86,7 @@ class LogFeed:
 
 
 def _record(value: bytes | None) -> ProgressRecord | None:
-    """None for what isn't ours, as ``ProgressReader`` has it."""
+    """None for a foreign record, as in ``ProgressReader``."""
     try:
         return ProgressRecord.from_bytes(value, "a record of the progress topic")
     except ForeignRecord:

@@ -1,6 +1,6 @@
-"""Ranges of the log -> Arrow, inside Spark's tasks: the records that a batch consists of, read by librdkafka.
+"""Ranges of the log -> Arrow, inside Spark's tasks: the records of a batch, read by librdkafka.
 
-The driver says where a batch begins and ends. Spark's own reader would make rows of records and Arrow of rows, which
+The driver says where a batch begins and ends. Spark's own reader would make rows of records, and Arrow of rows, which
 takes 12 us per record until Python has it. Here records become Arrow at once, in 2 us. It runs in Python workers, so it
 imports nothing of Spark's.
 """
@@ -33,18 +33,19 @@ Client = Mapping[str, str | int]
 _WAIT_S: Final = 0.2
 _FOLLOW_WAIT_S: Final = 0.05
 IDLE_WAIT_S: Final = 0.2
-"""How often one who follows the log is told that nothing has come: how soon it notices that it has to end. Soon after
-something has come it has more to do, as to tell how far it is."""
+"""How often a follower returns without records, and so notices that it must end. It returns sooner just after records
+came, since it then has more to do, such as reporting."""
 
 _IDLE_AFTER_S: Final = 1.0
 
 _GATHER_S: Final = 0.002
-"""What comes so soon after a record belongs to the same transactions, mostly."""
+"""Records that come so soon after another one mostly belong to the same transactions."""
 
 _MESSAGES_AT_ONCE: Final = 3_000
-"""They are objects until they are Arrow. 3,000 stay in the processor's cache: of 10,000 each takes a quarter longer."""
+"""Messages are Python objects until they are Arrow. 3,000 fit in the processor's cache: with 10,000 each takes a
+quarter longer."""
 _READ_AHEAD_KB: Final = 16 * 1024
-"""Of all partitions of a task together; beside it, a task holds as much in what it has just taken."""
+"""For all partitions of a task together; what the task has just taken comes on top."""
 
 _LOST: Final = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
 _REFUSED: Final = (
@@ -71,7 +72,7 @@ _error_of, _topic_of, _partition_of = methodcaller("error"), methodcaller("topic
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The records of a partition from offset ``start`` on, None: from its beginning, and below offset ``end``."""
+    """The records of a partition from offset ``start`` (None: its beginning) up to, but without, offset ``end``."""
 
     topic: str
     partition: int
@@ -84,19 +85,19 @@ class Range:
 
 
 def ranges(starts: Offsets, ends: Offsets) -> list[Range]:
-    """What lies between two positions in the log. A partition without a start is read from its beginning."""
+    """The ranges between two positions in the log. A partition without a start is read from its beginning."""
     all_ranges = (Range(*at, starts.get(at), end) for at, end in ends.items())
     return [wanted_range for wanted_range in all_ranges if wanted_range.end > (wanted_range.start or 0)]
 
 
 def open_ranges(starts: Offsets, ends: Offsets) -> list[Range]:
-    """The same for one who goes on behind them: all partitions, also those without anything in between."""
+    """As ``ranges``, for a reader that goes on after them: all partitions, including those with nothing in between."""
     all_ranges = (Range(*at, starts.get(at), end) for at, end in ends.items())
     return [replace(part, end=max(part.end, part.start or 0)) for part in all_ranges]
 
 
 def spread(wanted_ranges: Sequence[Range], *, tasks_max: int) -> list[list[Range]]:
-    """Which ranges each task reads, of not more tasks than that: about as many offsets each, and at least one range."""
+    """Divide ranges among at most so many tasks: about as many offsets each, and at least one range."""
     tasks: list[list[Range]] = [[] for _ in range(min(len(wanted_ranges), tasks_max))]
     loads = [(0, number) for number in range(len(tasks))]
     for wanted_range in sorted(wanted_ranges, key=_offsets, reverse=True):
@@ -111,7 +112,6 @@ def _offsets(wanted_range: Range) -> int:
 
 
 def dump_ranges(wanted_ranges: Sequence[Range]) -> str:
-    """As JSON."""
     return orjson.dumps(
         [
             [wanted_range.topic, wanted_range.partition, wanted_range.start, wanted_range.end]
@@ -121,26 +121,24 @@ def dump_ranges(wanted_ranges: Sequence[Range]) -> str:
 
 
 def load_ranges(text: str) -> list[Range]:
-    """What ``dump_ranges`` has written."""
+    """Parse the output of ``dump_ranges``."""
     return [Range(*fields) for fields in orjson.loads(text)]
 
 
 @dataclass(frozen=True, slots=True)
 class Polled:
-    """What has come, and where partitions end that were read to their end as of now, all of ``records`` included."""
+    """The records that came, and the next offsets of partitions that were read up to there, ``records`` included."""
 
     records: Sequence[pa.RecordBatch]
     ends: Offsets
 
 
 class LogReader:
-    """A client of the brokers that reads some ranges after others. Raises as ``new_client``."""
+    """A client of the brokers that reads ranges, one call after another. Raises as ``new_client``."""
 
     def __init__(self, client: Client, *, fetch_wait_ms: int = 1) -> None:
-        """``fetch_wait_ms`` is how long the broker keeps a request without records.
-
-        Where a batch ends with its ranges it has to be short: what is kept then would hold up the next batch's.
-        """
+        """``fetch_wait_ms`` is how long the broker holds a request without records. It must be short if a batch ends
+        with its ranges: a request still held then would delay the next batch's."""
         self._consumer = new_client(
             Consumer,
             {
@@ -149,33 +147,30 @@ class LogReader:
                 "enable.auto.commit": False,
                 # Open and aborted transactions of capture must never reach a sink.
                 "isolation.level": "read_committed",
-                # A gap in the log means lost events, and that must stop the job. Compaction doesn't count as one.
+                # A gap in the log means lost events and must stop the job. Compaction doesn't count as a gap.
                 "auto.offset.reset": "error",
                 "enable.partition.eof": True,
                 "fetch.wait.max.ms": fetch_wait_ms,
                 "queued.max.messages.kbytes": _READ_AHEAD_KB,
-                # How long it reads nothing ahead when it has that much.
+                # The pause before it reads on ahead once that much is queued.
                 "fetch.queue.backoff.ms": 10,
             },
         )
         self._met: set[str] = set()
 
     def close(self) -> None:
-        """Leave the brokers."""
         close_consumer(self._consumer)
 
     def read(self, wanted_ranges: Sequence[Range]) -> Generator[pa.RecordBatch]:
-        """The records of these ranges, each in order; with the columns that delivery reads.
-
-        Raises PositionMismatch when the log no longer has what a range begins with, Unavailable when the brokers don't
-        answer, and LockstepError when they refuse to.
-        """
+        """The records of these ranges, each in order, with the columns that delivery reads. Raises PositionMismatch if
+        the log no longer has a range's beginning, Unavailable if the brokers don't answer, and LockstepError if they
+        refuse to."""
         remaining = {wanted_range.at: wanted_range.end for wanted_range in wanted_ranges}
         self._assign(wanted_ranges)
         try:
             heard = time.monotonic()
             while remaining:
-                # One poll, then what came with it: asked for many records, the client waits until it has so many.
+                # One poll, then what came with it: asked for many records, the client waits until it has them all.
                 first = self._consumer.poll(_WAIT_S)
                 if first is not None:
                     messages = [first, *self._consumer.consume(_MESSAGES_AT_ONCE, 0)]
@@ -186,16 +181,14 @@ class LogReader:
         except KafkaException as error:
             raise Unavailable(f"the log can't be read: {reason(error)}") from error
         finally:
-            # What is paused would be so when it is assigned again.
+            # Otherwise paused partitions would stay paused when they are assigned again.
             self._consumer.resume([Assigned(*wanted_range.at) for wanted_range in wanted_ranges])
             self._consumer.unassign()
 
     def follow(self, wanted_ranges: Sequence[Range]) -> Generator[Polled]:
-        """The records of these ranges and all that come after them, each partition's in order, without end.
-
-        Where nothing comes, that is yielded every now and then. Raises as ``read``; once the ranges are read it waits
-        for brokers without end, since there may be nothing to send.
-        """
+        """The records of these ranges and all that come after them, each partition's in order, without end. Yields now
+        and then even if nothing comes. Raises as ``read``; but once the ranges are read it waits for brokers without
+        end, since there may be nothing to send."""
         behind = {part.at: part.end for part in wanted_ranges if part.end > (part.start or 0)}
         reached: Offsets = {}
         self._assign(wanted_ranges)
@@ -220,7 +213,6 @@ class LogReader:
             self._consumer.unassign()
 
     def _polled(self, messages: Sequence[Message]) -> Polled:
-        """Raises as ``_check``."""
         # Tuned, as in ``_by_partition``.
         if (only := _only_partition(messages)) is not None:
             last = messages[-1].offset()
@@ -239,7 +231,7 @@ class LogReader:
             _check(message)
             if error.code() == KafkaError._PARTITION_EOF:
                 assert offset is not None
-                # Behind the last record there may be markers of transactions, and aborted records.
+                # Transaction markers and aborted records may follow the last record.
                 ends[at] = max(offset, ends.get(at, 0))
         return Polled([to_arrow(*at, of_partition) for at, of_partition in records.items()], ends)
 
@@ -255,7 +247,7 @@ class LogReader:
         )
 
     def _taken(self, messages: Sequence[Message], remaining: dict[TopicPartition, int]) -> Iterator[pa.RecordBatch]:
-        """Messages -> the records that were asked for; takes what was read to its end out of ``remaining``."""
+        """Messages -> the wanted records. Removes partitions that are read to their end from ``remaining``."""
         errors: list[Any] = [message for message in messages if message.error() is not None]
         for at, polled in _by_partition(messages, remaining).items():
             records, end = polled, remaining[at]
@@ -266,7 +258,7 @@ class LogReader:
                 yield to_arrow(*at, records)
         for message in errors:
             _check(message)
-            # Where only markers of transactions and aborted records are left below the end, nothing else shows it.
+            # If only transaction markers and aborted records are left below the end, nothing else shows it.
             if message.error().code() == KafkaError._PARTITION_EOF:
                 at = _topic_partition(message)
                 if at in remaining and message.offset() >= remaining[at]:
@@ -282,7 +274,7 @@ def _by_partition(
     messages: Sequence[Message], remaining: Mapping[TopicPartition, int]
 ) -> Mapping[TopicPartition, Sequence[Any]]:
     """The records among the messages, of partitions that aren't read to their end yet."""
-    # Tuned: in a backlog they are all of one partition, without anything between them.
+    # Tuned: in a backlog all are of one partition, with nothing in between.
     if (only := _only_partition(messages)) is not None and only in remaining:
         return {only: messages}
     by_partition: dict[TopicPartition, list[Message]] = {}
@@ -294,18 +286,18 @@ def _by_partition(
 
 
 def _only_partition(messages: Sequence[Message]) -> TopicPartition | None:
-    """The partition that all of these are records of; None where they are of several, or of errors too."""
+    """The partition that all of these are records of; None if there are several, or errors too."""
     partitions: set[TopicPartition] = {*zip(map(_topic_of, messages), map(_partition_of, messages), strict=True)}
     return partitions.pop() if len(partitions) == 1 and not any(map(_error_of, messages)) else None
 
 
 def _topic_partition(message: Any) -> TopicPartition:
-    """Any, since an error that concerns no partition has neither."""
+    """An error that concerns no partition has neither."""
     return message.topic(), message.partition()
 
 
 def _check(message: Message) -> None:
-    """Raise what an error that came among the records means. The client gets over most of them by itself."""
+    """Raise the error that came among the records, unless the client recovers from it by itself, as from most."""
     error = message.error()
     assert error is not None
     code = error.code()
@@ -342,7 +334,7 @@ def _tag(record: Any) -> bytes | None:
     return next((value for name, value in record.headers() or () if name == TAG_HEADER), None)
 
 
-# One per worker process and set of brokers. Workers live from batch to batch, and connecting costs more than a batch.
+# One per worker process and set of brokers. Workers outlive batches, and connecting costs more than a batch.
 _Identity = tuple[int, tuple[tuple[str, str | int], ...]]
 _open: dict[_Identity, LogReader] = {}
 
@@ -352,20 +344,21 @@ def reader_for(client: Client, wanted_ranges: Sequence[Range], *, fetch_wait_ms:
     """This process's reader for these brokers, fit to read these ranges. Raises as ``LogReader``."""
     identity = _identity(client, fetch_wait_ms)
     if any(wanted_range.start is None for wanted_range in wanted_ranges):
-        # One that has read from a partition's beginning begins there again, though it was deleted since.
+        # A client that has read from a partition's beginning starts at the same offset again, even if it was deleted
+        # since.
         _forget(identity)
     if identity not in _open:
         _open[identity] = LogReader(client, fetch_wait_ms=fetch_wait_ms)
     try:
         yield _open[identity]
     except BaseException:
-        # The client keeps errors of partitions for its next reader, who has asked for others.
+        # The client would give errors of partitions to its next reader, which has asked for others.
         _forget(identity)
         raise
 
 
 def forget_reader(client: Client, *, fetch_wait_ms: int) -> None:
-    """Let the next one be new. Nobody may be using it."""
+    """Close this process's reader, so that the next one is new. Nobody may be using it."""
     _forget(_identity(client, fetch_wait_ms))
 
 

@@ -21,10 +21,8 @@ IDLE_S: Final = 600.0
 
 @dataclass(slots=True)
 class _Open:
-    """An open sink, and the run and the settings that it was opened for. ``used_at`` is of the monotonic clock.
-
-    ``sink`` repeats calls of ``opened``.
-    """
+    """An open sink, with the run and settings that it was opened for. ``used_at`` is of the monotonic clock. ``sink``
+    is ``opened`` with repeated calls."""
 
     sink: Sink
     opened: OpenedSink
@@ -33,14 +31,13 @@ class _Open:
 
 
 held: dict[_Identity, _Open] = {}
-"""The open sinks."""
 
 _unfrozen: set[_Identity] = set()
-"""Those that were opened since garbage was collected last."""
+"""Those that were opened since the last garbage collection."""
 
 
 def sink_for(task: Task) -> Sink:
-    """The task's sink, open: that of an earlier task of the same run, else a new one. Raises what opening it raises."""
+    """The task's open sink: that of an earlier task of the same run, else a new one. Raises what opening it raises."""
     return _open_for(task).sink
 
 
@@ -77,11 +74,8 @@ def _open_for(task: Task) -> _Open:
 
 
 def freeze_opened() -> None:
-    """Keep PySpark's garbage collection, which follows every task, from looking at open sinks: 70 ms with SQLAlchemy.
-
-    It acts only after a sink was opened and has been used, since its libraries are loaded by then. The garbage of
-    earlier sinks is freed.
-    """
+    """Keep PySpark's garbage collection after every task from scanning open sinks: 70 ms with SQLAlchemy. Acts only
+    after a sink was opened and used, since its libraries are loaded by then. Frees the garbage of earlier sinks."""
     if _unfrozen:
         gc.unfreeze()
         gc.collect()
@@ -90,14 +84,13 @@ def freeze_opened() -> None:
 
 
 def close_sink(task: Task) -> None:
-    """Close the worker's sink of this generation, if it has one."""
     _close((task.sink, task.generation))
 
 
 def _close(identity: _Identity) -> None:
     opened = held.pop(identity, None)
     if opened is not None:
-        # It was given up, because it failed or is not used; how it ends doesn't matter.
+        # It has failed or isn't used any more, so it doesn't matter how it ends.
         with suppress(Exception):
             opened.sink.close()
 

@@ -1,4 +1,4 @@
-"""What the driver hears of a task while a batch goes on: how far it is, every so often, or that it is alive."""
+"""What a task reports to the driver while a batch goes on: its position, every so often, or that it is alive."""
 
 import time
 from collections.abc import Callable
@@ -12,11 +12,12 @@ class Reports:
     """Takes what is to be reported out of a task's result, so that it is counted once."""
 
     def __init__(self, line: DriverLine | None, result: Result, came: Callable[[], int] = lambda: 0) -> None:
-        """Without a ``line`` none is ever due. ``came`` grows whenever the task gets on, though nothing is applied."""
+        """Without a ``line`` no report is ever due. ``came`` grows whenever the task makes progress, even if nothing is
+        applied."""
         self._line = line
         self._result = result
         self._came = came
-        # What the driver was told of, and what had come by then.
+        # What was reported to the driver, and the value of ``came`` then.
         self._told: Offsets = {}
         self._told_came = 0
         self._told_s = time.monotonic()
@@ -27,16 +28,16 @@ class Reports:
         return self._result.next_offsets != self._told
 
     def is_due(self, now_s: float, *, has_news: bool) -> bool:
-        """Whether to report now: news soon, else that the task is alive."""
+        """Whether to report now: news soon, otherwise that the task is alive."""
         return self._line is not None and now_s - self._told_s >= (TELL_S if has_news else ALIVE_S)
 
     def sign_of_life(self, now_s: float, *, has_got_on: bool) -> Told:
-        """A report that only says the task is alive. How far it is follows later."""
+        """A report that only says that the task is alive. The position follows later."""
         self._told_s = now_s
         return Told(has_got_on=has_got_on)
 
     def take(self, now_s: float) -> Told:
-        """The next report. The offsets stay in the result as well. Counts wait until what they count is applied."""
+        """The next report. The offsets also stay in the result. Counts wait until what they count is applied."""
         result, came = self._result, self._came()
         has_got_on, self._told_came, self._told_s = came > self._told_came, came, now_s
         moved = {at: offset for at, offset in result.next_offsets.items() if self._told.get(at) != offset}
@@ -48,6 +49,6 @@ class Reports:
         return taken
 
     def send(self, told: Told) -> None:
-        """Give the driver a report that was taken when it was due."""
+        """Send the driver a report that was taken when due."""
         assert self._line is not None
         self._line.tell(told)

@@ -1,4 +1,4 @@
-"""What a task returns to the driver, and its form in Arrow: counts, offsets, rejected events and errors."""
+"""A task's result for the driver, and its form in Arrow: counts, offsets, rejected events and errors."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,21 +28,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 RESULT_SCHEMA: Final = "facts string, value binary"
-"""Spark's schema of what a task returns: JSON, and for a rejection the event's original value."""
+"""Spark's schema of a task's result: JSON, and for a rejection the event's original value."""
 
 REJECTIONS_MAX: Final = 10_000
-"""Rejections of one batch. More of them mean a wrong mapping: the job stops, and the batch doesn't count as done."""
+"""The most rejections in one batch. More mean a wrong mapping: the job stops, and the batch doesn't count as done."""
 
 VALUES_BYTES_MAX: Final = 8 * 1024 * 1024
-"""How much of rejected events' values a task returns. The driver reads the others from the log, one at a time.
-
-A row of a view isn't in the log: its task ends there, and the next one goes on.
-"""
+"""The most bytes of rejected events' values in a task's result. The driver reads the others from the log, one at a
+time. A view's row isn't in the log, so its task ends at this size and the next one goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error on its way to the driver. ``table`` is the one that it is about, None where it is about all of them."""
+    """An error on its way to the driver. ``table`` is the table to blame, None if the error concerns all of them."""
 
     kind: str
     message: str
@@ -52,7 +50,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception) -> "Failure":
-        """An error without what may quote a row."""
+        """The failure of an error, without text that may quote a row."""
         if isinstance(error, Unavailable):
             kind = "DataLost" if isinstance(error, DataLost) else "Unavailable"
             return cls(kind, error.message, error.hint, error.retry_after_s)
@@ -63,7 +61,7 @@ class Failure:
 
     @classmethod
     def all_of(cls, error: Exception) -> "list[Failure]":
-        """One for each table that the error is about."""
+        """One failure for each table that the error is about."""
         if isinstance(error, TablesRefused):
             return [replace(cls.of(each), table=table) for table, each in error.errors.items()]
         return [cls.of(error)]
@@ -79,7 +77,7 @@ class Failure:
         return cls(kind, message, hint, retry_after_s, None if table is None else TableName(*table))
 
     def error(self) -> LockstepError:
-        """The error again, as near to its own class as matters to the driver."""
+        """The error again, of a class as close to its own as matters to the driver."""
         for unavailable in (Unavailable, DataLost):
             if self.kind == unavailable.__name__:
                 return unavailable(self.message, hint=self.hint, retry_after_s=self.retry_after_s)
@@ -91,10 +89,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class RejectedEvent:
-    """A ``Rejection`` as it reaches the driver: ``key`` and ``value`` are its record's own bytes.
-
-    A tombstone has no value. With ``is_in_log`` the value was too large to come along. ``tag`` has 28 hex digits.
-    """
+    """A ``Rejection`` as it reaches the driver: ``key`` and ``value`` are its record's own bytes. A tombstone has no
+    value. With ``is_in_log`` the value was too large to send. ``tag`` has 28 hex digits."""
 
     position: Position
     key: bytes
@@ -117,18 +113,14 @@ class RejectedEvent:
 
 _COUNTS: Final = ("rows", "applied", "stale")
 _FLAGS: Final = ("lacks_record", "awaits_copy", "has_more")
-"""Fields of a result: what several tasks had together, and whether one of them had it."""
+"""Fields of a result: sums over tasks, and whether one of the tasks had it."""
 _AS_THEY_ARE: Final = (*_COUNTS, "commit_time_ms", *_FLAGS, "shard")
-"""In JSON."""
 
 
 @dataclass(slots=True)
 class Result:
-    """What became of the records of a task, or of a whole batch.
-
-    ``rows`` counts records; ``applied`` and ``stale`` count folded events. ``commit_time_ms`` is the newest of them, in
-    milliseconds since 1970.
-    """
+    """The result of a task, or of a whole batch. ``rows`` counts records; ``applied`` and ``stale`` count folded
+    events. ``commit_time_ms`` is the newest event's, in milliseconds since 1970."""
 
     rows: int = 0
     applied: int = 0
@@ -139,24 +131,24 @@ class Result:
     resolved: list[tuple[str, bytes]] = field(default_factory=list)
     """Topic and key of earlier rejections that this batch has made void."""
     lacks_record: bool = False
-    """Of a view, or a consistent sink: no progress record came that is newer than all that was read, so the newest
-    events aren't taken in."""
+    """For a view or a consistent sink: no progress record is newer than all that was read, so the newest events aren't
+    applied."""
     awaits_copy: bool = False
-    """Why, where it isn't that nobody writes such records: one of its tables is being copied."""
+    """The reason for ``lacks_record`` is a copy of one of its tables, not that nobody writes such records."""
     has_more: bool = False
-    """Of a view: the task has ended for the size of its rejections alone, and is to go on once they are kept."""
+    """For a view: the task ended only for the size of its rejections, and must go on once they are stored."""
     failures: list[Failure] = field(default_factory=list)
     view: ViewFigures | None = None
-    """Of a view's task, as of its end."""
+    """For a view's task: the figures at its end."""
     shard: int | None = None
-    """Which shard of a view the task keeps; None where it isn't divided, and for what several tasks returned."""
+    """The task's shard of a view; None if the view isn't divided, and in the sum of several tasks."""
     reached: dict[int, dict[TopicPartition, int]] = field(default_factory=dict)
     """``next_offsets`` of each shard. Each of them reads all partitions."""
     views: dict[int, ViewFigures] = field(default_factory=dict)
     """``view`` of each shard."""
 
     def add(self, other: "Result") -> None:
-        """Take another task's results in. Two tasks never share a partition, but for those of a view's shards."""
+        """Add another task's result. Two tasks never share a partition, except those of a view's shards."""
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("commit_time_ms", *_FLAGS):
@@ -177,7 +169,7 @@ class Result:
 
 
 def without_large_values(rejected: Iterable[RejectedEvent]) -> Iterator[RejectedEvent]:
-    """The same events, whose values are no more than a task returns: a few large rows are no reason to stop."""
+    """The same events, with no more bytes of values than a task returns: a few large rows are no reason to stop."""
     size = 0
     for event in rejected:
         size += len(event.value or b"")
@@ -187,10 +179,8 @@ def without_large_values(rejected: Iterable[RejectedEvent]) -> Iterator[Rejected
 def check_rejections(
     sink: str, rejected: Sequence[RejectedEvent], tables: Mapping[str, TableName] | None = None
 ) -> None:
-    """Raise LockstepError when so many were rejected that it can't be the rows.
-
-    With ``tables``, by topic, it is TablesRefused for the one that most of them are of.
-    """
+    """Raise LockstepError if so many were rejected that single rows can't be to blame. With ``tables``, by topic, raise
+    TablesRefused if one table has at least half of them."""
     if len(rejected) <= REJECTIONS_MAX:
         return
     ((topic, count),) = Counter(event.position.topic for event in rejected).most_common(1)
@@ -207,7 +197,7 @@ def check_rejections(
 
 def to_arrow(result: Result) -> "pa.RecordBatch":
     """A row with counts, offsets and failures, then a row per rejection, in ``RESULT_SCHEMA``."""
-    import pyarrow as pa  # not with the words above, which commands read that have no task
+    import pyarrow as pa  # commands without a task import this module too
 
     whole: dict[str, Any] = {
         **{name: getattr(result, name) for name in _AS_THEY_ARE},
@@ -225,7 +215,7 @@ def to_arrow(result: Result) -> "pa.RecordBatch":
 
 
 def from_arrow(table: "pa.Table") -> Result:
-    """What all tasks of a batch returned -> one result."""
+    """The results of all tasks of a batch -> one result."""
     total = Result()
     for text, value in zip(table.column("facts").to_pylist(), table.column("value").to_pylist(), strict=True):
         fact = orjson.loads(text)

@@ -1,4 +1,4 @@
-"""Records with tags -> all versions of the tables of which the sink keeps them."""
+"""Records with tags -> all versions, for tables whose versions the sink stores."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from jobs.executor.decode import Decoded, decode_topic
 from jobs.executor.task_input import Task
 from sinks.contract import TableVersions
 
-# Stubs of Arrow's compute functions, which are made when the module is loaded, lack most of them.
+# pyarrow makes its compute functions at import, so their stubs lack most of them.
 _compute: Any = pyarrow.compute
 
 
@@ -35,23 +35,20 @@ def versions_of(records: pa.Table, task: Task) -> list[TableVersions]:
 
 
 def complete_from_ms(complete_at_ms: int, *, lag_ms: int, now_ms: int) -> int | None:
-    """Since when compaction can have taken no version away that hadn't been read by ``now_ms``; None: none at all.
-
-    Times are in milliseconds since 1970. ``complete_at_ms`` is when the whole log had been read last, ``lag_ms`` how
-    long topics keep each version at least.
-    """
+    """Since when compaction can't have removed any version that wasn't read by ``now_ms``; None if it removed none at
+    all. Times are in milliseconds since 1970. ``complete_at_ms`` is when the whole log was last read, ``lag_ms`` how
+    long, at least, topics retain each version."""
     return None if now_ms - complete_at_ms < lag_ms else now_ms - lag_ms
 
 
 def _table_versions(records: pa.Table, topic: str, table: TableName, task: Task) -> TableVersions:
-    """The versions in one topic's records."""
     decoded = decode_topic(records, topic, task)
     values: list[bytes | None] = records.column("value").to_pylist()
     published_ms = records.column("timestamp_ms")
     events = next(iter(decoded.events.tables), TableEvents.of(table, []))
     indexes = decoded.indexes[table]
     since_ms = complete_from_ms(task.complete_at_ms, lag_ms=task.compaction_lag_ms, now_ms=now_ms())
-    # No history gets these versions, so it is complete after them at best.
+    # These versions reach no history, so it is complete after them at best.
     missing_until_ms = [time_ms + 1 for time_ms in _rejected_times_ms(records, values, decoded)]
     deleted = set()
     if None in values:
@@ -67,7 +64,7 @@ def _table_versions(records: pa.Table, topic: str, table: TableName, task: Task)
         else:
             operations.append("d" if events.rows[n] is None else op_of(value).decode())
             committed_ms.append(commit_time_ms_of(value))
-            if operations[-1] == "r":  # of what led to a copied row, nothing is known
+            if operations[-1] == "r":  # nothing is known of what led to a copied row
                 missing_until_ms.append(committed_ms[-1])
         kept.append(n)
     if len(kept) < len(events):
@@ -76,7 +73,7 @@ def _table_versions(records: pa.Table, topic: str, table: TableName, task: Task)
 
 
 def _rejected_times_ms(records: pa.Table, values: Sequence[bytes | None], decoded: Decoded) -> list[int]:
-    """When the rejected events were committed."""
+    """The commit times of the rejected events."""
     if not decoded.rejections:
         return []
     rejected = {

@@ -21,15 +21,15 @@ from sinks.contract import TopicPartition
 _TIMES_A_DELIVERY: Final = 10.0
 _FASTEST_S: Final = 0.01
 _SLOWEST_S: Final = 0.25
-"""Deliveries take a tenth of the time, unless there is so much that they take more of it. A request costs a store about
-the same whatever it holds: OpenSearch took 34 % of a core for 50 requests a second of 4 rows, and 8 % for 10 of 20."""
+"""Deliveries take a tenth of the time, or more under load. A request costs a store about the same whatever its size:
+OpenSearch took 34 % of a core for 50 requests a second of 4 rows, and 8 % for 10 of 20."""
 
 _ROWS: Final = 100
-"""What is above so many rows of a delivery is work that waiting doesn't save."""
+"""Rows beyond so many in a delivery cost work that waiting doesn't save."""
 
 
 class DeliveryPace:
-    """When a task delivers: at once after a pause, and what comes soon after a delivery gathers for the next one."""
+    """When a task delivers: at once after a pause; rows that come soon after a delivery wait for the next one."""
 
     def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -38,7 +38,7 @@ class DeliveryPace:
 
     @contextmanager
     def delivering(self, rows: int) -> Iterator[None]:
-        """While so many rows are delivered."""
+        """Time a delivery of so many rows."""
         began_s = self._monotonic()
         yield
         self._pace.took((self._monotonic() - began_s) / max(1.0, rows / _ROWS))
@@ -46,31 +46,29 @@ class DeliveryPace:
 
     @property
     def left_s(self) -> float:
-        """For how long the next delivery has to wait; 0 for one that need not."""
+        """How long the next delivery must wait; 0 if it is due."""
         return max(0.0, self._next_s - self._monotonic())
 
 
 class Rows(Applier):
-    """Applies ranges of the log, and what comes after them.
-
-    Where the batch goes on, each poll is delivered at once. Else they are delivered by windows.
-    """
+    """Applies ranges of the log, and what comes after them. If the batch goes on, it delivers each poll at once,
+    otherwise window by window."""
 
     def __init__(
         self, task: Task, planned: Sequence[Range], until: Until, line: DriverLine | None, result: Result
     ) -> None:
         self._task = task
         self._ranges = planned
-        # Where the driver wants all to be applied: it takes the whole range as applied, so nothing less is a result.
+        # The ends that the driver planned: it takes the whole range as applied, so nothing less is a result.
         self._planned: Offsets = {part.at: part.end for part in planned}
         self._until = until
         self._line = line
         self._result = result
-        # What was read, the markers of transactions included; a batch that ends with the log tells less.
+        # Everything read, transaction markers included; a batch that ends with the log reports less.
         self._read: Offsets = {part.at: part.start for part in planned if part.start is not None}
         self._is_applied = False
         self._window = self._new_window()
-        # How many rows came with the last poll.
+        # The rows of the last poll.
         self._polled = 0
         self._pace = DeliveryPace()
         self._reports = Reports(line, result)
@@ -81,7 +79,6 @@ class Rows(Applier):
         return self._ranges
 
     def take(self, polled: Polled) -> None:
-        """Raises as ``Sink.apply``."""
         self._polled = sum(batch.num_rows for batch in polled.records)
         self._result.rows += self._polled
         if polled.records:
@@ -102,7 +99,7 @@ class Rows(Applier):
         return bool(self._result.rejected or self._result.resolved) or self._polled > self._until.rows_max
 
     def report(self, now_s: float) -> None:
-        # Before that, the driver mustn't hear of what lies behind a rejection which it doesn't have yet.
+        # Until then the driver must not hear of offsets after a rejection that it doesn't have yet.
         if self.may_end and self._reports.is_due(now_s, has_news=self._reports.has_moved):
             self._reports.send(self._reports.take(now_s))
 
@@ -132,7 +129,7 @@ class Rows(Applier):
         return Window(task.window_bytes, folds=not task.versions, append_only=task.append_only)
 
     def _deliver(self) -> None:
-        """Apply the window and add what became of it. Raises LockstepError."""
+        """Apply the window and add the outcome to the result. Raises LockstepError."""
         window, result = self._window, self._result
         if window.is_empty:
             return
@@ -140,7 +137,7 @@ class Rows(Applier):
         records = window.records()
         reached = result.next_offsets | window.next_offsets
         for start, end in portions(records):
-            # Keys are in the order of their newest records, so only the last portion makes the window complete.
+            # Keys are in the order of their newest records, so the window is complete only after its last slice.
             is_last = end == records.num_rows
             portion = records.slice(start, end - start)
             next_offsets = reached if is_last else result.next_offsets
@@ -151,7 +148,7 @@ class Rows(Applier):
 
 
 def is_applied(planned: Mapping[TopicPartition, int], reached: Mapping[TopicPartition, int]) -> bool:
-    """Whether all of the planned ranges is below what was reached."""
+    """Whether the planned ranges lie entirely below what was reached."""
     return all(reached.get(at, 0) >= end for at, end in planned.items())
 
 

@@ -1,15 +1,15 @@
 """Events of a table's earlier shapes, as rows of its newest one. Pure.
 
-A compacted topic keeps a row's last event for as long as the row isn't changed. A log that is read from its beginning
-has events of every shape that the table ever had. Columns are followed by their number at the source, whatever their
-names were. A column that was added later has the value that the source gave to the rows that were there.
+A compacted topic retains a row's last event until the row changes, so a log that is read from its beginning has events
+of every shape that the table ever had. Columns are followed by their number at the source, whatever their names were. A
+column that was added later has the value that the source gave to existing rows.
 
-Numbers say so within one relation. From a table that was dropped to the one that was made again, and over a recovery,
-columns are followed by their names: a source that was put back gives out its numbers again.
+Numbers identify columns within one relation. From a dropped table to its successor, and over a recovery, columns are
+followed by name: a source that was put back assigns its numbers again.
 
-Where capture has copied the whole table since, events with another key or with values of another type are left out.
-Where it hasn't, the values are the same in both types. The copy deletes the keys of before, and these deletes are left
-out too: to a store, a key may be the same in both types, 1 and "1".
+If capture has copied the whole table since, events with another key or with values of another type are left out. If
+not, the values are the same in both types. The copy deletes the old keys, and these deletes are left out too: to a
+store, a key may be the same in both types, 1 and "1".
 """
 
 from collections import Counter
@@ -24,14 +24,14 @@ from cdc.protocol.control_records import SchemaRecord
 from cdc.protocol.pgvalues import has_form
 
 ColumnOrigin = tuple[str, str | None, JsonValue]
-"""A column's name, its name in the event (None: the event doesn't have it), and the value that it has without one."""
+"""A column's name, its name in the event (None: the event lacks it), and its value if the event lacks it."""
 
 Translation = tuple[ColumnOrigin, ...]
-"""How a row of an earlier shape becomes one of the newest; empty where the row fits as it is."""
+"""How a row of an earlier shape becomes one of the newest; empty if the row fits as it is."""
 
 
 class ShapesOutdated(LockstepError):
-    """An event of an earlier shape came after the shapes were read: the table may have it again. Read them anew."""
+    """An event of an earlier shape came after the shapes were read: the table may have it again. Read them again."""
 
     @classmethod
     def of(cls, table: TableName) -> "ShapesOutdated":
@@ -40,11 +40,8 @@ class ShapesOutdated(LockstepError):
 
 @dataclass(frozen=True, slots=True)
 class TableHistory:
-    """One table's shapes by schema id; ``key`` is that of the newest shape.
-
-    None are the shapes whose rows a later copy has replaced. ``retyped`` are columns of the key whose values had
-    another type in an earlier shape.
-    """
+    """One table's shapes by schema id; ``key`` is the newest shape's. Shapes whose rows a later copy has replaced are
+    None. ``retyped`` are key columns whose values had another type in an earlier shape."""
 
     table: TableName
     key: tuple[str, ...]
@@ -58,12 +55,10 @@ class TableHistory:
         )
 
     def translate(self, event: RowEvent, schema_id: str) -> RowEvent | None:
-        """The event in the newest shape; None when a later copy of the table made it void. Tombstones have no schema.
-
-        Raises LockstepError for a shape that isn't known, which is a newer one.
-        """
+        """The event in the newest shape; None if a later copy of the table made it void. Tombstones have no schema.
+        Raises LockstepError for an unknown shape, which is a newer one."""
         if schema_id not in self.shapes and (schema_id or event.row is not None):
-            raise unknown_shape(self.table)  # before its key is looked at: it may be the newer one
+            raise unknown_shape(self.table)  # before the key is checked, which may be of the newer shape
         if not self.is_key(event.key):
             return None
         if event.row is None:
@@ -114,7 +109,7 @@ def _history(name: TableName, records: Sequence[SchemaRecord]) -> TableHistory:
     is_copied = False
     for index, group in reversed(list(enumerate(groups))):
         for record in reversed(group):
-            # The newest record of a shape counts.
+            # Of equal shapes, the newest record counts.
             shapes.setdefault(
                 record.table.schema_id,
                 _translation(record.table, newest, columns, added, relation=index, is_copied=is_copied),
@@ -132,11 +127,9 @@ def _retyped(newest: Table, records: Sequence[SchemaRecord]) -> tuple[Column, ..
 
 
 def added_values(newest: Table, records: Iterable[SchemaRecord]) -> dict[str, JsonValue]:
-    """Column -> what rows from before show in it, for columns that the table got since its first shape; no nulls.
-
+    """Column -> its value in older rows, for columns that the table got since its first shape, without nulls.
     ``records`` are the table's, in the order of the topic. Columns whose values come with a copy of the table are left
-    out.
-    """
+    out."""
     groups = relations(records)
     added: list[_Added] = []
     for index, group in enumerate(groups):
@@ -152,18 +145,16 @@ def added_values(newest: Table, records: Iterable[SchemaRecord]) -> dict[str, Js
         followed = _Column(column, _in_relations(column, groups))
         for one in added:
             if followed.is_same(one.column, one.relation):
-                values.pop(column.name, None)  # where numbers aren't known, an earlier column of that name
+                values.pop(column.name, None)  # if numbers are unknown, it was an earlier column of that name
                 if one.value is not None:
                     values[column.name] = one.value
     return values
 
 
 def earlier_keys(records: Sequence[SchemaRecord]) -> dict[tuple[str, ...], tuple[str, ...] | None]:
-    """Keys by other columns' names that events of a table may have -> the names now of their columns, in that order.
-
-    None where that isn't known: the key had other columns, or values of another type. ``records`` are the table's, in
-    the order of the topic.
-    """
+    """Earlier keys with other column names that events of a table may have -> the columns' present names, in that
+    order. None if unknown: the key had other columns, or values of another type. ``records`` are the table's, in the
+    order of the topic."""
     newest = records[-1].table
     groups = relations(records)
     columns = [_Column(column, _in_relations(column, groups)) for column in newest.key_columns]
@@ -178,7 +169,7 @@ def earlier_keys(records: Sequence[SchemaRecord]) -> dict[tuple[str, ...], tuple
 
 
 def relations(records: Iterable[SchemaRecord]) -> list[list[SchemaRecord]]:
-    """A table's records, in their order, by the relation that they are of."""
+    """A table's records in their order, grouped by relation."""
     groups: list[list[SchemaRecord]] = []
     for record in records:
         if not groups or not record.table.is_same_relation(groups[-1][-1].table):
@@ -198,7 +189,7 @@ class _Added:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column of the newest shape, and what it was in each relation; None: it wasn't there."""
+    """A column of the newest shape, and what it was in each relation; None if it wasn't there."""
 
     newest: Column
     in_relations: Sequence[Column | None]
@@ -222,7 +213,7 @@ def _names_now(old: Table, columns: Sequence[_Column], relation: int) -> tuple[s
 
 
 def _in_relations(newest: Column, groups: Sequence[Sequence[SchemaRecord]]) -> list[Column | None]:
-    """From one relation to the next by name, as of the last shape of the one and the first of the other."""
+    """Follow a column through the relations, by name between the last shape of one and the first of the next."""
     found: list[Column | None] = [newest]
     for before, after in reversed(list(pairwise(groups))):
         now = found[0]
@@ -233,10 +224,8 @@ def _in_relations(newest: Column, groups: Sequence[Sequence[SchemaRecord]]) -> l
 
 
 def _is_same(column: Column, other: Column) -> bool:
-    """Whether two shapes of one relation mean one column.
-
-    By number: it may have been renamed; by name where a number isn't known.
-    """
+    """Whether two shapes of one relation mean the same column: by number, since it may be renamed; by name if a number
+    is unknown."""
     if column.number and other.number:
         return column.number == other.number
     return column.name == other.name
@@ -251,7 +240,7 @@ def _translation(
     relation: int,
     is_copied: bool,
 ) -> Translation | None:
-    """``old`` is of the ``relation``-th relation; ``is_copied``: all rows have come again since."""
+    """``old`` belongs to the ``relation``-th relation; ``is_copied``: all rows have come again since."""
     if old.schema_id == newest.schema_id:
         return ()
     if old.key != newest.key:
@@ -260,7 +249,7 @@ def _translation(
     for column in columns:
         now, before = column.newest, column.find(old, relation)
         if before is None:
-            # The last one: where numbers aren't known, a column that was dropped and added again has the same name.
+            # The last one: if numbers are unknown, a column that was dropped and added again has the same name.
             values = (one.value for one in reversed(added) if column.is_same(one.column, one.relation))
             translation.append((now.name, None, next(values, None)))
         elif is_copied and (before.value_type, before.is_array) != (now.value_type, now.is_array):

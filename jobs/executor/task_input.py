@@ -1,4 +1,4 @@
-"""What every task of a batch is told by the driver."""
+"""The input that every task of a batch gets from the driver."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ OpenSink = Callable[[str, SinkSettings, int], OpenedSink]
 
 @dataclass(frozen=True)
 class ViewTopicInput:
-    """Where the result of a view goes: the topic of its rows, of one generation."""
+    """The topic of a view's rows, of one generation."""
 
     pipeline: str
     view: str
@@ -30,13 +30,12 @@ class ViewTopicInput:
 
 @dataclass(frozen=True)
 class ViewInput:
-    """What a task needs to know that keeps a view.
+    """The input of a task that maintains a view.
 
-    ``directory`` is where its state is on the machine of the task. ``reached`` are the next offsets that the sink was
-    told of: a state behind them is an earlier one. ``log`` tells the topics from others of their names, as a recreated
-    one is. ``trimmed`` reads topics that have lost their beginning. ``result_topic`` gets the result besides the sink.
-
-    A view that is divided has ``shards``, each with a task. ``shard`` is the one of this task, once it knows.
+    ``directory`` is where its state is on the task's machine. ``reached`` are the next offsets stored in the sink: a
+    state behind them is an earlier one. ``log`` identifies the topics, so that recreated ones differ. ``trimmed`` reads
+    topics that have lost their beginning. ``result_topic`` gets the result besides the sink. A divided view has
+    ``shards``, each with a task. ``shard`` is this task's, once it knows.
     """
 
     plan: ViewPlan
@@ -53,16 +52,13 @@ class ViewInput:
 
     @property
     def topic(self) -> str:
-        """By what name its rejections go, as those of a table go by that of its topic."""
+        """The name under which its rejections are stored, as a table's are under that of its topic."""
         return table_topic(self.pipeline, self.table.name)
 
 
 @dataclass(frozen=True)
 class StepsInput:
-    """What a task needs to know that applies whole transactions of all tables at once.
-
-    ``reached`` is where it reads on.
-    """
+    """The input of a task that applies whole transactions of all tables at once. ``reached`` is where it reads on."""
 
     progress_topic: str
     pipeline: str
@@ -71,7 +67,7 @@ class StepsInput:
 
 @dataclass(frozen=True)
 class Task:
-    """What every task of a batch needs to know. Travels to the executors."""
+    """What every task of a batch needs to know. Sent to the executors."""
 
     sink: str
     settings: SinkSettings
@@ -80,41 +76,42 @@ class Task:
     tables: Mapping[str, TableName]
     """Topic -> table."""
     shapes: Mapping[TableName, Table]
-    """What the generation was prepared for last."""
+    """The shapes that the generation was last prepared for."""
     window_bytes: int
-    """Records that a task holds and folds before it applies them. More are applied window by window, in order."""
+    """How many bytes of records a task holds and folds before it applies them. More are applied window by window, in
+    order."""
     retry_s: float
     run: str
-    """A new one for each run of the query: an open sink may know nothing of a table's new shape."""
+    """New for each run of the query: an open sink may not know a table's new shape."""
     identities: Mapping[TableName, str] = field(default_factory=dict)
-    """By what the sink's tables were known when the query began, where that is known."""
+    """The identities of the sink's tables when the query began, as far as known."""
     rejected_before: Mapping[tuple[str, bytes], str] = field(default_factory=dict)
     """Topic and key -> tag of events that this sink has rejected and that nothing has replaced yet."""
     computed: Mapping[TableName, RowPlan] = field(default_factory=dict)
-    """What is computed of each row, by table, for tables with expressions."""
+    """What to compute of each row, for tables with expressions."""
     versions: Collection[TableName] = ()
-    """The tables of which the sink keeps all versions. Where there are any, versions are taken before the fold."""
+    """The tables whose versions the sink stores. If there are any, versions are taken before the fold."""
     complete_at_ms: int = 0
-    """When the whole log had been read last, in milliseconds since 1970."""
+    """When the whole log was last read, in milliseconds since 1970."""
     compaction_lag_ms: int = 0
-    """How long the log keeps each version at least."""
+    """How long, at least, the log retains each version."""
     histories: Mapping[TableName, TableHistory] = field(default_factory=dict)
-    """Of the tables that had other shapes before."""
+    """For the tables that had other shapes before."""
     known_ends: Offsets = field(default_factory=dict)
-    """Up to where the shapes of all events are known; nothing is known of what comes later."""
+    """The shapes of all events below these offsets are known; nothing is known of later ones."""
     client: Client | None = field(default=None, repr=False)
-    """How the task reads its records from the log. None: it is given them. Holds the password."""
+    """How the task reads its records from the log. None: it gets them. Holds the password."""
     open: OpenSink = open_sink
     view: ViewInput | None = None
-    """With it, the sink gets a query's result."""
+    """If set, the sink gets a query's result."""
     steps: StepsInput | None = None
-    """With it, readers of the sink see whole transactions."""
+    """If set, the sink's readers see whole transactions."""
     server: str | None = None
-    """Which server of the sink has the job's progress, as ``OpenedSink`` says: no row may go to another one."""
+    """The sink's server that has the job's progress; see ``OpenedSink``. No row may go to another one."""
 
     @property
     def reads_whole_transactions(self) -> bool:
-        """Whether one task reads all partitions, up to where transactions end, and says by itself what it reads."""
+        """Whether one task reads all partitions, up to where transactions end, and decides itself what to read."""
         return self.view is not None or self.steps is not None
 
     @property
@@ -123,7 +120,7 @@ class Task:
         return frozenset(topic for topic, table in self.tables.items() if not self.shapes[table].key)
 
     def only(self, topics: Collection[str]) -> "Task":
-        """The task of a batch that has records of these topics alone."""
+        """The task of a batch that has records of these topics only."""
         tables = {topic: table for topic, table in self.tables.items() if topic in topics}
         names = set(tables.values())
         own = tables.keys() | ({self.view.topic} if self.view is not None else set())

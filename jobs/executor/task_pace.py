@@ -1,4 +1,4 @@
-"""When a task that takes whole transactions takes the next cut, and when a batch that ends with the log is done."""
+"""When a task that applies whole transactions takes the next cut, and when a batch that ends with the log is done."""
 
 import time
 from typing import Final
@@ -7,7 +7,7 @@ from jobs.executor.result import Result
 from jobs.executor.view_log import Cut, ViewLog
 
 MARKERS_S: Final = 0.5
-"""How long the position waits to go past the markers of transactions, behind which nothing has come."""
+"""How long the position waits before it moves past transaction markers that nothing follows."""
 
 RECORD_S: Final = 5.0
 """How long a batch that is to end waits for the progress record of what it has read."""
@@ -23,21 +23,19 @@ class NextCut:
         self._moved_s = time.monotonic()
 
     def find(self, now_s: float, *, waits: bool) -> Cut | None:
-        """The newest cut. If there is none and nothing ``waits``, the last one again after ``MARKERS_S``.
-
-        Behind the last events are the markers of their transactions.
-        """
+        """The newest cut. If there is none and nothing ``waits``, the last one again after ``MARKERS_S``: the markers
+        of its transactions come after the last events."""
         if (cut := self._log.cut()) is not None:
             self._last = cut
             return cut
         return self._last if not waits and now_s - self._moved_s > MARKERS_S else None
 
     def is_due(self, now_s: float) -> bool:
-        """Whether to store a position before which nothing was new. Not at once: each transaction has a marker."""
+        """Whether to store a position without new events. Not at once: each transaction has a marker."""
         return not self._is_long or now_s - self._moved_s > MARKERS_S
 
     def was_taken(self, now_s: float) -> None:
-        """The position is as of the cut that was found."""
+        """The position is now that of the found cut."""
         self._moved_s = now_s
 
 
@@ -50,7 +48,7 @@ class LogEnd:
         self._since_s: float | None = None
 
     def is_reached(self, now_s: float, *, is_taken_in: bool) -> bool:
-        """Whether the batch ends now. Notes in the result where the progress record didn't come."""
+        """Whether the batch ends now. Adds to the result if the progress record didn't come."""
         if self._log.is_behind:
             self._since_s = None
             return False

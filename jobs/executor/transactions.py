@@ -1,6 +1,6 @@
 """The applier of a consistent sink: whole transactions of all its tables -> one step of the store.
 
-After each step that a reader can see, the tables together are as of one commit. So the step ends at a progress record,
+After each step that a reader can see, the tables together are as of one commit. So a step ends at a progress record,
 and what was read beyond it waits for the next one. What doesn't fit into memory until then waits on disk.
 
 A generation that is being filled gets its records as they come: it has parts of transactions until the first step.
@@ -35,10 +35,8 @@ class Transactions(Applier):
     """Applies whole transactions, for one batch."""
 
     def __init__(self, task: Task, reached: Offsets, line: DriverLine | None, result: Result) -> None:
-        """``line`` is that of a batch that goes on until the driver ends it. ``reached`` was applied before it.
-
-        Raises DataLost where the store hasn't got that any more.
-        """
+        """``line`` is that of a batch that goes on until the driver ends it. ``reached`` is what was applied before.
+        Raises DataLost if the store has lost some of that."""
         assert task.client is not None
         assert task.steps is not None
         opened = opened_for(task)
@@ -51,9 +49,9 @@ class Transactions(Applier):
         self._position = {**task.steps.reached, **reached}
         self._stored = reached
         self._check_stored()
-        # Others may have stored more than the driver was told of. It comes again, and the tags make that harmless.
+        # Others may have stored more than the driver knows. It comes again, and the tags make that harmless.
         self._consistency = load_consistency(opened.records, task.generation) or Consistency()
-        # Of what is there, some may be of a transaction whose other part isn't.
+        # The stored rows may include a part of a transaction.
         floor = NEVER if self._consistency.is_reached else self._whole.newest_tag()
         self._log = ViewLog(task.tables, self._position, append_only=task.append_only, floor=floor)
         self._feed = LogFeed(
@@ -69,11 +67,10 @@ class Transactions(Applier):
         self._reports = Reports(line, result, lambda: self._log.came)
 
     def begin(self) -> Sequence[Range]:
-        """Raises as ``LogFeed.begin``."""
         return self._feed.begin(self._position)
 
     def take(self, polled: Polled) -> None:
-        """Take in what has come, up to the newest cut. Raises as ``LogFeed``, ``Sink.apply`` and DataLost."""
+        """Take what was polled, up to the newest cut. Raises as ``LogFeed``, ``Sink.apply`` and DataLost."""
         self._result.rows += self._feed.take(polled)
         log = self._log
         if log.bytes > self._task.window_bytes and (records := log.take_all()) is not None:
@@ -97,11 +94,11 @@ class Transactions(Applier):
         return self._end.is_reached(now_s, is_taken_in=self._consistency.is_reached and not self._waits)
 
     def close(self) -> None:
-        """Let go of what waits: it is read again."""
+        """Discard what waits: it is read again."""
         self._waiting.clear()
 
     def _fill(self, records: pa.Table) -> None:
-        """Apply what has come to a generation that isn't consistent yet."""
+        """Apply records to a generation that isn't consistent yet."""
         reached = self._feed.read
         for start, end in portions(records):
             next_offsets = reached if end == records.num_rows else {}
@@ -140,21 +137,20 @@ class Transactions(Applier):
         self._result.commit_time_ms = max(self._result.commit_time_ms, cut.commit_time_ms)
 
     def _at_work(self) -> AbstractContextManager[None]:
-        """While what was read is applied."""
         return nullcontext() if self._line is None else self._line.at_work_on(self._feed.read)
 
     def _check_stored(self) -> None:
-        """Raise DataLost where the store lacks what was applied to it: a step on top of a gap is as of no commit."""
+        """Raise DataLost if the store lacks what was applied to it: a step on top of a gap is as of no commit."""
         check_written(self._stored, self._whole.next_offsets(), destination=f"sink {self._task.sink!r}")
 
     def _portions(self, records: pa.Table | None) -> Iterator[pa.Table]:
-        """What has waited on disk, then these."""
+        """The records that waited on disk, then these, in slices."""
         for table in chain(self._waiting.tables(), [] if records is None else [records]):
             for start, end in portions(table):
                 yield table.slice(start, end - start)
 
     def _apply(self, portion: pa.Table, next_offsets: Offsets) -> None:
-        """A part of a step. Nothing in it is repeated: what fails takes back all of the step."""
+        """Apply a part of a step. Nothing in it is repeated: a failure rolls back the whole step."""
         apply_portion(self._task, self._opened.sink, portion, next_offsets, self._result)
         self._tell_of_life()
 
@@ -163,7 +159,7 @@ class Transactions(Applier):
         return self._log.waits or bool(self._waiting.rows)
 
     def _tell_of_life(self) -> None:
-        """Within a step, which may take long."""
+        """Report within a step, which may take long."""
         now_s = time.monotonic()
         if self._reports.is_due(now_s, has_news=False):
             self._reports.send(self._reports.sign_of_life(now_s, has_got_on=True))

@@ -1,7 +1,5 @@
 """The applier of a view: whole transactions of its tables -> its state -> the changed rows of the result -> the sink.
-
-Its state's own position says what it reads. A batch only says when.
-"""
+The state's own position says what to read. A batch only says when."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -36,25 +34,24 @@ from views.view import View, ViewPosition
 
 RETRY_S: Final = 0.5
 RETRY_MOST_S: Final = 8.0
-"""How long a shard waits before it tries again: at first, and at most. An attempt that lasted longer begins anew."""
+"""How long a shard waits before it tries again: at first, and at most. After an attempt that lasted longer, the wait
+starts from the first value again."""
 
 _HELD_WINDOWS: Final = 4
-"""So many windows of events wait for the end of their transactions at most. Where there are more, a state is built."""
+"""At most so many windows of events wait for the end of their transactions. With more, a state is built."""
 
 
 class _TooMuch(Exception):
-    """More waits than memory is to hold: the state is built anew."""
+    """More waits than memory should hold: the state is built anew."""
 
 
 Run = Callable[[Applier], None]
-"""Follows the log with an applier, as ``jobs.executor.follow``."""
+"""Follows the log with an applier; see ``jobs.executor.follow``."""
 
 
 def keep_view(task: Task, stored: Offsets, until: Until, line: DriverLine | None, result: Result, run: Run) -> None:
-    """Keep the view until the batch has to end. ``stored`` is what the sink was told of.
-
-    Raises as ``run``, ``View`` and ``Sink.apply``.
-    """
+    """Maintain the view until the batch must end. ``stored`` are the offsets stored in the sink. Raises as ``run``,
+    ``View`` and ``Sink.apply``."""
     try:
         _keep_beside_others(task, stored, until, line, result, run)
     except Exception:
@@ -66,9 +63,8 @@ def keep_view(task: Task, stored: Offsets, until: Until, line: DriverLine | None
 def _keep_beside_others(
     task: Task, stored: Offsets, until: Until, line: DriverLine | None, result: Result, run: Run
 ) -> None:
-    """The result of a shard's task is looked at when all tasks of its batch have ended, and one that builds a state
-    ends late. So it tells at once what it fails with. Where that ends by itself, it goes on.
-    """
+    """Run attempts, and report a shard's failure at once; after one that ends by itself, try again. The driver reads a
+    shard's result only when all tasks of its batch have ended, and a task that builds a state ends late."""
     assert task.view is not None
     progress, shard = SinkProgress({**task.view.reached, **stored}, task.rejected_before), task.view.shard
     if shard is not None:
@@ -98,7 +94,7 @@ def _keep(task: Task, progress: SinkProgress, until: Until, line: DriverLine | N
     """One attempt. A state that can't go on is built."""
     assert task.view is not None
     assert task.client is not None
-    # A job that another one has replaced leaves the state to that one.
+    # Fails in a job that another one has replaced, so that it leaves the state to that one.
     sink_for(task).apply(Batch([], fence=task.fence))
     notes, is_to_be_built = ViewNotes(task), False
     while True:
@@ -137,7 +133,7 @@ def _steps(
 
 
 def _feed(task: Task, position: ViewPosition) -> LogFeed:
-    """The view's tables and progress records, from where the view is on."""
+    """The view's tables and progress records, from the view's position on."""
     assert task.view is not None
     assert task.client is not None
     return LogFeed(
@@ -174,7 +170,7 @@ class ViewSteps(Applier):
         self._delivery = delivery
         self._reports = reports
         self._result = result
-        # While a state is being built, of which not all events are there yet.
+        # Set while a state is being built and doesn't have all events yet.
         self._build = build
         self._position = ViewPosition() if build is not None else view.position()
         self._cuts = NextCut(self._log, is_long=reports.are_heard)
@@ -188,18 +184,19 @@ class ViewSteps(Applier):
             followed = self._feed.begin(self._position.offsets)
             self._build.begin(followed)
             return followed
-        # Before another run adopts it: what the sink has for sure isn't written again, as a mark that was erased.
+        # Before another run adopts it, so that rows which the sink surely has aren't written again, such as an erased
+        # mark.
         self._view.confirm(self._reports.progress.offsets)
         if not self._view.is_of(self._task.run):
             self._delivery.take_over(self._task.run)
             self._view.adopt(self._task.run)
         void = self._view.settle(self._delivery.rejected_with)
         self._result.resolved += [(self._topic, orjson.dumps(key)) for key in void]
-        self._deliver()  # what a batch that was killed has left
+        self._deliver()  # what a killed batch has left
         return () if self._result.has_more else self._feed.begin(self._position.offsets)
 
     def take(self, polled: Polled) -> None:
-        """Take in what has come, up to the newest cut."""
+        """Take what was polled, up to the newest cut."""
         self._reports.hear()
         self._result.rows += self._feed.take(polled)
         log, window_bytes = self._log, self._task.window_bytes
@@ -249,10 +246,11 @@ class ViewSteps(Applier):
         if taken.records is not None:
             return False
         is_there = self._position.offsets == taken.next_offsets or not self._cuts.is_due(time.monotonic())
-        return is_there and not self._view.is_due(cut.commit_time_ms)  # time goes on where nothing else happens
+        return is_there and not self._view.is_due(cut.commit_time_ms)  # time goes on even if nothing else happens
 
     def _step(self, cut: Cut, taken: Taken) -> bool:
-        """Take in whole transactions. Whether that is done: the driver may have to know of rows first."""
+        """Take in whole transactions. Returns whether that is done: the driver may have to store left-out rows
+        first."""
         events = [] if taken.records is None else list(self._view.own_events(self._events.decoded(taken.records)))
         if self._events.tell_of_rows():
             return False
@@ -266,7 +264,7 @@ class ViewSteps(Applier):
                 time_ms=cut.commit_time_ms,
             )
         except FanOutExceeded:
-            # The limit is for what one transaction changes. What many have changed meanwhile is built in pieces.
+            # The limit is for the changes of one transaction. The changes of many are built in slices instead.
             if taken.transactions == 1:
                 raise
             raise _TooMuch from None

@@ -1,4 +1,4 @@
-"""A state of a view that is built anew: all rows of its tables are read, computed, and then written."""
+"""Builds a view's state anew: reads all rows of its tables, computes the result, and then writes it."""
 
 import time
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ AHEAD_FROM: Final = 20_000
 
 
 class BuildIsOver(Exception):
-    """The driver has ended the batch in the middle of a building, which begins again."""
+    """The driver has ended the batch in the middle of a build, which begins again."""
 
 
 class ViewBuild:
-    """Builds the state of one view, until it has taken in all that is there. Raises as ``View`` and ``Sink.apply``."""
+    """Builds the state of one view from everything in the log. Raises as ``View`` and ``Sink.apply``."""
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class ViewBuild:
         self._notes = notes
         self._reports = reports
         self._figures = reports.figures
-        # Where the topics begin, and how much there was to read when the building began.
+        # Where the topics began, and how much there was to read, when the build began.
         self._began: Offsets = {}
         self._to_read = 0
 
     def begin(self, followed: Sequence[Range]) -> None:
-        """Begin with these ranges. Raises PositionMismatch where the log has lost its beginning."""
+        """Begin with these ranges. Raises PositionMismatch if the log has lost its beginning."""
         ends = self._feed.of_topics({part.at: part.end for part in followed})
         self._began = self._feed.cluster.begin_offsets(list(ends))
         if not self._input.trimmed:
@@ -62,7 +62,7 @@ class ViewBuild:
         self._to_read = sum(ends.values()) - sum(self._began.values())
 
     def note_read(self) -> None:
-        """See how much is read by now."""
+        """Update how much is read."""
         if self._figures.building is not None:
             reached = self._feed.log.next_offsets
             read = sum(max(0, reached.get(at, begin) - begin) for at, begin in self._began.items())
@@ -74,9 +74,9 @@ class ViewBuild:
             self._view.build(self._events.decoded(records), self._note_computed)
 
     def end(self, cut: Cut, taken: Taken) -> None:
-        """Compute all as of this cut: it was read. Raises BuildIsOver."""
+        """Compute everything as of this cut, which was read. Raises BuildIsOver."""
         self._figures.begin(Doing.COMPUTING, self._view.arrived)
-        # What the sink had from an earlier state may be as of a later time, where the source's clock went back since.
+        # The sink's rows from an earlier state may be as of a later time, if the source's clock went back since.
         time_ms = max(cut.commit_time_ms, self._notes.time.next_ms)
         seq = self._notes.seq_of_new_state(cut)
         if self._view.arrived >= AHEAD_FROM and self._delivery.has_nothing():
@@ -85,7 +85,7 @@ class ViewBuild:
                 self._view.compute(self._note_computed, time_ms=time_ms, ahead=ahead)
         else:
             self._view.compute(self._note_computed, time_ms=time_ms)
-        # Before the state is whole: who finds no run noted knows that none has ever been.
+        # Before the state is whole: no stored run then means that no state was ever whole.
         self._notes.save_run(self._task.run)
         self._view.end_building(epoch=cut.epoch, lsn=cut.lsn, offsets=taken.next_offsets, seq=seq, time_ms=time_ms)
         self._view.adopt(self._task.run)
@@ -93,7 +93,7 @@ class ViewBuild:
     def _note_computed(self, rows: int) -> None:
         """So many more rows of tables are computed."""
         self._figures.add(rows)
-        # A driver that hears nothing takes the task for one that hangs, and ends its batch.
+        # Otherwise the driver takes the task for one that hangs, and ends its batch.
         self._reports.send(time.monotonic())
         if self._reports.is_over:
             raise BuildIsOver

@@ -1,4 +1,4 @@
-"""How far a task is with the building of a view's state."""
+"""How far a task is with building a view's state."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from views.view import View
 
 
 class BuildProgress:
-    """Counts what a building has done of what it does now."""
+    """Counts what a build has done of its present part."""
 
     def __init__(
         self,
@@ -23,28 +23,26 @@ class BuildProgress:
         self.begin(Doing.READING, 0)
 
     def begin(self, doing: Doing, total: int) -> None:
-        """The next part of it, with so many events or rows."""
+        """Begin the next part, with so many events or rows."""
         self._doing, self._total, self._done = doing, total, 0
         self._since_s = self._monotonic()
 
     def reach(self, done: int, *, total: int = 0) -> None:
-        """So many are done. ``total`` may have grown: a log goes on while it is read."""
+        """So many are done. ``total`` may have grown: a log grows while it is read."""
         self._done, self._total = done, max(total, self._total, done)
 
     def add(self, done: int) -> None:
-        """So many more are done."""
         self.reach(self._done + done)
 
     @property
     def now(self) -> Building:
-        """How far it is."""
         took_s = self._monotonic() - self._since_s
         per_s = self._done / took_s if took_s > 0 else 0.0
         return Building(self._began_ms, self._doing, self._done, self._total, per_s)
 
 
 class FiguresNow:
-    """A view's figures, with how far a building of its state is while there is one."""
+    """A view's figures, with the progress of its build while there is one."""
 
     def __init__(self, view: View, size: Callable[[], Size]) -> None:
         """``size`` is that of the view's state."""
@@ -58,11 +56,10 @@ class FiguresNow:
         return ViewFigures.of(self._view.position(), self._size(), building=building, at_ms=at_ms)
 
     def begin(self, doing: Doing, total: int) -> None:
-        """The next part of a building, if there is one."""
+        """Begin the next part of a build, if there is one."""
         if self.building is not None:
             self.building.begin(doing, total)
 
     def add(self, done: int) -> None:
-        """So much more of that is done."""
         if self.building is not None:
             self.building.add(done)

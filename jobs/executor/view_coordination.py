@@ -1,8 +1,8 @@
-"""What a view's task notes beside the rows of its sink: coordination records of each generation, and of each shard.
+"""What a view's task stores beside the rows of its sink: coordination records of each generation, and of each shard.
 
-``g<n>.view_run`` says which run's state writes the result, or that one does so which is still being built.
-``g<n>.view_tag`` has the newest tag of a further output at one LSN. Those of a shard end with its number. As of which
-time the sink has the result of a view with retention is noted too, before and after its rows are written.
+``g<n>.view_run`` names the run whose state writes the result, or says that an unfinished state does. ``g<n>.view_tag``
+has the newest tag of a further output at one LSN. Those of a shard end with its number. For a view with retention, a
+record has the time as of which the sink has the result, before and after its rows are written.
 """
 
 from collections.abc import Iterator
@@ -23,53 +23,48 @@ RUN: Final = "view_run"
 TAG: Final = "view_tag"
 
 BUILDING: Final = "building"
-"""In the place of a run: rows are there of a state that isn't whole, and no other one may go on."""
+"""Stored in the place of a run: an unfinished state has written rows, and no other state may go on."""
 
 
 def note_name(what: str, generation: int, shard: int | None = None) -> str:
-    """The name of the record."""
     return f"g{generation}.{what}" + ("" if shard is None else f".{shard}")
 
 
 def has_had_state(records: CoordinationRecords, generation: int, *, tasks: int) -> bool:
-    """Whether any state of the view, which so many tasks keep, has ever been whole. Before that it is noted.
-
-    Raises what the destination raises.
-    """
+    """Whether any state of the view, which so many tasks maintain, was ever whole. Before a state is whole, its run is
+    stored. Raises what the destination raises."""
     numbers = [None] if tasks == 1 else list(range(tasks))
     return any(records.load(note_name(RUN, generation, number)) not in (None, BUILDING) for number in numbers)
 
 
 class ViewNotes:
-    """The notes of one task. Each method raises what the destination raises."""
+    """The records of one task. Each method raises what the destination raises."""
 
     def __init__(self, task: Task) -> None:
         assert task.view is not None
         self._task = task
         self._is_retained = bool(task.view.plan.retained)
         self._shard = None if task.view.shard is None else task.view.shard.number
-        # What was noted last.
+        # What was stored last.
         self._tag: Tag | None = None
         self._time: NotedTime | None = None
 
     @property
     def run(self) -> str | None:
-        """Which run has written the result last."""
+        """The run that has written the result last."""
         with self._records() as records:
             return records.load(self._name(RUN))
 
     def save_run(self, run: str) -> None:
-        """Note whose state writes the result, before it writes anything.
-
-        A store lets a writer note it that was replaced, and whose successor hasn't noted it yet. It says so now: that
-        one mustn't go on with its state.
-        """
+        """Store whose state writes the result, before it writes anything. A store accepts this from a replaced writer
+        whose successor hasn't stored its own run yet. The empty batch then raises, so that the replaced writer doesn't
+        go on with its state."""
         self._save(self._name(RUN), run)
         sink_for(self._task).apply(Batch([], fence=self._task.fence))
 
-    # Of two outputs at one LSN the second has a greater number in its tag. So has that of a state which is built anew
-    # there: the sink takes no row of an equal tag. Only such tags are noted, and they are rare. What a newer writer has
-    # noted stays, whenever the one that it has replaced wakes up.
+    # The second output at one LSN has a greater number in its tag. So does a state that is built anew there, since the
+    # sink takes no row of an equal tag. Only such tags are stored, and they are rare. What a newer writer has stored
+    # stays, whenever the writer that it replaced wakes up.
 
     def seq_of_new_state(self, cut: Cut) -> int:
         """The number in the tag of a state that is built at this cut."""
@@ -79,7 +74,7 @@ class ViewNotes:
         return seq + 1 if (epoch, lsn) == (cut.epoch, cut.lsn) else 1
 
     def save_before_rows(self, position: ViewPosition) -> None:
-        """Note what is to be known of rows with this tag before the sink has any."""
+        """Store what must be known of rows with this tag before the sink has any."""
         if position.seq and self._tag != position.tag:
             self._save(self._name(TAG), orjson.dumps([position.epoch, position.lsn, position.seq]).decode())
             self._tag = position.tag
@@ -87,7 +82,7 @@ class ViewNotes:
 
     @property
     def time(self) -> NotedTime:
-        """The view's time as it is noted; one without retention has none."""
+        """The view's stored time; a view without retention has none."""
         if self._time is None:
             self._time = NotedTime()
             if self._is_retained:
@@ -96,7 +91,7 @@ class ViewNotes:
         return self._time
 
     def save_time(self, time: NotedTime) -> None:
-        """Note as of which time the sink has the result."""
+        """Store as of which time the sink has the result."""
         if self._is_retained and time != self.time:
             self._save(self._time_name, time.to_json())
             self._time = time

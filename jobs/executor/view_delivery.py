@@ -1,4 +1,4 @@
-"""What a view has computed -> the sink, and the topic of the view."""
+"""Delivers what a view has computed to the sink, and to the topic of the view."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from views.retention import NotedTime
 from views.view import View, ViewPosition
 
 PORTION: Final = 20_000
-"""How many rows of the result are written at once: what one step changes appears at once, if it is no more."""
+"""How many rows of the result are written at once: the changes of one step appear at once up to this number."""
 
 _FED_ROWS: Final = 5_000
 
@@ -38,10 +38,8 @@ _NOWHERE: Final = Position("", 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class _Became:
-    """Keys of rows that the sink refuses for good, and of those whose earlier rejection is void.
-
-    Those that are ``held`` are refused as well, and the next batch tells so: this one's result has no room for them.
-    """
+    """Keys of rows that the sink refuses for good, and of rows whose earlier rejection is void. ``held`` rows are
+    refused as well, but the next batch reports them: this one's result has no room."""
 
     refused: list[_Key] = field(default_factory=list)
     void: list[_Key] = field(default_factory=list)
@@ -70,13 +68,13 @@ class ViewDelivery:
         self._reports = reports
         self._progress = reports.progress
         self._figures = reports.figures
-        # How many rows of a new result the sink has got while it was computed.
+        # How many rows of a new result the sink got while it was computed.
         self._written_ahead = 0
 
     def deliver(self, offsets: Offsets) -> None:
-        """Give the sink what it may not have yet. It is as of these ``offsets`` then."""
+        """Give the sink what it may not have yet. Afterwards it is as of these ``offsets``."""
         while self._view.expire():
-            # A driver that hears nothing takes the task for one that hangs.
+            # Otherwise the driver takes the task for one that hangs.
             self._reports.send(time.monotonic())
         position = self._view.position()
         self._figures.begin(Doing.WRITING, position.counters.rows - self._written_ahead)
@@ -89,7 +87,7 @@ class ViewDelivery:
             tags = [str(output.tag)] * len(output.keys)
             events = TableEvents.from_log(table, list(output.keys), tags, list(output.rows), lambda _: _NOWHERE)
             became = self._apply(events, offsets if output.is_last else {})
-            if self._topic is not None:  # after the sink: who is told of a row finds it there
+            if self._topic is not None:  # after the sink, so that whoever reads the topic finds the row there
                 for key, row in zip(output.keys, output.rows, strict=True):
                     self._topic.write(key, row, output.tag)
                 self._commit(self._topic, is_complete=output.is_last)
@@ -112,30 +110,26 @@ class ViewDelivery:
         self._result.next_offsets = offsets
 
     def take_over(self, run: str) -> None:
-        """This run goes on with what another one has delivered. Nothing else changes.
-
-        Before the state does: who is killed in between finds two runs, and builds.
-        """
+        """This run goes on with what another one has delivered. Nothing else changes. Called before the state changes:
+        after a kill in between, the next start finds two runs, and builds."""
         if self._topic is not None:
             self._topic.take_over(run)
         self._notes.save_run(run)
 
     def rejected_with(self, key: _Key) -> str:
-        """With which tag the driver has kept a rejection of this row; "" where it has none."""
+        """The tag with which the driver has stored a rejection of this row; "" if it has none."""
         return self._progress.rejected.get((self._input.topic, orjson.dumps(key)), "")
 
     def has_nothing(self) -> bool:
-        """Whether no row of the view is anywhere that a new result might not have.
-
-        Nobody else puts one there: a writer that this one has replaced is refused.
-        """
+        """Whether no row of the view exists anywhere that a new result might lack. Nobody else adds one: a replaced
+        writer is refused."""
         if self._topic is not None or any(topic == self._input.topic for topic, _ in self._progress.rejected):
             return False
         return not any(self._view.result.is_own(row.key) for row in sink_for(self._task).scan(self._input.table))
 
     @contextmanager
     def writing_ahead(self, position: ViewPosition, meanwhile: Callable[[], None]) -> Iterator[WrittenAhead]:
-        """Give the sink rows while they are computed. Another job finds them there, and builds anew."""
+        """Give the sink rows while they are computed. A later job finds that this was unfinished, and builds anew."""
         self._notes.save_run(BUILDING)
         self._notes.save_before_rows(position)
         table, tag = self._input.table.name, str(position.tag)
@@ -153,10 +147,10 @@ class ViewDelivery:
         self._written_ahead = ahead.applied + ahead.stale
 
     def _arrange(self) -> None:
-        """Have what differs from an earlier state's rows come first, and those go that the result doesn't have."""
+        """Order rows that differ from an earlier state's first, and delete rows that the result doesn't have."""
         stored = ((row.key, row.row) for row in sink_for(self._task).scan(self._input.table))
         on_topic = () if self._topic is None else self._topic.keys()
-        # Of a row that was rejected and that the result doesn't have any more, the sink may have nothing.
+        # The sink may not have rows that were rejected and that the result has lost.
         rejected = (orjson.loads(key) for topic, key in self._progress.rejected if topic == self._input.topic)
         arrange(self._view, stored, chain(on_topic, rejected))
 
@@ -165,13 +159,14 @@ class ViewDelivery:
         topic.commit(tag=position.tag, offsets=dict(position.offsets), run=self._task.run, is_complete=is_complete)
 
     def _lacks_step(self, topic: ViewTopic) -> bool:
-        """Whether the topic doesn't say yet that it has all as of the view's LSN: nothing of the result has changed."""
+        """Whether the topic doesn't say yet that it has everything as of the view's LSN, since the result didn't
+        change."""
         last, position = topic.last, self._view.position()
         at = (position.epoch, position.lsn)
         return last is None or not last.is_complete or (last.epoch, last.lsn) != at
 
     def _apply(self, events: TableEvents, next_offsets: Offsets) -> _Became:
-        """Give these to the sink, and note what became of them. Raises LockstepError for too many rejections."""
+        """Give these events to the sink, and collect the outcome. Raises LockstepError for too many rejections."""
         if self._input.shard is not None:
             next_offsets = {}  # other shards may not be there yet
         batch = Batch(
@@ -185,7 +180,7 @@ class ViewDelivery:
         reasons = {orjson.dumps(each.event.key): each.reason for each in outcome.rejections}
         topic, result = self._input.topic, self._result
         came = set(events.keys)
-        # What became of the newest version counts.
+        # The newest version's outcome counts.
         result.rejected = [event for event in result.rejected if event.key not in came]
         size = sum(len(event.value or b"") for event in result.rejected)
         became, held = _Became(), list[RejectedEvent]()
@@ -205,10 +200,8 @@ class ViewDelivery:
 
 
 def arrange(view: View, stored: Iterable[tuple[_Key, Mapping[str, JsonValue]]], others: Iterable[_Key]) -> None:
-    """Have what differs from the rows that are ``stored`` come first, and those go that the result doesn't have.
-
-    ``others`` are keys of rows that may be elsewhere. What these are there says nothing of what the sink's readers see.
-    """
+    """Order rows that differ from the ``stored`` ones first, and delete rows that the result doesn't have. ``others``
+    are keys of rows that may be elsewhere. Their values there say nothing about what the sink's readers see."""
     no_row: Mapping[str, JsonValue] = {}
     for earlier in (iter(stored), ((key, no_row) for key in others)):
         while rows := list(islice(earlier, _FED_ROWS)):

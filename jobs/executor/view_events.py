@@ -1,4 +1,4 @@
-"""Records of a view's tables -> events, without those of rows that were left out."""
+"""Records of a view's tables -> events, without those of left-out rows."""
 
 import pyarrow as pa
 
@@ -12,7 +12,7 @@ from jobs.executor.view_reports import ViewReports
 
 
 class ViewEvents:
-    """Decodes what the view takes in, and has the driver know of what it doesn't."""
+    """Decodes what the view takes in, and has the driver store which rows were left out."""
 
     def __init__(self, task: Task, reports: ViewReports, result: Result) -> None:
         self._task = task
@@ -20,10 +20,10 @@ class ViewEvents:
         self._result = result
         self._left_out = LeftOutRows()
         self.are_kept_first = False
-        """Whether the batch ends, so that the driver keeps what is known of these rows."""
+        """Whether the batch must end so that the driver stores these rows."""
 
     def decoded(self, records: pa.Table) -> Events:
-        """The events of these records. A row that was left out stays as it was."""
+        """The events of these records. A left-out row stays as it was."""
         decoded = decode(records, self._task)
         known = {row: tag for row, tag in self._reports.progress.rejected.items() if row[0] in self._task.tables}
         if known or self._left_out or decoded.rejections:
@@ -32,8 +32,8 @@ class ViewEvents:
         return decoded.events
 
     def tell_of_rows(self) -> bool:
-        """Whether the driver has to keep what is known of rows that were left out before these records are taken in:
-        they aren't read again after that. It is asked now, and where it doesn't answer, with the result."""
+        """Whether the driver must store left-out rows before these records are taken in, since they aren't read again
+        after that. Asks the driver now; if it doesn't answer, the rows are in the result."""
         if not self._left_out:
             return False
         self._result.rejected += self._left_out.rejected

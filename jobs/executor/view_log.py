@@ -1,12 +1,11 @@
-"""Records of a view's tables, and the progress records by which they are whole transactions. Pure.
+"""Records of a view's tables, and the progress records that divide them into whole transactions. Pure.
 
-A progress record is a *cut*: of all transactions that were committed before its LSN, everything lies below its bounds.
-So once all partitions are read up to there, the events below that LSN are whole transactions, and the others wait.
+A progress record is a *cut*: everything of all transactions committed before its LSN lies below its bounds. So once all
+partitions are read up to there, the events below that LSN are whole transactions, and the others wait.
 
-The log may be compacted while it is read. What is read of it late lacks rows of a moment that it hasn't any more, since
-something newer has replaced them. So a reader that was behind takes the first cut that is newer than all that it has
-read until it was at the log's end. It is also behind where it reads all the time, and more is published than it can
-take in.
+The log may be compacted while it is read. A late reader then misses rows of a moment, because newer events have
+replaced them. So a reader that was behind takes the first cut that is newer than everything it read until it was at the
+log's end. A reader that reads all the time is behind too, if more is published than it can take in.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,20 +23,21 @@ from jobs.executor.window import newest, with_tags
 from jobs.offsets import Offsets
 from sinks.contract import TopicPartition
 
-# Stubs of Arrow's compute functions, which are made when the module is loaded, lack most of them.
+# pyarrow makes its compute functions at import, so their stubs lack most of them.
 _compute: Any = pyarrow.compute
 
 _COPIED: Final = f"{SNAPSHOT_SEQ:08x}".encode()
 """How the tags of a copy's rows end."""
 
 _PASS_S: Final = 5.0
-"""A pass over the log that took longer is followed by another one, of what came meanwhile."""
+"""A pass over the log that took longer is followed by another one, for what came meanwhile."""
 
 _LATE_S: Final = 30.0
-"""Who reaches what a progress record asks for only so much later is behind. Kafka's cleaner rests for half as long."""
+"""A reader that reaches a progress record's bounds only so much later is behind. Kafka's cleaner pauses for half as
+long."""
 
 _CUTS_MAX: Final = 10_000
-"""Cuts that wait to be reached. Beyond it every other one is left out: the view then moves in larger steps."""
+"""How many cuts may wait to be reached. Beyond that every other one is dropped: the view then moves in larger steps."""
 
 NEVER: Final = ""
 """Less than every tag."""
@@ -45,7 +45,7 @@ NEVER: Final = ""
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A progress record up to which all transactions are at hand."""
+    """A progress record up to which all transactions are complete."""
 
     epoch: int
     lsn: int
@@ -54,16 +54,14 @@ class Cut:
 
     @property
     def tag(self) -> str:
-        """The greatest tag of what is complete: rows of a copy that stand exactly there are."""
+        """The greatest complete tag: rows of a copy exactly at the LSN are included."""
         return str(Tag(self.epoch, self.lsn, SNAPSHOT_SEQ))
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The newest event of each key below a cut, and where each partition is to be read again.
-
-    ``transactions`` is of how many transactions these events were.
-    """
+    """The newest event of each key below a cut, and where each partition is to be read again. ``transactions`` is the
+    number of transactions of these events."""
 
     records: pa.Table | None
     next_offsets: Offsets
@@ -75,11 +73,11 @@ class _Cuts:
 
     def __init__(self, topics: Iterable[str]) -> None:
         self._topics = frozenset(topics)
-        # What each record asks for, with all before it.
+        # The bounds of each record include those of all before it.
         self._required: Offsets = {}
         # Each with whether it holds for all of the topics.
         self._waiting: list[tuple[Cut, bool]] = []
-        # The oldest one, and since when it is.
+        # The oldest cut, and since when it is the oldest.
         self._oldest: tuple[Cut | None, float] = None, 0.0
         # How many were reached.
         self.reached = 0
@@ -87,7 +85,6 @@ class _Cuts:
         self.is_copied = True
 
     def add(self, record: ProgressRecord) -> None:
-        """The next record."""
         for topic in self._topics & record.bounds.keys():
             for partition, bound in enumerate(record.bounds[topic]):
                 self._required[topic, partition] = max(bound, self._required.get((topic, partition), 0))
@@ -95,7 +92,7 @@ class _Cuts:
         cut = Cut(record.epoch, record.lsn, record.commit_time_ms, dict(self._required))
         self._waiting.append((cut, self.is_copied))
         if len(self._waiting) > _CUTS_MAX:
-            # Bounds only grow, so one cut asks for nothing that a later one doesn't. The last one stays.
+            # Bounds only grow, so no cut asks for more than a later one. The last one stays.
             self._waiting = self._waiting[1::2] if len(self._waiting) % 2 == 0 else self._waiting[::2]
 
     def is_late(self, now_s: float) -> bool:
@@ -106,7 +103,7 @@ class _Cuts:
         return oldest is not None and now_s - self._oldest[1] > _LATE_S
 
     def take(self, offsets: Offsets) -> list[Cut]:
-        """Those that are reached where everything below these offsets is read, if they hold for all of the topics."""
+        """The cuts that are reached if everything below these offsets is read, and that hold for all of the topics."""
         covered = 0
         for cut, _ in self._waiting:
             if any(offsets.get(at, 0) < bound for at, bound in cut.bounds.items()):
@@ -118,7 +115,8 @@ class _Cuts:
 
 
 class ViewLog:
-    """What was read and isn't taken in yet. ``topics`` are those of the view's tables, ``position`` where it began."""
+    """What was read and isn't taken in yet. ``topics`` are those of the view's tables, ``position`` is where it
+    began."""
 
     def __init__(
         self,
@@ -128,7 +126,7 @@ class ViewLog:
         append_only: frozenset[str] = frozenset(),
         floor: str = NEVER,
     ) -> None:
-        """No cut is taken that is older than the tag ``floor``."""
+        """No cut older than the tag ``floor`` is taken."""
         self._append_only = append_only
         self._reached: Offsets = dict(position)
         self._cuts = _Cuts(topics)
@@ -147,33 +145,33 @@ class ViewLog:
     # --- reading ---
 
     def catch_up(self, ends: Offsets, now_s: float) -> None:
-        """The reader is behind: it reads to these ends of the log, at least."""
+        """The reader is behind: it reads at least to these ends of the log."""
         self._target, self._began_s = dict(ends), now_s
 
     @property
     def awaits_copy(self) -> bool:
-        """Whether one of the tables is being copied, or is to be, as far as the newest progress record says."""
+        """Whether one of the tables waits for its copy, as of the newest progress record."""
         return not self._cuts.is_copied
 
     @property
     def came(self) -> int:
-        """Grows whenever something is read, or all is that a progress record asks for. To whom nothing comes it
-        doesn't, and it does for one who waits for a table's copy."""
+        """Grows whenever records are read, or a progress record's bounds are reached. It stands still for a task that
+        is cut off, but grows for one that waits for a table's copy."""
         return self.rows + self._cuts.reached
 
     @property
     def is_behind(self) -> bool:
-        """Whether the end that it was to reach isn't reached, or has to be asked for again."""
+        """Whether the end to catch up to isn't reached, or must be asked for again."""
         return self._target is not None
 
     @property
     def is_at_target(self) -> bool:
-        """Whether the end that it was to reach is reached."""
+        """Whether the end to catch up to is reached."""
         return self._target is None or all(self._reached.get(at, 0) >= end for at, end in self._target.items())
 
     def has_caught_up(self, now_s: float) -> bool:
-        """Called at the target: whether nothing of weight can have come meanwhile. Else the ends are to be asked for
-        again. Cuts count from now on that are newer than all that was read."""
+        """Called at the target: whether the pass was short enough that little can have come meanwhile. If not, the ends
+        must be asked for again. From now on, only cuts newer than everything read count."""
         if now_s - self._began_s > _PASS_S:
             return False
         self._target = None
@@ -181,11 +179,11 @@ class ViewLog:
         return True
 
     def is_late(self, now_s: float) -> bool:
-        """Whether the oldest cut has waited for too long to be reached. Called again and again."""
+        """Whether the oldest cut has waited too long to be reached. Called again and again."""
         return self._cuts.is_late(now_s)
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Records of one partition, in its order. Raises LockstepError for one without a tag."""
+        """Add records of one partition, in its order. Raises LockstepError for a record without a tag."""
         self._batches.append(batch)
         self.rows += batch.num_rows
         self.bytes += batch.nbytes
@@ -193,21 +191,19 @@ class ViewLog:
             self._newest_tag = max(self._newest_tag, _greatest_tag(batch))
 
     def reach(self, ends: Offsets) -> None:
-        """Everything of these partitions is read below these offsets."""
+        """Everything of these partitions below these offsets is read."""
         for at, end in ends.items():
             self._reached[at] = max(end, self._reached.get(at, 0))
 
     def add_record(self, record: ProgressRecord) -> None:
-        """The next progress record. The first one bounds all topics, as ``ProgressReader``'s does."""
+        """Add the next progress record. The first one bounds all topics, as ``ProgressReader``'s does."""
         self._cuts.add(record)
 
     # --- taking ---
 
     def cut(self) -> Cut | None:
-        """The newest cut that can be taken now; it and those before it are forgotten.
-
-        Raises LockstepError for a record without a tag.
-        """
+        """The newest cut that can be taken now. Forgets it and all before it. Raises LockstepError for a record without
+        a tag."""
         if self.is_behind:
             return None
         complete = [cut for cut in self._cuts.take(self._reached) if cut.tag >= self._floor]
@@ -215,14 +211,14 @@ class ViewLog:
             return None
         self._look_for_copies(complete[0].tag)
         found = next((cut for cut in reversed(complete) if not self._below(cut.bounds, newer_than=cut.tag)), None)
-        # Bounds only grow, so these are below those of each later record.
+        # Bounds only grow, so these copies are below the bounds of every later record.
         for at, tag in self._below(complete[-1].bounds, newer_than=NEVER):
             self._floor = max(self._floor, tag)
             del self._copies[at, tag]
         return found
 
     def take(self, cut: Cut) -> Taken:
-        """What is below the cut. The rest waits, and is read again by whoever begins at ``next_offsets``."""
+        """What is below the cut. The remainder waits, and comes again to a reader that begins at ``next_offsets``."""
         records, waiting, transactions = self._split(cut.tag)
         next_offsets = dict(self._reached)
         for batch in waiting:
@@ -231,7 +227,7 @@ class ViewLog:
         return Taken(records, next_offsets, transactions)
 
     def take_all(self) -> pa.Table | None:
-        """Everything, for one who takes no cut that isn't newer than that."""
+        """Everything, for a caller that then takes only newer cuts."""
         return self._split(None)[0]
 
     @property
@@ -245,7 +241,7 @@ class ViewLog:
         return dict(self._reached)
 
     def _look_for_copies(self, tag: str) -> None:
-        """Note where rows of a copy begin in each partition, among what has come: those that are newer than the tag."""
+        """Find where rows of a copy newer than the tag begin in each partition, among the new records."""
         if not self._batches:
             return
         tagged = self._with_tags()
@@ -259,13 +255,13 @@ class ViewLog:
                 self._copies[at] = min(row["offset_min"], self._copies.get(at, row["offset_min"]))
 
     def _below(self, bounds: Offsets, *, newer_than: str) -> list[tuple[TopicPartition, str]]:
-        """The copies of which rows have come that are below these bounds."""
+        """The copies with rows below these bounds."""
         return [
             (at, tag) for (at, tag), offset in self._copies.items() if tag > newer_than and offset < bounds.get(at, 0)
         ]
 
     def _with_tags(self) -> pa.Table:
-        """What has come since the last time. It goes on to wait, with its tags."""
+        """The new records with their tags; they go on waiting."""
         tagged = with_tags(pa.Table.from_batches(self._batches))
         self._tagged.append(tagged)
         self._batches = []
@@ -286,7 +282,7 @@ class ViewLog:
         if _compute.all(is_complete).as_py():
             return _newest(tagged, self._append_only), (), _transactions(tagged)
         waiting = tagged.filter(_compute.invert(is_complete)).drop_columns(["tag"])
-        # A batch is of one partition: that is how they came, and how they are told apart.
+        # Each waiting batch belongs to one partition, as it did when it came.
         self._batches = list(chain.from_iterable(_of_partitions(batch) for batch in waiting.to_batches()))
         self.bytes = sum(batch.nbytes for batch in self._batches)
         complete = tagged.filter(is_complete)
@@ -311,7 +307,7 @@ def _of_partitions(batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
 
 
 def _transactions(tagged: pa.Table) -> int:
-    """Of how many transactions these records are. Rows of a copy are of one."""
+    """The number of transactions of these records. Rows of a copy count as one."""
     return int(_compute.count_distinct(_compute.binary_slice(tagged.column("tag"), 0, TRANSACTION_LENGTH)).as_py())
 
 

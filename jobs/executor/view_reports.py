@@ -1,4 +1,4 @@
-"""What the driver hears of a view's task, and what it has stored of that."""
+"""A view task's reports to the driver, and which of them the driver has stored."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -13,38 +13,36 @@ from jobs.executor.view_building import FiguresNow
 from jobs.offsets import Offsets
 
 KEPT_S: Final = 10.0
-"""How long a shard waits until its rejections are kept. After that they come with the batch's result."""
+"""How long a shard waits for its rejections to be stored. After that they come with the batch's result."""
 
 
 class SinkProgress:
-    """What the sink's progress is known to have, as next offsets, and which rejections the driver has kept.
-
-    A batch has one, also where it builds a state, or tries again.
-    """
+    """What is known to be in the sink's progress, as next offsets, and which rejections the driver has stored. A batch
+    has one of these for all its attempts and builds."""
 
     def __init__(self, stored: Offsets, rejected: Mapping[tuple[str, bytes], str]) -> None:
-        """``rejected`` are the rejections of before, each with its tag."""
+        """``rejected`` are the earlier rejections, each with its tag."""
         self.offsets: Offsets = dict(stored)
         self.rejected = dict(rejected)
         self._not_stored: deque[Offsets] = deque()
 
     def tell(self, offsets: Offsets) -> None:
-        """The driver is told of these."""
+        """A report with these offsets was sent."""
         self._not_stored.append(dict(offsets))
 
     @property
     def not_stored(self) -> int:
-        """How many of the times that the driver was told something it hasn't said to be stored."""
+        """How many reports the driver hasn't confirmed as stored."""
         return len(self._not_stored)
 
     def hear(self, times: int) -> None:
-        """So many more of the times that it was told are stored."""
+        """So many more reports are stored."""
         for _ in range(times):
             self.offsets |= self._not_stored.popleft()
 
 
 class ViewReports:
-    """The reports of one attempt to keep a view. Without a ``line`` nobody hears them."""
+    """The reports of one attempt to maintain a view. Without a ``line`` nobody gets them."""
 
     def __init__(
         self,
@@ -56,7 +54,8 @@ class ViewReports:
         *,
         goes_on: bool,
     ) -> None:
-        """``feed`` says how far the task has read. A batch that ends with the log reports a building alone."""
+        """``feed`` says how far the task has read. A batch that ends with the log only reports the progress of a
+        build."""
         self._line = line
         self._result = result
         self.progress = progress
@@ -81,11 +80,10 @@ class ViewReports:
             self.progress.hear(self._line.take_stored())
 
     def at_work(self) -> AbstractContextManager[None]:
-        """While the task is at work on what it has read."""
         return nullcontext() if self._line is None else self._line.at_work_on(self.feed.read)
 
     def send(self, now_s: float) -> None:
-        """Let the driver know how far this is, if that is due."""
+        """Report the position to the driver, if that is due."""
         has_news = self.figures.building is not None or (self._goes_on and self._reports.has_moved)
         if not self._reports.is_due(now_s, has_news=has_news):
             return
@@ -96,14 +94,12 @@ class ViewReports:
         self.progress.tell(self._result.next_offsets)
 
     def are_kept(self) -> bool:
-        """Have the driver keep the rejections of a shard now, and forget those that are void. Whether it has.
-
-        The result of a batch is looked at when all of its tasks have ended, and one that builds a state ends late.
-        """
+        """Have the driver store a shard's rejections now, and forget void ones. Returns whether it has. The driver
+        reads a batch's result only when all of its tasks have ended, and a task that builds a state ends late."""
         return self._result.shard is not None and self.keeps_now()
 
     def keeps_now(self) -> bool:
-        """The same whether or not it is a shard."""
+        """As ``are_kept``, whether or not the view is divided."""
         result, line = self._result, self._line
         if line is None:
             return False

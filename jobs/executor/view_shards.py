@@ -1,4 +1,4 @@
-"""The tasks of one view that is divided: which shard each of them is, and how it is told so."""
+"""The tasks of a divided view: which shard each of them has, and how it learns that."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,16 +9,16 @@ from jobs.executor.task_input import Task
 from jobs.offsets import Offsets
 
 _SHARD: Final = ""
-"""In the place of a topic, which always has a name: a task's shard stands among what it is told of the log."""
+"""Stands in the place of a topic, which always has a name: a task's shard is sent among its ranges of the log."""
 
 
 def told_to_shard(number: int, reached: Offsets) -> list[Range]:
-    """What the task of a shard is told: which one it is, and the next offsets that its sink was told of."""
+    """The input of a shard's task: its number, and the next offsets stored in the sink."""
     return [Range(_SHARD, number, 0, 0), *(Range(*at, 0, offset) for at, offset in reached.items())]
 
 
 def of_shard(task: Task, told: Offsets) -> tuple[Task, Offsets]:
-    """The task of a view's shard as it was told, and the offsets. That of a view without shards stays as it is."""
+    """The task of the shard named in its input, and the offsets. The task of a view without shards stays as it is."""
     numbers = [partition for topic, partition in told if topic == _SHARD]
     if task.view is None or not numbers:
         return task, told

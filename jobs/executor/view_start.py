@@ -16,7 +16,7 @@ from views.view import View, identity
 
 @contextmanager
 def opened_state(task: Task, view: ViewInput) -> Iterator[FileState]:
-    """The state on this machine, empty where there is none or nobody can read it."""
+    """The state on this machine, or an empty one if there is none or it can't be read."""
     directory = Path(view.directory)
     own = identity(view.plan, task.shapes, view.shard)
     try:
@@ -30,7 +30,7 @@ def opened_state(task: Task, view: ViewInput) -> Iterator[FileState]:
 
 
 def can_go_on(task: Task, view: View, topic: ViewTopic | None, notes: ViewNotes, reached: Offsets) -> bool:
-    """Whether the view can go on from here, where the sink was told of what is ``reached``. Else it is built."""
+    """Whether the view can go on from its state, if the sink has stored ``reached``. If not, it is built."""
     assert task.view is not None
     return (
         view.log() == task.view.log
@@ -41,11 +41,11 @@ def can_go_on(task: Task, view: View, topic: ViewTopic | None, notes: ViewNotes,
 
 
 def is_usable(view: View, run: str, reached: Offsets) -> bool:
-    """Whether a view can go on from here: its state is whole, and fits what the sink was told of.
+    """Whether a view can go on from its state: the state is whole, and fits what the sink has stored.
 
-    A state that is behind the sink is an earlier one. A state that has forgotten output which the sink wasn't told of
-    may be ahead of a sink that was put back. So may one that has looked at what the sink had, and isn't delivered yet:
-    rows that came back with an earlier sink aren't among those that it has deleted.
+    A state behind the sink is an earlier one. A state may be ahead of a sink that was put back if it has forgotten
+    output that the sink hasn't stored. So may a state that has looked at the sink's rows and isn't delivered yet: rows
+    that came back with an earlier sink aren't among those that it has deleted.
     """
     position = view.position()
     if position.is_building or not position.lsn:
@@ -58,21 +58,17 @@ def is_usable(view: View, run: str, reached: Offsets) -> bool:
 
 
 def _is_of_last_run(view: View, notes: ViewNotes) -> bool:
-    """Whether no other state has written the result since this one did, or begun to while it was built.
-
-    Another one, as on another machine, may have written rows of which nobody was told, and that are gone since. This
-    state has never had them, so it wouldn't have them removed.
-    """
+    """Whether no other state has written the result, or begun to while it was built, since this one did. Another state,
+    such as one on another machine, may have written rows unnoticed that are gone since. This state never had them, so
+    it wouldn't have them removed."""
     last = notes.run
     return last is None or view.is_of(last)
 
 
 def _fits(view: View, topic: ViewTopic) -> bool:
-    """Whether a view can go on with what is on its topic: its own state has made it, and all of its output is there.
-
-    Another state may be at the same place, and still have come there by other steps. A row that changed back meanwhile
-    is the same again for it, and the topic would keep the other one.
-    """
+    """Whether a view can go on with its topic: its own state has written the topic, and all of its output is there.
+    Another state may have come to the same position by other steps. To it, a row that changed and changed back is
+    unchanged, and the topic would keep the other version."""
     last = topic.last
     if last is None or not view.is_of(last.run):
         return False

@@ -1,10 +1,10 @@
 """The topic of a view's result: its rows by key, in whole steps, for whoever wants to follow them.
 
 One transactional producer writes it, and a newer one fences it off. Each Kafka transaction has rows of one step, and
-the record that says up to where whole steps are. A row that is gone is a tombstone.
+the record that says up to where whole steps are. A deleted row is a tombstone.
 
-What was written last names the run that wrote it. Another run's state goes on with the topic only where it made it.
-It names the topic by Kafka's own id as well: one that was made anew lacks what was written before, and gets all of it.
+That record names the run that wrote it: another run goes on with the topic only with the state that wrote it. It also
+has Kafka's id of the topic: a topic that was made anew lacks what was written before, and gets all of it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,11 +33,8 @@ _STEP_BYTES_MAX: Final = 1024 * 1024
 
 
 class ViewTopic:
-    """Writes one generation's topic. Whoever wrote it before is fenced.
-
-    Every method raises Unavailable where the open transaction is lost, and LockstepError where the brokers refuse. It
-    is to be closed then, and opened anew.
-    """
+    """Writes one generation's topic, and fences its earlier writer. Every method raises Unavailable if the open
+    transaction is lost, and LockstepError if the brokers refuse. Close it then, and open a new one."""
 
     def __init__(self, client: Client, where: ViewTopicInput) -> None:
         self._client = client
@@ -59,7 +56,7 @@ class ViewTopic:
 
     @property
     def last(self) -> ViewStep | None:
-        """What was written last; None where nothing is, or not all of it is there any more."""
+        """The last step that was written; None if there is none, or not all of it is there any more."""
         return self._last
 
     def is_there(self) -> bool:
@@ -67,10 +64,8 @@ class ViewTopic:
         return self._current_id() == self._topic_id
 
     def keys(self) -> Iterator[Mapping[str, JsonValue]]:
-        """The keys of the rows that are there. All records are read before the first of them.
-
-        Not those of rows that are gone: the sink may have erased the marks of their deletions, and gets no new ones.
-        """
+        """The keys of the existing rows. All records are read before the first key. Keys of deleted rows are left out:
+        the sink may have erased the marks of their deletions, and gets no new ones."""
         reader = TopicReader(self._client)
         with reader.key_set() as keys, closing(reader.records(self._where.topic)) as records:
             for record in records:
@@ -81,15 +76,13 @@ class ViewTopic:
             yield from map(orjson.loads, keys)
 
     def write(self, key: bytes, row: bytes | None, tag: Tag) -> None:
-        """Add a row to the open transaction, or with None the end of one. Both are JSON."""
+        """Add a row to the open transaction, or its deletion if None. Both are JSON."""
         self._rows += 1
         self._publisher.send(self._where.topic, key, row, str(tag).encode())
 
     def commit(self, *, tag: Tag, offsets: Offsets, run: str, is_complete: bool) -> None:
-        """Commit what was written of the step of this tag. ``is_complete``: this is the last of it.
-
-        Raises Unavailable where the topic was made anew meanwhile: these rows lie before where the last ones ended.
-        """
+        """Commit the rows of this tag's step written so far. ``is_complete``: these were the last of the step. Raises
+        Unavailable if the topic was made anew meanwhile: these rows lie before the old end."""
         where, last = self._where, self._last
         end = self._publisher.end_of(where.topic) if last is None or self._rows else last.end
         if last is not None and end < last.end + self._rows:
@@ -136,7 +129,7 @@ class ViewTopic:
 
 
 def remove_steps(client: Client, *, pipeline: str, view: str, generation: int) -> None:
-    """Fence whoever writes this generation's topic, and forget what was written there."""
+    """Fence whoever writes this generation's topic, and remove the record of its steps."""
     topic = view_topic(pipeline, view, generation)
     publisher = Transactions(client, topic, LargeRows(max_message_bytes=_STEP_BYTES_MAX))
     try:
@@ -149,7 +142,7 @@ def remove_steps(client: Client, *, pipeline: str, view: str, generation: int) -
 
 @dataclass(slots=True)
 class _Open:
-    """An open writer, the run that has opened it, and who had the view's state open when it was used last."""
+    """An open writer, the run that opened it, and who had the view's state open when it was last used."""
 
     topic: ViewTopic
     run: str
@@ -161,11 +154,9 @@ _open: dict[str, _Open] = {}
 
 
 def view_topic_for(client: Client, where: ViewTopicInput, run: str, state: FileState) -> ViewTopic:
-    """The writer of this run for a view whose ``state`` was just opened. Raises as ``ViewTopic``.
-
-    Where another worker has had the state meanwhile, it has written the topic and fenced off this worker's writer.
-    A topic that was made anew is opened anew: then it's known to lack what was written.
-    """
+    """This run's writer for a view whose ``state`` was just opened. Raises as ``ViewTopic``. If another worker had the
+    state meanwhile, it has written the topic and fenced off this worker's writer. A topic that was made anew is opened
+    again, and then known to lack what was written."""
     opened = _open.get(where.topic)
     is_own = opened is not None and (opened.run, opened.state_writer) == (run, state.writer_before)
     if opened is not None and is_own and opened.topic.is_there():

@@ -1,4 +1,4 @@
-"""Records that wait for the end of a step: on disk, so that memory holds them however many they are."""
+"""Records that wait on disk for the end of a step, so that memory doesn't limit their number."""
 
 import tempfile
 from collections.abc import Iterator
@@ -10,14 +10,12 @@ import pyarrow as pa
 from cdc.model.errors import LockstepError
 
 ROWS: Final = 10_000
-"""How many come back at once."""
+"""How many are read back at once."""
 
 
 class WaitingRecords:
-    """Tables of one schema, in their order. Nobody else sees the file, which goes with the process, however that ends.
-
-    Raises LockstepError for a full disk and the like.
-    """
+    """Tables of one schema, in their order. The file is private and goes with the process, however that ends. Raises
+    LockstepError for a full disk and the like."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
@@ -35,7 +33,7 @@ class WaitingRecords:
         self.rows += records.num_rows
 
     def tables(self) -> Iterator[pa.Table]:
-        """All of them, some at a time. Nothing can be added after that before ``clear``."""
+        """All tables, in slices. After this, call ``clear`` before the next ``add``."""
         if self._file is None:
             return
         try:
@@ -49,14 +47,13 @@ class WaitingRecords:
             self._refused(error)
 
     def clear(self) -> None:
-        """Harmless when it is empty."""
         if self._file is not None:
             self._file.close()
         self._file = self._writer = None
         self.rows = 0
 
     def _refused(self, error: OSError) -> NoReturn:
-        with suppress(OSError):  # it has something to write still
+        with suppress(OSError):  # it may still have something to write
             self.clear()
         raise LockstepError(
             "records that wait for the end of a step can't be kept in a temporary file:"

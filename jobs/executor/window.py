@@ -1,9 +1,6 @@
-"""Log records -> the newest record of each key, before anything is parsed.
-
-Keys change many times in a batch, and only their newest state matters to a sink. Folding first saves the parsing and
-the writing of all the others. Until then values stay in Arrow's memory: as Python objects they would cost more than
-all of the rest.
-"""
+"""Log records -> the newest record of each key, before anything is parsed. Keys change many times in a batch, and only
+their newest state matters to a sink. Folding first saves parsing and writing all the others. Until then values stay in
+Arrow's memory: as Python objects they would cost more than everything else."""
 
 from collections.abc import Collection, Iterable
 from operator import le
@@ -18,7 +15,7 @@ from cdc.protocol.envelope import LEFT_OUT_START, TAG_END, TAG_START, commit_tim
 from jobs.executor.append_only import with_event_keys
 from sinks.contract import TopicPartition
 
-# Stubs of Arrow's compute functions, which are made when the module is loaded, lack most of them.
+# pyarrow makes its compute functions at import, so their stubs lack most of them.
 _compute: Any = pyarrow.compute
 
 _LABEL: Final = b'","tag":"'
@@ -26,10 +23,8 @@ _LABELLED: Final = len(_LABEL) + TEXT_LENGTH
 
 
 class Window:
-    """The newest record of each key among those that have come, and how far they reach in each partition.
-
-    With ``folds`` false it keeps all records. Those of ``append_only`` topics each get a key of their own.
-    """
+    """The newest record of each key among those added, and how far they reach in each partition. If ``folds`` is False,
+    it holds all records. Those of ``append_only`` topics each get a key of their own."""
 
     def __init__(self, bytes_max: int, *, folds: bool = True, append_only: Collection[str] = ()) -> None:
         self._bytes_max = bytes_max
@@ -54,7 +49,7 @@ class Window:
         return max((commit_time_ms for _, commit_time_ms in self._ends.values()), default=0)
 
     def add(self, batch: pa.RecordBatch) -> bool:
-        """Take records in. True when they are too many now, however they are folded. Raises as ``records``."""
+        """Add records. Returns True once there are too many, even when folded. Raises as ``records``."""
         if not batch.num_rows:
             return False
         self._batches.append(batch)
@@ -64,7 +59,7 @@ class Window:
             return False
         if not self._folds:
             return True
-        # What was superseded makes room. Where little was, folding again and again would gain little.
+        # Superseded records make room. If there were few, folding again and again would gain little.
         self._bytes = self.records().nbytes
         return self._bytes > self._bytes_max // 2
 
@@ -89,7 +84,7 @@ class Window:
             last = list({partition: index for index, partition in enumerate(pairs)}.values())
         values = batch.column("value")
         for index in last:
-            # Of a tombstone, the commit time of the delete before it.
+            # For a tombstone, the commit time of the delete before it.
             value = values[index].as_py() or (values[index - 1].as_py() if index else None)
             commit_time_ms = 0 if value is None else commit_time_ms_of(value)
             offset = batch.column("offset")[index].as_py()
@@ -97,23 +92,22 @@ class Window:
 
 
 def newest(records: pa.Table) -> pa.Table:
-    """Per topic and key the record with the greatest tag; ``records`` have the columns that ``with_tags`` returns.
+    """Per topic and key, the record with the greatest tag; ``records`` have the columns that ``with_tags`` returns.
 
-    Each partition's records come in its order, and so they do in the result. Of equal tags the later record stays: a
-    delete's tombstone rather than the delete event, and a re-published event rather than its first copy.
-    Both say the same. Where a key's newest record says that its row is left out, the newest other one stays as well: it
-    may be a deletion.
+    Each partition's records come in its order, and stay in it. Of equal tags the later record wins: a delete's
+    tombstone over the delete event, and a re-published event over its first copy; both say the same. If a key's newest
+    record says that its row is left out, the newest other one stays as well: it may be a deletion.
     """
     keys: list[Any] = records.column("key").to_pylist()
     topics = records.column("topic")
     if _compute.count_distinct(topics).as_py() > 1:
         keys = list(zip(topics.to_pylist(), keys, strict=True))
-    # Tuned: a dict takes the last index of each key without a line of Python being run for it.
+    # Tuned: a dict takes the last index of each key without running a line of Python per key.
     index_of = dict(zip(keys, range(len(keys)), strict=True))
     if len(index_of) == len(keys):
         return records
     tags: list[bytes] = records.column("tag").to_pylist()
-    # The log has each key's tags in order, but for what capture publishes again after a crash or a resumed snapshot.
+    # The log has each key's tags in order, except for what capture publishes again after a crash or a resumed snapshot.
     if not all(map(le, tags, map(tags.__getitem__, map(index_of.__getitem__, keys)))):
         index_of = {}
         for index, (key, tag) in enumerate(zip(keys, tags, strict=True)):
@@ -130,7 +124,7 @@ def newest(records: pa.Table) -> pa.Table:
 
 
 def _before_left_out(records: pa.Table, keys: list[Any], tags: list[bytes]) -> Iterable[int]:
-    """The newest other record of each key that has a left-out row."""
+    """For each key with a left-out row, its newest other record."""
     is_left_out = _compute.starts_with(records.column("value"), pattern=LEFT_OUT_START).fill_null(False)
     if not _compute.any(is_left_out).as_py():
         return ()
@@ -148,9 +142,8 @@ def with_tags(records: pa.Table) -> pa.Table:
     """Records with a column ``tag`` more: 28 hex digits as bytes.
 
     ``records`` have the columns ``value``, ``topic``, ``partition``, ``offset`` and ``tombstone_tag``, and any others.
-    ``tombstone_tag`` is the tag from the header where the value is null, and isn't looked at elsewhere.
-
-    Raises LockstepError for a record without a tag: it isn't ours, and dropping it in silence would hide that.
+    ``tombstone_tag`` is the tag from the header if the value is null, and ignored elsewhere. Raises LockstepError for a
+    record without a tag: somebody else wrote it, and dropping it silently would hide that.
     """
     values = records.column("value")
     label = pa.scalar(_LABEL, pa.binary())

@@ -1,8 +1,6 @@
-"""Rows of a view's new result -> the sink, while more of them are computed.
-
-The sink's server works on one core then and the task on another. What is written so needn't be kept in the view's state
-until it is delivered. The newest rows always wait: who delivers them says that the sink has all.
-"""
+"""Writes rows of a view's new result to the sink while more of them are computed. The sink's server then works on one
+core and the task on another, and the rows written needn't be stored in the view's state until they are delivered. The
+newest rows always wait for the delivery, which says that the sink has all."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,18 +15,18 @@ from views.operators.building import PORTION_BYTES, Item
 from views.result_rows import rows_of
 
 _AT_WORK_MAX: Final = 2
-"""So many portions are with the sink at most: one that it writes, and one that it goes on with."""
+"""How many slices are with the sink at most: one that it writes, and the next one."""
 
 LOOK_S: Final = 0.5
-"""How often who waits for the sink looks whether it has to end."""
+"""How often a task that waits for the sink checks whether it must end."""
 
 
 class WrittenAhead:
-    """Takes rows of a result that the sink has nothing of. For one thread; the sink is used in another one meanwhile.
+    """Takes rows of a result that the sink has nothing of. For one thread; another one uses the sink meanwhile.
 
-    ``write`` has the sink apply a portion. Rows that it refuses stay pending, and so does all that comes once it can't
-    take something: who delivers them finds that out. ``meanwhile`` is called every so often while the sink has enough
-    to do; what it raises is raised. Memory has three portions of about ``rows_max`` rows or 8 MB.
+    ``write`` applies a slice to the sink. Rows that it refuses stay pending, and so does everything after the first
+    slice that it can't take: the delivery finds out why. ``meanwhile`` is called periodically while the sink is busy;
+    what it raises is raised. Memory holds three slices of about ``rows_max`` rows or ``PORTION_BYTES``.
     """
 
     def __init__(
@@ -43,7 +41,7 @@ class WrittenAhead:
         self._bytes = 0
         self._is_over = False
         self.applied = self.stale = 0
-        """What became of the rows that the sink has."""
+        """The outcome of the rows that the sink has."""
 
     def __call__(self, items: list[Item]) -> list[Item]:
         """As ``views.view.Ahead``. Raises Fenced and DataLost of the sink, and what isn't a LockstepError."""
@@ -58,7 +56,7 @@ class WrittenAhead:
         return stays
 
     def close(self) -> None:
-        """Wait for what is being written; nothing else is."""
+        """Wait for the slice that is being written, and drop the others."""
         self._pool.shutdown(cancel_futures=True)
 
     def _taken(self) -> list[Item]:
@@ -66,7 +64,7 @@ class WrittenAhead:
         return newest
 
     def _handed_over(self, portion: list[Item]) -> list[Item]:
-        """Have it written. Rows that stay, of this one or of an earlier one."""
+        """Have a slice written. Returns rows that stay pending, of this slice or an earlier one."""
         stays = []
         while self._at_work and (self._at_work[0][1].done() or len(self._at_work) >= _AT_WORK_MAX):
             stays += self._done()
@@ -76,7 +74,7 @@ class WrittenAhead:
         return stays
 
     def _done(self) -> list[Item]:
-        """What stays of the oldest portion that is at work."""
+        """The rows that stay pending of the oldest slice with the sink."""
         portion, writing = self._at_work.popleft()
         while not wait([writing], LOOK_S).done:
             self._meanwhile()

@@ -1,4 +1,4 @@
-"""What the tasks of one query have applied: stored in the destination, and reported."""
+"""Stores and reports what the tasks of one query have applied."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,8 @@ from sinks.contract import Progress
 
 
 class Applied:
-    """Hears what tasks report before their end, in the thread that listens to them, and reports it with the batch."""
+    """Takes the tasks' reports during a batch, in the thread that listens to them, and the batch's result at its
+    end."""
 
     def __init__(
         self,
@@ -30,7 +31,7 @@ class Applied:
         state: QueryState,
         report: Reporter,
     ) -> None:
-        """``check_topics`` raises PositionMismatch where a topic of the sink isn't the same."""
+        """``check_topics`` raises PositionMismatch if a topic of the sink was recreated."""
         self._task = task
         self._progress = progress
         self._keeper = progress.keeper
@@ -41,25 +42,23 @@ class Applied:
         self._state = state
         self._report = report
         self.batch_id = -1
-        """Of the batch that is under way, or was last."""
+        """The current batch, or the last one."""
         self.part_began_s = 0.0
-        """When it has begun, or has reported last."""
+        """When the batch began, or when its last part was reported."""
         self._is_stored = True
-        # Those that were kept since the last report.
+        # Rejections stored since the last report.
         self._rejected = 0
 
     def hear(self, told: Told) -> bool:
-        """Take what a task reports. Rejections come with its result, but for those of a view's shards.
-
-        Returns whether that is stored, and all that was told before.
-        """
-        # One that is behind and doesn't get on may be deaf, or its destination hangs: that is to be reported.
+        """Take a task's report. Rejections come with the batch's result, except those of a view's shards. Returns
+        whether this report and all earlier ones of the batch are stored."""
+        # A task that is behind and makes no progress may be cut off, or its destination hangs: that must get reported.
         if told.is_at_work or not self._keeper.is_behind:
             self._state.heard_at = time.monotonic()
         figures = None if told.view is None else self._progress.figures(told.shard, told.view)
         if figures is not None:
             self._figures.told(figures)
-        if told.read and self._progress.shards is None:  # what one shard has read, others may not have
+        if told.read and self._progress.shards is None:  # other shards may not have read this
             self._keeper.read_to(told.read)
         if told.failure is not None:
             self._hear_failure(told.failure.error())
@@ -78,7 +77,7 @@ class Applied:
         return self._is_stored
 
     def tell(self, part: Result | Told, progress: Progress) -> None:
-        """Report a part of the batch, or what is left of it at its end."""
+        """Report a part of the batch, or the remainder at its end."""
         rejected, self._rejected = self._rejected, 0
         if isinstance(part, Result):
             rejected += len(part.rejected)
@@ -98,11 +97,11 @@ class Applied:
         )
 
     def keep_rejections(self, part: Result | Told) -> None:
-        """Raises as ``Rejections.keep``."""
+        """Store them. Raises as ``Rejections.keep``."""
         self._rejections.keep(part)
 
     def end_view(self, result: Result) -> None:
-        """A batch of a view has ended."""
+        """Store the view's last figures of the batch."""
         if result.view is not None:
             self._figures.told(result.view, is_last=True)
 
@@ -112,10 +111,8 @@ class Applied:
         self._report(LacksRecord(*at, awaits_copy=awaits_copy))
 
     def _keep(self, told: Told) -> bool:
-        """Keep what was rejected in the middle of a batch. Whether that is done: its task goes on then.
-
-        Else it comes again with the batch's result. What doesn't end by itself ends the query.
-        """
+        """Store rejections from the middle of a batch. Returns whether that succeeded: only then does the task go on.
+        After Unavailable they come again with the batch's result. Errors that don't end by themselves end the query."""
         try:
             self._rejections.keep(told)
         except Unavailable as error:
@@ -130,10 +127,8 @@ class Applied:
         return True
 
     def _hear_failure(self, error: LockstepError) -> None:
-        """One shard of a view fails. The batch may go on for long: another one is being built.
-
-        What doesn't end by itself ends the query, as it does where the batch ends with it.
-        """
+        """Handle the failure of one shard of a view, while the batch may go on for long because another shard is built.
+        Errors that don't end by themselves end the query, as they do at the end of a batch."""
         if isinstance(error, Unavailable) and not isinstance(error, DataLost):
             self._report(SinkWaiting(self._task.sink, error.message, error.retry_after_s))
             return

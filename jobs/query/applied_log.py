@@ -1,11 +1,10 @@
-"""How much of the log is applied, and as of when all of it was. Pure.
+"""How much of the log is applied, and the time as of which all of it was. Pure.
 
-Whether a sink may resume depends on that time: has it read on since tombstones were written that may be gone? So it
-isn't the time of saving. A sink with a backlog, or one that waits for its server while this process lives on, must not
-look up to date.
+Whether a sink may resume depends on that time: tombstones written after it may be gone by now. So it isn't the time of
+saving: a sink with a backlog, or one that waits for its server while this process lives, must not look up to date.
 
-Where a part of the log was left out on purpose, that time stays: once tombstones of the part may be gone, it can't be
-read after all. What comes behind it is judged by a time of its own.
+The time stops for good when a part of the log is left out on purpose: once tombstones of that part may be gone, it
+can't be read any more. A second time judges what comes after the gap.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,15 +19,15 @@ class AppliedLog:
     """What a sink has applied of its topics."""
 
     def __init__(self, begins_with: Progress, watermark: Watermark, read_topics: Iterable[str]) -> None:
-        # What to read next. Behind a gap nothing counts as complete, so a partition with one stays as it is here.
+        # What to read next. A partition with a gap stays where it is here: nothing after the gap counts as complete.
         self.offsets: Offsets = dict(begins_with.next_offsets)
-        # The partitions of which something was left out on purpose, with the end of what is applied behind that.
+        # Partitions with a part left out on purpose -> the end of what is applied after that part.
         self.skipped: Offsets = dict(begins_with.skipped)
-        # Where those partitions are read on that are read again.
+        # Where the partitions that are read again go on.
         self.again: Offsets = dict(begins_with.reads_again)
-        # The topics of which something was applied since this was made.
+        # The topics with anything applied since this object was made.
         self.advanced = frozenset[str]()
-        # Whether a progress record is known that isn't applied yet. Another thread may look at it at any time.
+        # Whether a known progress record isn't applied yet. Other threads read this at any time.
         self.is_behind = False
         self.watermark = watermark
         self._whole = _CompleteSince(watermark, begins_with.updated_at_ms)
@@ -44,30 +43,30 @@ class AppliedLog:
 
     @property
     def read_at_ms(self) -> int:
-        """The same of all but what was left out; 0 where nothing was."""
+        """As ``complete_at_ms``, without what was left out; 0 if nothing was left out."""
         return 0 if self._behind_gap is None else self._behind_gap.at_ms
 
     @property
     def has_caught_up(self) -> bool:
-        """Whether all that is known of is applied, once somebody has looked. What was left out doesn't count."""
+        """Whether everything known is applied, once ``learn`` had records. What was left out doesn't count."""
         return self._whole.has_learned and not self.is_behind
 
     @property
     def has_all(self) -> bool:
-        """The same, and nothing was left out."""
+        """As ``has_caught_up``, and nothing was left out."""
         return self._whole.has_learned and self.watermark.behind_since_ms is None
 
     @property
     def positions(self) -> Offsets:
-        """Where each partition is read on."""
+        """The next offset of each partition."""
         return {**self.offsets, **self.skipped, **self.again}
 
     def unapplied(self, ends: Offsets) -> set[str]:
-        """The topics of which something below ``ends`` isn't applied. What was left out doesn't count."""
+        """The topics with anything unapplied below ``ends``. What was left out doesn't count."""
         return {at[0] for at, end in ends.items() if self.skipped.get(at, self.offsets.get(at, 0)) < end}
 
     def apply(self, ends: Offsets) -> None:
-        """Everything below ``ends`` is applied. A log that is read again takes nothing back."""
+        """Everything below ``ends`` is applied. Reading the log again takes nothing back."""
         if unapplied := self.unapplied(ends):
             self.advanced |= unapplied
             for at, end in ends.items():
@@ -83,7 +82,7 @@ class AppliedLog:
         self._look()
 
     def learn(self, records: Sequence[ProgressRecord], *, now_ms: int) -> None:
-        """Take new progress records. They are all that were committed by ``now_ms``."""
+        """Take new progress records: all that were committed by ``now_ms``."""
         self._whole.learn(records, self.offsets, now_ms=now_ms)
         if self._behind_gap is not None:
             self._behind_gap.learn(records, {**self.offsets, **self.skipped}, now_ms=now_ms)
@@ -95,7 +94,7 @@ class AppliedLog:
 
 
 class _CompleteSince:
-    """A watermark, and the time as of which nothing was behind it."""
+    """A watermark, and the last time at which nothing was behind it."""
 
     def __init__(self, watermark: Watermark, at_ms: int) -> None:
         self.watermark = watermark
@@ -104,7 +103,7 @@ class _CompleteSince:
 
     def learn(self, records: Sequence[ProgressRecord], applied: Mapping[TopicPartition, int], *, now_ms: int) -> None:
         for record in records:
-            # The first covers all that was published while this sink was away.
+            # The first record covers all that was published while this sink was away.
             self.watermark.add(record, learned_at_ms=now_ms if self.has_learned else self.at_ms)
             self.has_learned = True
         self.watermark.advance(applied)
@@ -112,6 +111,6 @@ class _CompleteSince:
         self.at_ms = now_ms if since_ms is None else since_ms
 
     def advance(self, applied: Mapping[TopicPartition, int]) -> None:
-        # Not now, even when nothing is left: only ``learn`` has looked for what is new.
+        # Never the present time, even if nothing is left: only ``learn`` looks for new records.
         self.watermark.advance(applied)
         self.at_ms = self.watermark.behind_since_ms or self.at_ms

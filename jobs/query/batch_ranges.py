@@ -1,4 +1,4 @@
-"""From where to where the next batch of a query reads: from the sink's progress on, up to the log's end."""
+"""Where the next batch of a query begins and ends: from the sink's progress up to the log's end."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -13,12 +13,12 @@ from jobs.query.topic_watch import TopicWatch
 from sinks.contract import TopicPartition
 
 _TRIES: Final = 3
-"""So often brokers are asked that say the log ends before what was read of it: after they have changed places, they may
-need a moment until they know all of it."""
+"""How often to ask brokers that report an end before what was read. After a change of leaders they may need a moment to
+know all of the log."""
 
 
 class BatchPlan:
-    """Plans one batch after the other. Raises Unavailable where brokers don't answer."""
+    """Plans one batch after the other. Raises Unavailable if brokers don't answer."""
 
     def __init__(
         self,
@@ -34,23 +34,22 @@ class BatchPlan:
         self._keeper = keeper
         self._topics = topics
         self._cluster = cluster
-        # Whether the log may have lost its beginning, which nobody wants.
+        # Whether to skip a beginning that the log may have lost, since nobody wants it.
         self._passes_lost = plan.trimmed
-        # Where a query ends that applies what there is.
+        # Where a ``once`` query ends.
         self._last_ends: Offsets | None = None
-        # How often in a row the log has ended before what was read.
+        # How often in a row the log ended before what was read.
         self._ended_before = 0
 
     def has_more(self) -> bool:
-        """Whether the log ends elsewhere than reading is. It may also have lost what was read."""
+        """Whether the log's end differs from the reading position. It may also be lower, if the log has lost
+        records."""
         positions = self._keeper.positions
         return any(positions.get(at, 0) != end for at, end in self._cluster.committed_ends(self._partitions).items())
 
     def next(self) -> tuple[Offsets, Offsets]:
-        """Where the next batch begins and ends in each partition.
-
-        Raises PositionMismatch where a topic isn't the one that was read, or ends before that.
-        """
+        """Where the next batch begins and ends in each partition. Raises PositionMismatch if a topic was recreated, or
+        ends before what was read."""
         if self._passes_lost:
             self._pass_lost()
         known = self._keeper.positions
@@ -64,7 +63,7 @@ class BatchPlan:
         known, begins = self._keeper.positions, self._cluster.begin_offsets(self._partitions)
         reached = {at: known.get(at, 0) or begin for at, begin in begins.items()}
         if any(offset > known.get(at, 0) for at, offset in reached.items()):
-            # With all partitions: progress that lacks some would tell the next query of a topic with fewer of them.
+            # With all partitions: otherwise the next query would take the topic for one with fewer partitions.
             self._keeper.batch_applied(reached, rejected=0)
         self._passes_lost = False
 
@@ -83,10 +82,8 @@ class BatchPlan:
 
 
 def planned_ends(starts: Offsets, ends: Offsets, *, most: int) -> Offsets:
-    """The ends of a batch that begins at ``starts`` and reads up to ``ends``, of about ``most`` records. Pure.
-
-    Where there are more, each partition gives the same share of what it has, and one record at least.
-    """
+    """The ends of a batch that begins at ``starts`` and reads up to ``ends``, of about ``most`` records. Pure. If there
+    are more, each partition gives the same share of its records, and at least one."""
     lacking = {at: end - starts.get(at, 0) for at, end in ends.items()}
     total = sum(lacking.values())
     if total <= most:

@@ -1,4 +1,4 @@
-"""The batches of one query: where each begins and ends, what is kept of its result, and what comes after it."""
+"""The batches of one query: where each begins and ends, what is stored of its result, and when the next one follows."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -27,36 +27,36 @@ from views.retention import whole_minutes
 
 TASKS_MAX: Final = 32
 TASKS_MAX_PER_CORE: Final = 4
-"""A batch has no more tasks than the greater of both, however many partitions it reads: each costs milliseconds."""
+"""A batch has at most the greater of both as tasks, whatever the number of partitions: each task costs milliseconds."""
 
 _PLANS_MAX: Final = 4
-"""A query asks the brokers so often where its next batch ends. Then the next query begins."""
+"""How often a query asks the brokers where its next batch ends, before it gives way to the next query."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a batch says of the next one."""
+    """What a batch says about the next one."""
 
     had_any: bool = False
-    """Whether there was anything to do that more may follow soon."""
+    """Whether it had work, so that more may follow soon."""
     may_rest: bool = True
-    """Whether to wait for something to read before the next batch."""
+    """Whether to wait for new records before the next batch."""
     looks_now: bool = False
-    """Whether to look for that at once."""
+    """Whether to look for new records at once."""
 
 
 class Batches(Protocol):
-    """Those of one query."""
+    """The batches of one query."""
 
     def run(self, spark: SparkSession) -> Ran:
-        """One batch. All of it is durable by its end. Raises LockstepError, and Stopping."""
+        """Run one batch; everything is durable when it returns. Raises LockstepError, and Stopping."""
 
     def has_more(self) -> bool:
-        """Whether a query that rests has something to do. Raises LockstepError."""
+        """Whether an idle query has something to do. Raises LockstepError."""
 
 
 class Slots:
-    """The tasks that batches of one query need all the time when they go on, of those that this process has."""
+    """The task slots of this process that one query's batches hold all the time while they go on."""
 
     def __init__(self, slots: TaskSlots, *, count: int, tasks_at_once: int, goes_on: bool) -> None:
         self._slots = slots
@@ -65,7 +65,7 @@ class Slots:
         self._goes_on = goes_on
 
     def take(self) -> bool:
-        """Whether the next batch goes on; then they have to be given back."""
+        """Whether the next batch goes on. If so, call ``give_back`` after it."""
         return self._goes_on and self._slots.take(self._tasks_at_once, self._count)
 
     def give_back(self) -> None:
@@ -73,7 +73,7 @@ class Slots:
 
 
 class RowBatches:
-    """Of a sink that gets rows as they come: one task reads what few rows there are, several read a backlog."""
+    """The batches of a sink that gets rows as they come. One task reads a few rows, several read a backlog."""
 
     def __init__(
         self,
@@ -99,25 +99,25 @@ class RowBatches:
 
     def run(self, spark: SparkSession) -> Ran:
         starts, ends = self._planned()
-        # Whether one task is quicker than one per partition. Offsets count gaps too; that only errs to the safe side.
+        # Whether one task is quicker than one per partition. Offsets count gaps too, which only errs on the safe side.
         wanted_ranges = ranges(starts, ends)
         rows_at_most = self._state.planned_rows = sum(ends[part.at] - starts[part.at] for part in wanted_ranges)
         is_small = rows_at_most <= self._small_rows
-        # Before any of it is applied: what a recreated topic has isn't what comes next. And before a slot is taken,
-        # which nobody would give back.
+        # Check before anything is applied, since a recreated topic doesn't continue the old one; and before a slot is
+        # taken, which an error would leak.
         self._delivery.check({part.topic for part in wanted_ranges})
         goes_on = is_small and self._slots.take()
-        # After a large one there may be more that no progress record tells of, as rows of a first copy.
+        # After a large batch there may be more without a progress record, such as rows of a first copy.
         ran = Ran(True, may_rest=not (goes_on or self._once), looks_now=not is_small)
         if not (goes_on or wanted_ranges):
             return replace(ran, had_any=False)
         self._applied.batch_id += 1
         if goes_on:
             result = self._go_on(spark, starts, ends)
-            # A long batch tells where it is, past the markers of transactions; no row has stored that.
+            # A long batch reports positions past transaction markers, and no row has stored those.
             written: Mapping[TopicPartition, int] = NOTHING_WRITTEN
         else:
-            # Its tasks tell nothing before their end: what they are to read counts as read.
+            # These tasks report nothing before their end, so what they are about to read counts as read.
             self._keeper.read_to(ends)
             tasks_max = 1 if is_small else max(TASKS_MAX, TASKS_MAX_PER_CORE * spark.sparkContext.defaultParallelism)
             records = range_frame(spark, spread(wanted_ranges, tasks_max=tasks_max))
@@ -131,7 +131,7 @@ class RowBatches:
 
     def _go_on(self, spark: SparkSession, starts: Offsets, ends: Offsets) -> Result:
         try:
-            # From there on again with each attempt: it may have come far before it failed.
+            # Each attempt starts from the current position: the one before may have come far.
             return self._delivery.run(
                 lambda: range_frame(spark, [open_ranges({**starts, **self._keeper.positions}, ends)]),
                 {topic for topic, _ in ends},
@@ -141,10 +141,8 @@ class RowBatches:
             self._slots.give_back()
 
     def _planned(self) -> tuple[Offsets, Offsets]:
-        """Where the next batch begins and ends. Raises as ``BatchPlan.next``, and Unavailable only after some tries.
-
-        The next query looks whether single topics are gone, or may not be read any more, and goes on with the others.
-        """
+        """Plan the next batch. Raises as ``BatchPlan.next``, but Unavailable only after some tries. The next query then
+        finds out whether single topics are gone or unreadable, and goes on with the others."""
         backoff = Backoff()
         for _ in range(_PLANS_MAX - 1):
             try:
@@ -157,7 +155,7 @@ class RowBatches:
 
 
 class WholeBatches:
-    """Of a sink whose task says by itself what it reads: a view's state, or the sink, knows how far it is."""
+    """The batches of a sink whose task decides what to read: a view's state, or the sink, knows its position."""
 
     def __init__(
         self,
@@ -180,7 +178,7 @@ class WholeBatches:
         self._applied = applied
         self._slots = slots
         self._is_over = is_over
-        # Up to which minute of the source's time the last batch may have looked for rows that are too old.
+        # The minute of the source's time up to which the last batch may have looked for rows that are too old.
         self._minute_ms = 0
 
     def has_more(self) -> bool:
@@ -188,7 +186,7 @@ class WholeBatches:
 
     def run(self, spark: SparkSession) -> Ran:
         self._applied.batch_id += 1
-        # Before its tasks look: they know of as much, or more.
+        # Set before the tasks look: they know this time or a later one.
         self._minute_ms = max(self._minute_ms, whole_minutes(self._keeper.commit_time_ms))
         self._delivery.check(self._task.tables.keys())
         goes_on = self._slots.take()
@@ -208,21 +206,21 @@ class WholeBatches:
         elif result.lacks_record and once and not bulk:  # after a bulk load another job goes on
             what = "view" if self._task.steps is None else "sink"
             raise lacks_record(f"{what} {self._plan.name!r}", awaits_copy=result.awaits_copy)
-        # It may have ended for rejections alone.
+        # It may have ended only because of rejections.
         return Ran(may_rest=not goes_on, looks_now=bool(result.rejected or result.resolved))
 
     def _delivered(self, spark: SparkSession, *, goes_on: bool) -> Result:
-        """What became of the batch. A task ends for the size of its rejections, and goes on once they are kept."""
+        """Run the batch. A task ends early when its rejections grow too large, and goes on once they are stored."""
         result = Result()
         refused: dict[tuple[str, bytes], RejectedEvent] = {}
         while True:
             part = self._delivery.run(lambda: self._told(spark), self._task.tables.keys(), goes_on=goes_on)
-            # Each part alone may have few of them.
+            # Each part alone may have too few to be refused.
             refused = {at: event for at, event in refused.items() if at not in part.resolved}
             refused |= {(event.position.topic, event.key): event for event in part.rejected}
             check_rejections(self._task.sink, list(refused.values()))
             self._applied.keep_rejections(part)
-            # There may be many parts, and these values are kept now.
+            # There may be many parts, and these values are stored by now.
             part.rejected = [replace(event, value=None) for event in part.rejected]
             refused |= {(event.position.topic, event.key): event for event in part.rejected}
             result.add(part)
@@ -230,13 +228,13 @@ class WholeBatches:
                 return result
 
     def _told(self, spark: SparkSession) -> DataFrame:
-        """What the sink was told of by now: a batch that goes on may have come far before an attempt failed."""
+        """The offsets stored in the sink by now: a batch that goes on may have come far before an attempt failed."""
         if (shards := self._progress.shards) is not None:
             return range_frame(spark, [told_to_shard(number, shards.stored(number)) for number in range(shards.count)])
         return range_frame(spark, [[Range(*at, 0, offset) for at, offset in self._keeper.reached.items()]])
 
     def _time_has_passed(self) -> bool:
-        """Whether rows of a view's tables may have become too old since its last batch, though nothing has come."""
+        """Whether rows of a view's tables may have become too old since the last batch, though no events came."""
         view = self._task.view
         if view is None or not view.plan.retained:
             return False
@@ -244,7 +242,7 @@ class WholeBatches:
 
 
 def lacks_record(what: str, *, awaits_copy: bool) -> LockstepError:
-    """The error of a sink that gets whole transactions, and hasn't got any. Pure."""
+    """The error of a sink that applies whole transactions and has no complete one yet. Pure."""
     if awaits_copy:
         return LockstepError(
             f"{what} can't be built: one of its tables is being copied, and it begins when that copy is complete",

@@ -1,4 +1,4 @@
-"""Which tables a sink has of those that are captured. Others may be while a job runs: capture says so in Kafka."""
+"""Which of the captured tables a sink has. They may change while a job runs; capture says so in Kafka."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from cdc.protocol.control_records import ProgressRecord
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """The tables that are captured as of a look.
+    """The captured tables as of one look.
 
-    ``keyed`` have a key: a sink has all of them unless it names its own. ``append_only`` have none: a sink has those
-    that it names. ``selection`` is what progress records have of them, empty before capture has told which they are.
-    ``join_singly``: the first copy is over, so each table that joins has a copy of its own, for which the others don't
-    wait.
+    ``keyed`` tables have a key: a sink has all of them unless it names its own. ``append_only`` tables have none: a
+    sink has those that it names. ``selection`` identifies the captured tables in progress records; it is empty until
+    capture has published one. ``join_singly``: the first copy is over, so each table that joins has a copy of its own,
+    and the other tables don't wait for it.
     """
 
     keyed: Sequence[TableName]
@@ -23,7 +23,7 @@ class Captured:
     join_singly: bool = False
 
     def of(self, named: Sequence[str]) -> list[TableName]:
-        """The captured tables of a sink that names these, or none."""
+        """The captured tables of a sink that names these tables, or none."""
         if not named:
             return list(self.keyed)
         captured = {*self.keyed, *self.append_only}
@@ -36,10 +36,8 @@ class Captured:
 
 
 class CapturedWatch:
-    """Whether a sink that names these tables, or none, has others by now than those that were ``known``.
-
-    ``look`` is asked when a progress record says that others are captured.
-    """
+    """Whether the tables of a sink that names these tables, or none, differ from the ``known`` ones. ``look`` is called
+    when a progress record says that other tables are captured."""
 
     def __init__(self, named: Sequence[str], known: Captured, look: Callable[[], Captured]) -> None:
         self._named = named
@@ -47,19 +45,17 @@ class CapturedWatch:
         self._look = look
         self._has_changed = False
         self._selection = ""
-        """What the newest record has of the captured tables, until it is known which they are."""
+        """The newest record's selection, until ``look`` has resolved it."""
 
     def has_changed(self, records: Sequence[ProgressRecord]) -> bool:
-        """Whether it has others as of the last of these records. It stays so.
-
-        Of such a sink no record says how far it is. Raises what ``look`` raises; the next call asks again, whether or
-        not it has records.
-        """
+        """Whether the sink has other tables as of the last of these records. Once true, it stays true. Progress records
+        then no longer say how far the sink is. Raises what ``look`` raises; the next call asks again, with or without
+        records."""
         if records:
             self._selection = records[-1].selection
         if self._has_changed or self._selection in ("", self._known.selection):
             return self._has_changed
-        # The state that says which are captured is committed together with the record, so this is as new as that.
+        # Capture commits its state together with the record, so this look is at least as new as the record.
         now = self._look()
         self._selection = ""
         self._has_changed = set(now.of(self._named)) != set(self._known.of(self._named))
@@ -69,12 +65,10 @@ class CapturedWatch:
 
     @property
     def selection(self) -> str:
-        """Of the captured tables that were found last."""
+        """The selection of the captured tables that were found last."""
         return self._known.selection
 
     def holds(self, record: ProgressRecord) -> bool:
-        """Whether what a record says of the sink's tables is true of all of them, once ``has_changed`` was asked.
-
-        One of before a table joined says nothing of it.
-        """
+        """Whether a record holds for all of the sink's tables; call ``has_changed`` first. A record from before a table
+        joined says nothing about that table."""
         return record.selection in ("", self._known.selection)

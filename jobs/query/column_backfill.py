@@ -1,13 +1,12 @@
-"""Column backfill: rows that a generation has already get the columns that their table gets later.
+"""Column backfill: existing rows of a generation get the columns that their table got later.
 
-The source gives a new column's default to the rows that are there without writing one of them, so no event says so.
-Events of earlier shapes get the value as they are read (``shape_history``). Rows that were applied before get it here.
-The destination's own DDL gives it to them where it can. Else they are written one by one under their own tag, so that
-newer ones win: beside the batches, which go on. The watermark waits until it is over.
+When a column with a default is added, the source shows the default in existing rows without writing them, so no event
+says so. Events of earlier shapes get the value as they are read (``shape_history``). Rows that were applied before get
+it here: by the destination's own DDL where that can do it, else one by one beside the running batches. These writes use
+each row's own tag, so that newer ones win. The watermark waits until the backfill is over.
 
 The coordination record ``g<n>.columns`` is written before the destination is prepared, and again when all rows have
-their values. A job that is killed in between goes on at the next start. Rows that have the column by then, null
-included, are left alone.
+their values. A killed job goes on at the next start. Rows that have the column by then, even with null, are left alone.
 """
 
 import time
@@ -30,14 +29,14 @@ from sinks.contract import AddedValues, Batch, Sink, StoredRow
 from sinks.wrappers.projection import Projection
 
 _GONE: Final = -1
-"""The number of a column that the source has dropped before anybody knew its number."""
+"""The number of a column that the source dropped before its number was known."""
 
 ROWS: Final = 500
 _BYTES: Final = 8 * 1024 * 1024
-"""How many rows are written at once, and how large they may be together, but for the last one."""
+"""The most rows, and the most bytes of rows (except the last one), per write."""
 
 _REPORT_S: Final = 5.0
-"""How often a long column backfill is reported."""
+"""How often to report a long column backfill."""
 
 _NOWHERE: Final = Position("", 0, 0)
 """These events don't come from the log."""
@@ -53,9 +52,9 @@ def next_columns(
 ) -> Columns:
     """The columns of a generation that is about to be prepared for these tables. Pure.
 
-    ``records`` are all shapes in the order of the topic. Columns that the ``projection`` leaves out aren't among them,
-    but for those of tables with expressions, which read them. Where nothing is known of a generation that ``has_rows``,
-    every added column counts as lacking: rows that have it are left alone. Raises LockstepError for a column that took
+    ``records`` are all shapes in the order of the topic. The result omits columns that the ``projection`` leaves out,
+    except in tables with expressions, which may read them. If nothing is known of a generation that ``has_rows``, every
+    added column counts as lacking; rows that have it are left alone. Raises LockstepError for a column that took
     another one's name.
     """
     held_tables = {} if known_columns is None else dict(known_columns.tables)
@@ -92,10 +91,8 @@ def next_columns(
 
 
 def _of_newest_relation(held_table: HeldTable, records: Sequence[SchemaRecord]) -> HeldTable:
-    """With the numbers that the columns have in the relation of today, where it is another one than it was.
-
-    They go on under their names: capture copies the whole table then, or has found that all names are the same.
-    """
+    """The same columns with their numbers in today's relation, if the relation was replaced. Columns go on under their
+    names: capture has then copied the whole table, or found all names unchanged."""
     groups = relations(records)
     known = [index for index, group in enumerate(groups) if group[-1].table.relation == held_table.relation]
     if not known:
@@ -109,10 +106,8 @@ def _of_newest_relation(held_table: HeldTable, records: Sequence[SchemaRecord]) 
 
 
 def _under_their_names(columns: Mapping[str, int], table: Table) -> dict[str, int]:
-    """Without the earlier names of columns that have another one by now, where the destination has renamed them.
-
-    A column without a number that is gone must not pass for one that gets its name later.
-    """
+    """Without the earlier names of renamed columns, in a destination that has renamed them too. A column that is gone
+    and had no number must not be taken for a later column of the same name."""
     names = {column.number: column.name for column in table.columns if column.number}
     there = {column.name for column in table.columns}
     return {
@@ -123,7 +118,7 @@ def _under_their_names(columns: Mapping[str, int], table: Table) -> dict[str, in
 
 
 def _still_lacking(lacking: Mapping[str, JsonValue], held_table: HeldTable, table: Table) -> dict[str, JsonValue]:
-    """Under the names of today, and without what the source has dropped meanwhile."""
+    """Under today's names, and without columns that the source has dropped."""
     numbered = {column.number: column.name for column in table.columns if column.number}
     names = {column.name for column in table.columns}
     now = ((numbered.get(held_table.columns.get(name, 0), name), value) for name, value in lacking.items())
@@ -131,7 +126,7 @@ def _still_lacking(lacking: Mapping[str, JsonValue], held_table: HeldTable, tabl
 
 
 def _check_columns(table: Table, held_table: HeldTable, records: Sequence[SchemaRecord]) -> None:
-    """Raise LockstepError where older rows have another column's values under a name, and no copy replaces them."""
+    """Raise NeedsRebuild if older rows hold another column's values under a name, and no copy replaces them."""
     for column in table.columns:
         number = held_table.columns.get(column.name, 0)
         if not number or not column.number or number == column.number:
@@ -156,10 +151,8 @@ def _check_columns(table: Table, held_table: HeldTable, records: Sequence[Schema
 
 @dataclass(frozen=True, slots=True)
 class ColumnBackfill:
-    """How many of a table's rows have got their values. ``reason`` is why the first of the ``refused`` ones was.
-
-    Refused rows stay as they were.
-    """
+    """How many of a table's rows got their values. Refused rows stay as they were; ``reason`` is that of the first
+    one."""
 
     rows: int = 0
     refused: int = 0
@@ -179,14 +172,14 @@ def backfill_columns(
 ) -> ColumnBackfill:
     """Give these columns' values to the rows that lack the columns.
 
-    ``enter`` is called before each step, and False ends it before all is done; ``leave`` after each step. ``stopping``
-    is asked for each row, since most may have the columns, and ends it too. Repeating it is harmless, also while others
-    apply newer events. Raises what the sink raises.
+    ``enter`` is called before each step, and ends the backfill if it returns False; ``leave`` is called after each
+    step. ``stopping`` is called for each row, since most rows may have the columns, and ends the backfill if true.
+    Repeating it is harmless, also while others apply newer events. Raises what the sink raises.
     """
     rows = refused = 0
     reason = ""
     scanned = takewhile(lambda _: not stopping(), sink.scan(table))
-    # Who looks at a snapshot of the rows may see them late: each is read again just before it is written.
+    # A scan may be a snapshot and so return old rows: each row is read again just before it is written.
     for keys in _portions(stored for stored in scanned if _lacks(stored, values)):
         if not enter():
             return ColumnBackfill(rows, refused, reason)
@@ -205,7 +198,7 @@ def backfill_columns(
 
 
 class BackfillReporter:
-    """Reports a generation's column backfill: each table's end, and what is done so far every few seconds."""
+    """Reports a generation's column backfill: the end of each table, and what is done so far every few seconds."""
 
     def __init__(self, sink: str, generation: int, report: Reporter) -> None:
         self._sink = sink
@@ -243,11 +236,9 @@ def backfill_tables(
     gate: BatchGate,
     report: BackfillReporter,
 ) -> Columns | None:
-    """Give the rows that lack a column what the source shows in it; ``lacking`` is what the destination's DDL has left.
-
-    Returns the columns with what is lacking still, or None when the gate was closed before it was done. Raises what the
-    sink raises.
-    """
+    """Give rows that lack a column the value that the source shows; ``lacking`` is what the destination's DDL left
+    undone. Returns the columns with what is still lacking, or None if the gate closed first. Raises what the sink
+    raises."""
     still = dict(columns.lacking)
     for name in columns.lacking:
         values = lacking.get(name, {})
@@ -271,13 +262,13 @@ def backfill_tables(
             if not done.is_over:
                 return None
             if done.refused:
-                continue  # they are tried again at the next start
+                continue  # retried at the next start
         del still[name]
     return replace(columns, lacking=still, is_filled=True)
 
 
 def _portions(rows: Iterable[StoredRow]) -> Iterator[list[Mapping[str, JsonValue]]]:
-    """The rows' keys, in portions."""
+    """The rows' keys, in slices."""
     keys: list[Mapping[str, JsonValue]] = []
     size = 0
     for stored in rows:

@@ -1,4 +1,4 @@
-"""Whether a generation can be kept consistent, and what is kept of it at a job's start."""
+"""Whether a generation can be consistent, and what a starting job does with the record of its consistency."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +9,7 @@ from sinks.contract import Batch, OpenedSink, Progress
 
 
 def check_can_be_consistent(sink: str, stored: Progress | None) -> None:
-    """Raise LockstepError for a generation that isn't as of one commit, and doesn't become so by reading on. Pure."""
+    """Raise LockstepError for a generation that isn't as of one commit and can't get there by reading on. Pure."""
     if stored is not None and stored.skipped:
         raise LockstepError(
             f"sink {sink!r} can't be consistent: a part of the log was left out by --from-lsn or --from-time",
@@ -18,16 +18,13 @@ def check_can_be_consistent(sink: str, stored: Progress | None) -> None:
 
 
 def kept_consistency(opened: OpenedSink, generation: int) -> Consistency | None:
-    """What the record says. Raises what the destination raises.
-
-    None also where another job has become the writer since.
-    """
+    """The consistency record; None also if another job became the writer since. Raises what the destination raises."""
     known = load_consistency(opened.records, generation)
     return None if known is None or known.fence != opened.sink.fence() else known
 
 
 def claim_and_keep(opened: OpenedSink, generation: int, claim: Callable[[], int]) -> int:
-    """Claim the generation without a change to its consistency. Returns the fence. Raises as ``claim``."""
+    """Claim the generation and leave its consistency as it is. Returns the fence. Raises as ``claim``."""
     known = kept_consistency(opened, generation)
     fence = claim()
     if known is not None:
@@ -43,12 +40,9 @@ def keep_consistency(
     fence: int,
     applies_steps: bool,
 ) -> bool:
-    """Have the record say what the job does that has this fence, before it applies anything.
-
-    ``known`` is what was kept before it has claimed the generation. A job that applies records as they come takes the
-    promise back: it is to be reached again. Returns whether it is still to be reached. Raises Fenced, and what the
-    destination raises.
-    """
+    """Record what the job with this fence does, before it applies anything. ``known`` is the record from before it
+    claimed the generation. A job that applies records as they come withdraws the promise: it must be reached again.
+    Returns whether it is still to be reached. Raises Fenced, and what the destination raises."""
     if not applies_steps:
         if load_consistency(opened.records, generation) is not None:
             _save_as_writer(opened, generation, fence, lambda _: None)
@@ -64,7 +58,8 @@ def keep_consistency(
 def _save_as_writer(
     opened: OpenedSink, generation: int, fence: int, change: Callable[[Consistency | None], Consistency | None]
 ) -> Consistency:
-    """Replace the record, unless another job has become the writer: that one may have stored a newer one."""
+    """Replace the record. Raises Fenced if another job became the writer, since that one may have stored a newer
+    record."""
     assert opened.whole is not None
     with opened.whole.step():
         opened.sink.apply(Batch([], fence=fence))

@@ -1,4 +1,4 @@
-"""One batch of a query -> Spark's tasks -> its result: again and again while a server doesn't answer."""
+"""Runs one batch of a query as Spark tasks and returns its result; tries again while a server doesn't answer."""
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -23,10 +23,8 @@ class Stopping(Exception):
 
 @contextmanager
 def only_stopping(state: QueryState) -> Iterator[None]:
-    """Let Spark hear of no failure but Stopping; ``state`` keeps any other one.
-
-    Spark looks for its own words in the text of what is raised here, and its stack overflows on a JVM's trace.
-    """
+    """Raise only Stopping to Spark; ``state`` stores any other failure. Spark searches the text of what is raised here
+    for words of its own, and its stack overflows on a JVM's trace."""
     try:
         yield
     except Exception as error:
@@ -36,7 +34,7 @@ def only_stopping(state: QueryState) -> Iterator[None]:
 
 
 class Delivery:
-    """Has the batches of one query applied."""
+    """Runs the batches of one query."""
 
     def __init__(
         self,
@@ -50,10 +48,8 @@ class Delivery:
         begin: Callable[[], bool],
         report: Reporter,
     ) -> None:
-        """``on_attempt`` is called before each attempt, and ``begin`` before the first task.
-
-        Where ``begin`` says that it had nothing to keep yet, it is called again before the next batch.
-        """
+        """``on_attempt`` is called before each attempt, and ``begin`` before the first task. If ``begin`` returns
+        False, it had nothing to store yet and is called again before the next batch."""
         self._sink = sink
         self._maps = maps
         self._topics = topics
@@ -65,14 +61,12 @@ class Delivery:
         self._report = report
 
     def check(self, topics: Collection[str]) -> None:
-        """Raises PositionMismatch where one of these isn't the topic that was read, and Unavailable."""
+        """Raises PositionMismatch if one of these topics isn't the one that was read, and Unavailable."""
         self._topics.check(self._cluster, topics)
 
     def run(self, records: Callable[[], DataFrame], topics: Collection[str], *, goes_on: bool) -> Result:
-        """Apply a batch's records, which are of these topics: one pass. Waits while the destination doesn't answer.
-
-        Raises LockstepError, and Stopping where the query ends meanwhile.
-        """
+        """Apply a batch's records, which belong to these topics, in one pass. Waits while the destination doesn't
+        answer. Raises LockstepError, and Stopping if the query ends meanwhile."""
         if not self._has_begun:
             self._has_begun = self._begin()
         backoff = Backoff()
@@ -84,19 +78,19 @@ class Delivery:
             of_tables = {each.table: each.error() for each in result.failures if each.table is not None}
             if of_tables:
                 errors.append(TablesRefused(of_tables))
-            # What needs somebody comes before what ends by itself.
+            # Errors that somebody must fix come before those that end by themselves.
             errors.sort(key=lambda error: isinstance(error, Unavailable))
             if not errors:
                 return result
             first = errors[0]
             if isinstance(first, PositionMismatch):
-                self.check(topics)  # which names the way out, where a topic isn't the same
+                self.check(topics)  # names the way out if a topic was recreated
             if isinstance(first, DataLost) or not isinstance(first, Unavailable):
                 raise first  # the next query begins at what the destination has
             self.wait_out(first, backoff)
 
     def wait_out(self, error: Unavailable, backoff: Backoff) -> None:
-        """Wait for a server. Raises Stopping where the query ends meanwhile."""
+        """Wait for a server. Raises Stopping if the query ends meanwhile."""
         retry_in_s = backoff.next_s(error)
         self._report(SinkWaiting(self._sink, error.message, retry_in_s))
         if self._gate.wait_closed(retry_in_s):

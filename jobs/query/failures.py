@@ -11,7 +11,7 @@ from cdc.model.errors import LockstepError, Unavailable
 BACKOFF_MAX_S: Final = 30.0
 _BACKOFF_FIRST_S: Final = 0.5
 
-# Kafka's client names what ends by itself so, in a failed query's message.
+# What Kafka's client calls passing failures in a failed query's message.
 _PASSING: Final = (
     "TimeoutException",
     "DisconnectException",
@@ -21,27 +21,27 @@ _PASSING: Final = (
     "NetworkException",
     "Failed to construct kafka consumer",
 )
-# How Spark says that a process in which rows are applied has ended.
+# What Spark says when a process that applies rows has ended.
 _LOST_WORKER: Final = (
     "Python worker exited unexpectedly",
     "Python worker failed to connect back",
     "ExecutorLostFailure",
-    # It was killed while rows were on their way to it.
+    # The worker was killed while rows were on their way to it.
     "IOException: Broken pipe",
     "IOException: Connection reset by peer",
     "ClosedChannelException",
 )
 
-# What went wrong, as Spark's messages have it. What stands before the first one has no values of rows.
+# The error condition in Spark's messages. The text before the first one holds no values of rows.
 _CONDITION: Final = re.compile(r"(?:^|[\s:])\[(?P<name>[A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)*)\] ")
 _SQLSTATE: Final = re.compile(r"SQLSTATE: ([0-9A-Z]{5})\b")
-# Conditions that only say that there was another one.
+# Conditions that only wrap another one.
 _WRAPPERS: Final = frozenset({"STREAM_FAILED", "FOREACH_BATCH_USER_FUNCTION_ERROR", "FAILED_EXECUTE_UDF"})
-_DATA_EXCEPTION: Final = "22"  # the SQL standard's class of what is wrong with a value
+_DATA_EXCEPTION: Final = "22"  # the SQL standard's class of errors about values
 _EXCEPTION: Final = re.compile(
     r"(?:^|[\s:])(?P<name>(?:java|javax|org|com|scala|py4j|pyspark)(?:\.\w+)+(?:Exception|Error))\b"
 )
-# Exceptions of the system, of files and of modules: their messages have paths and names, and no values of rows.
+# Exceptions of the system, of files and of modules: their messages hold paths and names, but no values of rows.
 _OF_SYSTEM: Final = re.compile(
     r"(?:^|[\s:])(?P<told>(?:(?:java\.(?:io|nio|net)|org\.apache\.hadoop)(?:\.\w+)+(?:Exception|Error)|"
     r"java\.lang\.OutOfMemoryError|ModuleNotFoundError|ImportError|OSError|PermissionError): [^\n]{0,300})"
@@ -53,13 +53,13 @@ _OF_VALUE: Final = (
 
 
 class Backoff:
-    """How long to wait before the next try: doubling, bounded, and never the same for two jobs."""
+    """How long to wait before the next try: doubles up to a limit, with jitter so that two jobs differ."""
 
     def __init__(self) -> None:
         self._tries = 0
 
     def next_s(self, error: Unavailable) -> float:
-        """Seconds to wait; half of that to all of it is left to chance."""
+        """Seconds to wait: a random time between half of the present limit and all of it."""
         longest = min(BACKOFF_MAX_S, max(_BACKOFF_FIRST_S, error.retry_after_s) * 2.0 ** min(self._tries, 10))
         self._tries += 1
         return longest * (1 - random.random() / 2)  # noqa: S311  no secret depends on it
@@ -68,12 +68,10 @@ class Backoff:
 def spark_error(
     sink: str, text: str, others: Mapping[Sequence[str], LockstepError] = MappingProxyType({})
 ) -> LockstepError:
-    """A failed query's message -> the error that says what it means for the operator. Pure.
-
-    ``others`` are what else it may mean, by the words of which one is in such a message.
-    """
+    """The error that says what a failed query's message means for the operator. Pure. ``others`` are further errors,
+    each by words any of which identifies it."""
     cause, is_of_value = _cause(text)
-    if is_of_value:  # which may have any of the words that are looked for below
+    if is_of_value:  # such text may hold any of the words below
         return LockstepError(f"the query of sink {sink!r} failed: {cause}", hint=_OF_VALUE)
     if any(word in text for word in _LOST_WORKER):
         return Unavailable(
@@ -92,7 +90,7 @@ def spark_error(
 
 
 def _cause(text: str) -> tuple[str, bool]:
-    """What Spark's message says without parameters, which may be values of rows; and whether a value is to blame."""
+    """Spark's message without parameters, which may be values of rows; and whether a value is to blame."""
     condition = next((found for found in _CONDITION.finditer(text) if found["name"] not in _WRAPPERS), None)
     if condition is not None:
         state = _SQLSTATE.search(text, condition.end())

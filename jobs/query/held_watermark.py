@@ -1,7 +1,5 @@
-"""The watermark as it is stored: it stays where it was while it isn't true of rows from before. Pure.
-
-``Aside.holds_watermark`` in ``jobs.generations.set_aside`` says which tables hold it.
-"""
+"""The watermark to store: it doesn't move while it isn't true of older rows. Pure. ``Aside.holds_watermark`` in
+``jobs.generations.set_aside`` says which tables hold it."""
 
 from collections.abc import Collection
 
@@ -21,21 +19,17 @@ class HeldWatermark:
         self._held = watermark.twin()
 
     def release(self) -> None:
-        """Rows from before are as at the source too."""
+        """Older rows are now as at the source."""
         self._lacks_columns = False
 
     @property
     def position(self) -> Watermark:
-        """Where it is."""
         return self._held if self._lacks_columns or self._waits_for_table else self._watermark
 
     @property
     def joining(self) -> tuple[str, ...]:
-        """The topics of which it isn't true yet.
-
-        What is read may have all below it, while it waits for a table that isn't read. Where rows lack columns nobody
-        knows that.
-        """
+        """The topics for which the stored watermark isn't true yet. While it waits for an unread table, the topics that
+        are read may have reached it. While rows lack columns, that is unknown."""
         if self._lacks_columns or not self._waits_for_table:
             return self.position.joining
         behind = self._watermark.joining

@@ -1,8 +1,6 @@
-"""Between two batches of a query that has applied all that was published: it rests until there is something new.
-
-To ask the brokers five times a second where every partition ends takes a quarter of a core with thousands of them.
-Capture publishes a progress record with what it publishes, so one partition tells of all.
-"""
+"""The idle wait of a query that has applied all that was published. Asking the brokers five times a second for the end
+of every partition takes a quarter of a core with thousands of partitions. Capture publishes a progress record with
+everything it publishes, so one partition is enough to watch."""
 
 import time
 from collections.abc import Callable
@@ -16,28 +14,23 @@ _LOOK_MIN_S: Final = 1.0
 _LOOK_MAX_S: Final = 30.0
 
 _SLICE_S: Final = 0.2
-"""How soon a rest ends that is to end, where nobody wakes it."""
+"""How soon the wait notices that it is over, if nothing wakes it."""
 
 _SILENT_S: Final = 1.0
-"""How long a rest waits after brokers that didn't answer."""
+"""How long to wait after brokers didn't answer."""
 
 
 def look_every_s(partitions: int) -> float:
-    """How often a resting query looks itself where so many partitions end. Pure.
-
-    The rows of a first copy come without progress records, and so does what others write.
-    """
+    """How often, in seconds, an idle query looks at the ends of so many partitions itself. Pure. It must: rows of a
+    first copy, and what others write, come without progress records."""
     return min(max(partitions / _PARTITIONS_PER_S, _LOOK_MIN_S), _LOOK_MAX_S)
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What a query asks while it rests.
-
-    ``is_behind`` says whether a progress record is known that isn't applied yet. ``wait`` waits for at most so many
-    seconds, and less where ``is_behind`` or ``is_over`` may say something else. ``has_more`` asks the topics themselves
-    every ``look_s``, since that costs more. It may raise LockstepError.
-    """
+    """What a query calls while it is idle. ``is_behind`` says whether a known progress record isn't applied yet.
+    ``wait`` waits at most so many seconds, and less if ``is_behind`` or ``is_over`` may have changed. ``has_more`` asks
+    the topics themselves; that costs more, so it is called every ``look_s`` only. It may raise LockstepError."""
 
     wait: Callable[[float], object]
     is_behind: Callable[[], bool]
@@ -47,10 +40,8 @@ class Rest:
     monotonic_s: Callable[[], float] = time.monotonic
 
     def until_news(self, *, look_now: bool = False) -> None:
-        """Return when something is to be read, or ``is_over``. Brokers that don't answer are asked again.
-
-        ``look_now``: ask ``has_more`` at once.
-        """
+        """Return when there is something to read, or ``is_over``. Brokers that don't answer are asked again.
+        ``look_now``: call ``has_more`` at once."""
         look_at = self.monotonic_s() + (0 if look_now else self.look_s)
         while not self.is_over() and not self.is_behind():
             now = self.monotonic_s()

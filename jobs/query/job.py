@@ -34,19 +34,19 @@ from jobs.spark.jvm import jvm_calls
 from sinks.contract import TablesRefused
 
 _OVERTAKEN_MAX: Final = 5
-"""So many queries in a row that another job has overtaken, and that have reached nothing: two jobs that don't share a
-lease do that for ever."""
+"""The job ends after so many queries in a row that another job overtook and that applied nothing. Two jobs that don't
+share a lease would do that for ever."""
 
 
 class OneAfterTheOther(Protocol):
-    """The queries of a job, as ``jobs.query.queries.Queries``."""
+    """The queries of a job; see ``jobs.query.queries.Queries``."""
 
     refused: TablesRefused | None
     known_shapes: Sequence[SchemaRecord]
     has_got_on: bool
 
     def run(self) -> bool:
-        """Run a query to its end. Whether another one is due."""
+        """Run a query to its end. Returns whether another one is due."""
 
 
 class SinkJob:
@@ -59,7 +59,7 @@ class SinkJob:
         self._lease = lease
 
     def run(self) -> None:
-        """Return when stopped or done. Raises LockstepError when somebody has to act; waits for servers without end."""
+        """Return when stopped or done. Raises LockstepError if somebody must act; waits for servers without end."""
         with self._lease.kept():
             self._recovery.run()
 
@@ -84,11 +84,11 @@ class Recovery:
         self._backoff = Backoff()
         # How many queries in a row another job has overtaken.
         self._overtaken = 0
-        # For which tables a query has ended, and may have for one of them.
+        # The tables set aside when the last PositionMismatch came: one of them may have been the reason.
         self._checked_again: Asides | None = None
 
     def run(self) -> None:
-        """Return when stopped or done. Raises LockstepError when somebody has to act."""
+        """Return when stopped or done. Raises LockstepError if somebody must act."""
         name, once = self._tables.plan.name, self._tables.plan.once
         while not self._stop.is_set():
             began_s = time.monotonic()
@@ -102,26 +102,26 @@ class Recovery:
                 is_due = True
             if not is_due:
                 if once and not self._stop.is_set():
-                    # It was to apply all there is, and may have left out tables that can't be applied.
+                    # ``once`` applies all there is, but may have left out tables that can't be applied.
                     self._tables.aside.check_none_failed()
                 return
 
     def _go_on_after(self, error: LockstepError, began_s: float) -> None:
-        """Return once another query may begin. Raises the error otherwise, or what is to be known instead."""
+        """Return once another query may begin. Otherwise raises the error, or a more telling one."""
         match error:
             case Unavailable():
                 if time.monotonic() - began_s > BACKOFF_MAX_S:
                     self._backoff = Backoff()  # it had worked for a while
                 self._wait(error, self._backoff)
             case Overtaken():
-                # The older of two jobs learns from its lease that it is. The newer one begins again behind its last
-                # batch. Where they don't share a lease, neither may get on.
+                # The older of two jobs learns that from its lease, and the newer one begins again behind its last
+                # batch. If they don't share a lease, neither may get on.
                 self._overtaken = 0 if self._queries.has_got_on else self._overtaken + 1
                 if self._overtaken == _OVERTAKEN_MAX:
                     raise error
                 self._wait(Unavailable(error.message), self._backoff)
             case Fenced():
-                # So says a destination that was put back too: its tasks find another fence than the job's.
+                # A destination that was put back looks the same: its tasks find another fence than the job's.
                 try:
                     self._lease.check_fence()
                 except Unavailable as put_back:
@@ -131,7 +131,7 @@ class Recovery:
             case ConfigurationError() | Unreadable():
                 raise error
             case PositionMismatch():
-                # A table that was resumed may be too late by now. The next start sets it aside, and it alone.
+                # A resumed table may be too late by now. The next start sets it aside, and only that one.
                 resuming = {table: aside for table, aside in self._tables.aside.now.items() if aside.is_read}
                 if not resuming or resuming == self._checked_again:
                     raise error
@@ -141,16 +141,16 @@ class Recovery:
                 self._go_on_with_other_tables(error)
 
     def _go_on_with_other_tables(self, error: LockstepError) -> None:
-        """Return where the next query begins with other shapes, or without some tables. Raises the error otherwise."""
+        """Return if the next query begins with other shapes, or without some tables. Otherwise raises the error."""
         if isinstance(error, ShapesOutdated):
-            # The next start reads the shapes after this event has come, so it isn't raised for it again.
+            # The next start reads the shapes after this event, so the event can't raise it again.
             return
-        # A row came of a shape that nobody knew when the tables were prepared: the next start knows it.
+        # A row had a shape that was unknown when the tables were prepared. The next start knows it.
         if self._have_shapes_changed() or self._has_lost_rights():
             return
         if not isinstance(error, TablesRefused):
             raise error
-        self._queries.refused = error  # with the lease of the next query
+        self._queries.refused = error  # for the next query, which has the lease
 
     def _have_shapes_changed(self) -> bool:
         """Whether the log has a shape of a table that the sink wasn't prepared for. Waits until it can tell."""
@@ -159,14 +159,14 @@ class Recovery:
         return bool(known) and self._answered(partial(have_shapes_changed, self._tables.plan, known))
 
     def _has_lost_rights(self) -> bool:
-        """Whether the job may not read the topics of some tables any more, and goes on without them."""
+        """Whether the job lost the right to read the topics of some tables, and can go on without them."""
         plan, tables = self._tables.plan, self._tables
         if len(plan.tables) < 2 and not any(table in tables.aside.now for table in plan.tables):
-            return False  # it could be no matter of single tables
+            return False  # then single tables can't be the reason
         return self._answered(lambda: tables.go_on_without(unreadable(plan, TopicAdmin(plan.kafka.client()))))
 
     def _answered(self, question: Callable[[], bool]) -> bool:
-        """What the answer is, once a server gives it. False when told to stop before."""
+        """The answer, once a server gives it; False if stopped before."""
         backoff = Backoff()
         while not self._stop.is_set():
             try:

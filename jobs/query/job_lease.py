@@ -1,4 +1,4 @@
-"""The lease of one sink's job, by a connection of its own, which threads use beside the others."""
+"""The lease of one sink's job, by a connection of its own, which several threads use."""
 
 import threading
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from sinks.contract import OpenedSink
 
 
 class JobLease:
-    """Shows that the job runs, also while it has no query: it may wait for Kafka, or prepare tables for long."""
+    """Shows that the job runs, also without a query: it may wait for Kafka, or prepare tables for a long time."""
 
     def __init__(self, plan: SinkPlan) -> None:
         self._plan = plan
@@ -23,7 +23,7 @@ class JobLease:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Keep it until the block ends, and say goodbye then."""
+        """Keep the lease until the block ends, then end it."""
         over = threading.Event()
         beats = threading.Thread(target=self._keep, args=(over,), name=f"lease-{self._plan.name}", daemon=True)
         beats.start()
@@ -40,7 +40,7 @@ class JobLease:
 
     @contextmanager
     def with_query(self) -> Iterator[None]:
-        """While a query keeps it."""
+        """A query keeps the lease during this block."""
         self._is_with_query = True
         try:
             yield
@@ -48,10 +48,8 @@ class JobLease:
             self._is_with_query = False
 
     def reopened(self) -> GenerationLease:
-        """The same lease by a new connection: the password may be another one by now.
-
-        Raises as ``SinkPlan.opened`` and ``require_in_use``.
-        """
+        """The same lease by a new connection, since the password may have changed. Raises as ``SinkPlan.opened`` and
+        ``require_in_use``."""
         opened, before = self._plan.opened(), self._opened
         try:
             require_in_use(opened.records, self._plan.name, self._plan.generation)
@@ -68,7 +66,7 @@ class JobLease:
         return self._lease
 
     def look(self) -> None:
-        """Raise Fenced when another job has claimed the generation since this one did, as far as can be seen."""
+        """Raise Fenced if another job is known to have claimed the generation since this one did."""
         if self._lease is None:
             return
         try:
@@ -76,15 +74,15 @@ class JobLease:
         except Fenced:
             raise
         except LockstepError:
-            pass  # the error that has ended the query counts
+            pass  # the error that ended the query counts
 
     def check_fence(self) -> None:
-        """Raise DataLost where the destination was put back: its tasks find another fence than the job's, too."""
+        """Raise DataLost if the destination was put back: then, too, its tasks find another fence than the job's."""
         if self._lease is not None:
             self._lease.check_fence()
 
     def beat(self) -> None:
-        """One heartbeat while the job waits."""
+        """Send one heartbeat while the job waits."""
         if self._lease is not None:
             with suppress(DataLost):  # the next query finds out what that means
                 beat(self._lease)

@@ -1,8 +1,6 @@
-"""One bell for all queries of a process that read the same log.
-
-Each request of a bell stays with the broker until something is written, so each bell has it do something for each
-commit. A driver has a query for each sink, and one bell is enough for all.
-"""
+"""One bell for all queries of a process that read the same log. Each bell keeps a request open at the broker until
+something is written, which costs the broker work at each commit. A driver has a query per sink, and one bell serves
+them all."""
 
 import threading
 from collections import deque
@@ -13,10 +11,10 @@ from cdc.kafka.control_topics import Heard, LogBell
 
 _LISTEN_S: Final = 1.0
 _SILENT_S: Final = 1.0
-"""How long a bell is waited for, and for how long it isn't after brokers that didn't answer."""
+"""How long to wait for the bell, and how long to pause after brokers didn't answer."""
 
 _HEARD_MAX: Final = 100
-"""What it has rung for longer ago than that is read from the log."""
+"""How many heard records a listener stores; older ones are read from the log."""
 
 
 class Bell(Protocol):
@@ -28,13 +26,13 @@ class Bell(Protocol):
 
 
 class HearingBell(Bell, Protocol):
-    """Keeps what it has rung for last, as ``LogBell`` does."""
+    """Stores what it rang for last, as ``LogBell`` does."""
 
     heard: Heard | None
 
 
 class SharedBell:
-    """A bell that many listen to, each in a thread of its own. One more thread rings for them while there are any."""
+    """A bell with many listeners, each in a thread of its own. One more thread rings for them while there are any."""
 
     def __init__(self, bell: HearingBell) -> None:
         self._bell = bell
@@ -44,7 +42,7 @@ class SharedBell:
         self._is_heard = False
 
     def listener(self) -> "Listener":
-        """Somebody who listens from his first question on."""
+        """A listener that begins to listen with its first call of ``rings``."""
         return Listener(self)
 
     def add(self, listener: "Listener") -> None:
@@ -56,7 +54,7 @@ class SharedBell:
                 threading.Thread(target=self._hear, name="log", daemon=True).start()
 
     def remove(self, listener: "Listener") -> None:
-        """Ring for it no more. It may have found the bell silent, so the others get a new one."""
+        """Stop ringing for it. It may have found the bell silent, so the others get a new bell."""
         with self._changed:
             self._listeners.discard(listener)
             self._is_to_be_new = True
@@ -77,7 +75,7 @@ class SharedBell:
             if self._listeners and not self._is_to_be_new:
                 return True
             self._is_to_be_new = False
-        self._bell.close()  # takes a moment, for which nobody is kept
+        self._bell.close()  # takes a moment; others don't wait for it
         with self._changed:
             self._is_heard = bool(self._listeners)
             return self._is_heard
@@ -90,7 +88,7 @@ class SharedBell:
 
 
 class Listener:
-    """One of those who listen to a shared bell."""
+    """One listener of a shared bell."""
 
     def __init__(self, bell: SharedBell) -> None:
         self.bell = bell
@@ -100,14 +98,14 @@ class Listener:
         self._heard: deque[Heard] = deque(maxlen=_HEARD_MAX)
 
     def hear(self, error: Exception | None, heard: Heard | None = None) -> None:
-        """It has rung, or has failed."""
+        """The bell rang, or failed."""
         if heard is not None:
             self._heard.append(heard)
         self._error = error
         self._rung.set()
 
     def rings(self, timeout_s: float) -> bool:
-        """Wait for it. Rings once to begin with. Raises what the bell raises."""
+        """Wait for the bell. The first call returns at once. Raises what the bell raises."""
         if not self._is_added:
             self._is_added = True
             self._rung.set()
@@ -120,11 +118,11 @@ class Listener:
         return has_rung
 
     def take_heard(self) -> Sequence[Heard]:
-        """What it has rung for since this was asked last, as far as it is known."""
+        """What the bell rang for since the last call, as far as it is known."""
         return [self._heard.popleft() for _ in range(len(self._heard))]
 
     def close(self) -> None:
-        """Listen no more. The next question begins anew."""
+        """Stop listening. The next ``rings`` begins anew."""
         if self._is_added:
             self._is_added = False
             self.bell.remove(self)
@@ -135,7 +133,7 @@ _bells: Final[dict[tuple[object, ...], SharedBell]] = {}
 
 
 def listener_to(client: Mapping[str, str | int], pipeline: str) -> Listener:
-    """Somebody who listens to the bell of this pipeline's log, which this process has once."""
+    """A listener of the bell of this pipeline's log; the process has one bell for each."""
     with _lock:
         key = (pipeline, *sorted(client.items()))
         if key not in _bells:

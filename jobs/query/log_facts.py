@@ -1,4 +1,4 @@
-"""What the log says of a sink's tables before its job reads them: shapes, topics, and whether the topics exist."""
+"""What the log says of a sink's tables before its job reads them: their shapes and topics."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,13 +30,14 @@ class LogFacts:
     table_of: Mapping[str, TableName]
     """Topic -> table."""
     known_ends: Offsets = field(default_factory=dict)
-    """Up to where the shapes of all events are among ``records``: a table can get an earlier one again after that."""
+    """For events below these offsets, ``records`` has every shape. After that a table may get an earlier shape
+    again."""
     uncopied: Sequence[TableName] = ()
-    """Tables of the sink that aren't in the log yet, since their copy hasn't begun. The facts above aren't of these."""
+    """Tables of the sink that aren't in the log yet, since their copy hasn't begun. The other fields leave them out."""
 
     @property
     def histories(self) -> dict[TableName, TableHistory]:
-        """Of the tables that had other shapes before."""
+        """The histories of the tables that had other shapes before."""
         return histories(self.records)
 
     @property
@@ -49,16 +50,16 @@ class LogFacts:
 
     @property
     def compaction_lag_ms(self) -> int:
-        """How long all of the topics keep each version at least."""
+        """How long, at least, every topic retains each version."""
         return min((facts.compaction_lag_ms for facts in self.topics.values()), default=0)
 
 
 _RIGHTS: Final = ("Describe", "Read", "DescribeConfigs")
-"""What a job needs on the topic of each of its tables."""
+"""The rights that a job needs on each table's topic."""
 
 
 def unreadable(plan: SinkPlan, cluster: TopicAdmin) -> dict[TableName, LockstepError]:
-    """The tables whose topics the job may not read, each with the rights that it lacks. Raises Unavailable."""
+    """The tables whose topics the job may not read, each with the missing rights. Raises Unavailable."""
     names = {table_topic(plan.pipeline, name): name for name in plan.tables}
     return {
         names[topic]: LockstepError(
@@ -85,12 +86,10 @@ def without_topic(plan: SinkPlan, cluster: TopicAdmin, tables: Iterable[TableNam
 
 
 def read_log_facts(plan: SinkPlan, cluster: TopicAdmin, *, join_singly: bool = False) -> LogFacts:
-    """Look at the log. Raises Unavailable while capture hasn't published a table; with ``once``, LockstepError.
-
-    Tables that ``join_singly`` may be uncopied, as long as others are there.
-    """
+    """Look at the log. Raises Unavailable while capture hasn't published a table; with ``once``, LockstepError. With
+    ``join_singly``, tables may be uncopied as long as others are there."""
     names = {table_topic(plan.pipeline, name): name for name in plan.tables}
-    # Before the shapes: an event is never committed before the shape that it has.
+    # Before the shapes: an event is never committed before its shape.
     counts = cluster.partition_counts(names, must_see=True)
     known_ends = cluster.committed_ends(partitions_of([topic for topic in names if topic in counts], counts))
     tables, records = _read_tables(plan, cluster, join_singly=join_singly)
@@ -100,11 +99,9 @@ def read_log_facts(plan: SinkPlan, cluster: TopicAdmin, *, join_singly: bool = F
 
 
 def have_shapes_changed(plan: SinkPlan, known: Sequence[SchemaRecord]) -> bool:
-    """Whether the log has other shapes of the tables than those that were ``known`` when the sink was prepared.
-
-    All of them count: a column may come and go in one transaction, and the newest shape is then the one from before.
-    Raises Unavailable also while a transaction that writes shapes isn't over for every broker: it may be for others.
-    """
+    """Whether the log's shapes of the tables differ from those that were ``known`` when the sink was prepared. All
+    shapes count: a column may come and go in one transaction, and the newest shape is then the old one again. Raises
+    Unavailable also while a transaction that writes shapes may still be open for some brokers."""
     client, topic = plan.kafka.client(), control_topic(plan.pipeline, SCHEMA)
     cluster = TopicAdmin(client)
     ends, committed = cluster.end_offsets([(topic, 0)]), cluster.committed_ends([(topic, 0)])

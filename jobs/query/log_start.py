@@ -1,4 +1,4 @@
-"""Whether a query may go on with the log: it may read it, it is the same one, and it has all that comes next."""
+"""Whether a query may go on with the log: it can read it, it is the same log, and nothing that comes next is lost."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -25,7 +25,7 @@ class Unreadable(LockstepError):
 
 
 class LogStart:
-    """What is asked before one query. Where single tables are to blame, they are set aside."""
+    """Checks before a query begins. If single tables are to blame, they are set aside."""
 
     def __init__(
         self, tables: SinkTables, opened: OpenedSink, lease: GenerationLease, orders: Orders, cluster: TopicAdmin
@@ -39,7 +39,7 @@ class LogStart:
         self._cluster = cluster
 
     def require_readable(self) -> None:
-        """Raises SetAside where the job may not read the topics of some tables, and Unreadable without any other."""
+        """Raises SetAside if the job may not read the topics of some tables, and Unreadable if no others are left."""
         errors = unreadable(self._plan, self._cluster)
         if not errors:
             return
@@ -49,10 +49,8 @@ class LogStart:
         raise Unreadable(error.message, hint=error.hint)
 
     def row_plans(self, log: LogFacts) -> Mapping[TableName, RowPlan]:
-        """What is evaluated of the tables' rows.
-
-        Raises ConfigurationError where that can't be, and SetAside where it can be for other tables.
-        """
+        """What to evaluate of the tables' rows. Raises ConfigurationError if that is impossible, and SetAside if it is
+        possible for other tables."""
         expressions = self._plan.settings.expressions()
         try:
             return planned_rows(expressions, log.tables)
@@ -67,11 +65,8 @@ class LogStart:
             raise
 
     def set_lost_aside(self) -> None:
-        """Set those tables aside again that are tried again, or resumed, and whose topic is gone. Raises SetAside.
-
-        The query would wait for it, and with it the sink's other tables. It would wait in vain: what the table lacks
-        was in that topic.
-        """
+        """Set tables aside again that are retried or resumed, and whose topic is gone. Raises SetAside. Otherwise the
+        query and the sink's other tables would wait for the topic, in vain: what the table lacks was in it."""
         again = [table for table, aside in self._tables.aside.now.items() if aside.is_read]
         errors = without_topic(self._plan, self._cluster, again) if again else {}
         if errors:
@@ -85,7 +80,7 @@ class LogStart:
         ends: Offsets,
         now_ms: int,
     ) -> None:
-        """Set those tables aside again whose topic has lost what they lack. Raises SetAside."""
+        """Set tables aside again whose topic has lost what they lack. Raises SetAside."""
         errors: dict[TableName, LockstepError] = {}
         begins = self._cluster.begin_offsets(log.partitions)
         for topic in self._tables.aside.by_topic():
@@ -107,7 +102,8 @@ class LogStart:
             self._tables.aside.fail(self._lease, errors, self._orders)
 
     def epoch_to_go_on_with(self, log: LogFacts, progress: Progress | None, *, ends: Offsets, now_ms: int) -> int:
-        """The epoch of the log that the sink may go on with. What it reads from now on is of that one, or a newer."""
+        """The epoch of the log that the sink may go on with: all it reads from now on is of that epoch, or a newer
+        one."""
         begins = {} if self._plan.trimmed else self._cluster.begin_offsets(log.partitions)
         check_resume(self._plan.name, progress, topics=log.topics, begins=begins, ends=ends, now_ms=now_ms)
         newest = self._newest_epoch()
@@ -117,13 +113,13 @@ class LogStart:
         return newest
 
     def _newest_epoch(self) -> int:
-        """Of the log, 0 where nothing is known of that."""
+        """The log's newest epoch; 0 if unknown."""
         with closing(ProgressReader(self._plan.kafka.client(), self._plan.pipeline, [])) as reader:
             return max((record.epoch for record in reader.new_records()), default=0)
 
 
 def _of_topic(progress: Progress, topic: str) -> Progress:
-    """What it says of this topic."""
+    """The progress of this topic alone."""
     return replace(
         progress,
         next_offsets={at: offset for at, offset in progress.next_offsets.items() if at[0] == topic},

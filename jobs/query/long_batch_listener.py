@@ -1,5 +1,5 @@
-"""The driver's end of the lines to its tasks (``jobs.executor.driver_line``): hears how far they are, and ends a batch
-that goes on."""
+"""The driver's end of the lines to its tasks (``jobs.executor.driver_line``): takes their reports, and ends long
+batches."""
 
 import shutil
 import socket
@@ -17,29 +17,30 @@ from jobs.executor.driver_line import END, GO_ON, GO_ON_S, STORED, TELL_S, Told
 from jobs.generations.batch_gate import BatchGate
 
 _LOOK_S: Final = 0.1
-"""How soon it notices that the query has ended, once nobody gets in at the gate any more."""
+"""How soon it notices that the query has ended, once the gate is closed."""
 
 _RECEIVED_AT_ONCE: Final = 1 << 16
 
 _TIMES_A_STORE: Final = 20.0
 SLOWEST_S: Final = 0.5
-"""Progress is stored a twentieth of the time at most: what comes meanwhile waits in the line. What comes after a pause
-is stored at once."""
+"""Storing progress takes at most a twentieth of the time: reports wait in the line meanwhile. The first report after a
+pause is stored at once."""
 
 STANDSTILL_S: Final = 15.0
-"""For how long a task may read nothing of what is known to be published. Its client may get nothing from Kafka any
-more, and to have nothing is what it expects: only a planned range lets it notice."""
+"""How long a task may read nothing although more is known to be published. Its client may be cut off from Kafka; the
+task can't tell that from an idle topic unless it has a planned range to read."""
 
 
 class TaskSlots:
-    """The slots that long batches have taken of this process's one Spark. One is left, so that others get on."""
+    """The task slots that long batches hold in this process's one Spark. One slot always stays free for other
+    batches."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._taken = 0
 
     def take(self, tasks_at_once: int, slots: int = 1) -> bool:
-        """Take ``slots`` of so many, unless the last one that is left is among them. Whether they were taken."""
+        """Take ``slots`` of ``tasks_at_once``, unless none would stay free. Returns whether they were taken."""
         with self._lock:
             are_left = self._taken + slots < tasks_at_once
             self._taken += slots * are_left
@@ -54,7 +55,7 @@ SLOTS: Final = TaskSlots()
 
 
 class Standstill:
-    """Since when a task reads nothing of what is known to be published, in seconds of the caller's clock."""
+    """Since when a task reads nothing although more is known to be published, in seconds of the caller's clock."""
 
     def __init__(self, began_s: float) -> None:
         self._since_s = began_s
@@ -72,10 +73,11 @@ class Standstill:
 class LongBatches:
     """Listens to the tasks of one query's long batch, and ends the batch when somebody waits at the gate.
 
-    A batch at a standstill is ended too: the next one is planned, and its task notices when it can't get what is there.
-    ``on_told`` is called with what a task has applied, in the thread of ``serve``. It returns whether all that was told
-    before is stored. ``is_behind`` says whether more is known to be published than a task has; it is told which shard
-    of a view that one keeps, None where it isn't divided.
+    It also ends a batch at a standstill: the next one is planned, so its task notices if it can't get what is there.
+
+    ``on_told`` takes a task's report, in the thread of ``serve``, and returns whether all reports so far are stored.
+    ``is_behind`` says whether more is known to be published than a task has; its argument is the task's shard of a
+    view, None if the view isn't divided.
     """
 
     def __init__(
@@ -86,14 +88,14 @@ class LongBatches:
         is_behind: Callable[[int | None], bool],
         is_shared: bool = False,
     ) -> None:
-        """``is_shared``: a batch has several tasks. Once one of them has ended, the others are to end as well."""
+        """``is_shared``: a batch has several tasks. Once one of them has ended, the others must end as well."""
         self._gate = gate
         self._is_shared = is_shared
         self._batch_number = 0
         self._ended_number = -1
         self._on_told = on_told
         self._is_behind = is_behind
-        self._directory = Path(tempfile.mkdtemp(prefix="lockstep-"))  # nobody else may look into it
+        self._directory = Path(tempfile.mkdtemp(prefix="lockstep-"))  # private to this user
         self.path = str(self._directory / "s")
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.path)
@@ -103,7 +105,7 @@ class LongBatches:
         gate.when_wanted(self._ring)
 
     def serve(self, ended: threading.Event) -> None:
-        """Until ``ended``, which follows the gate's end; a batch that still goes on then ends."""
+        """Serve the lines until ``ended``, which follows the gate's end. A batch that still goes on then ends."""
         lines: list[_TaskLine] = []
         try:
             while not ended.is_set():
@@ -126,30 +128,31 @@ class LongBatches:
             self.close()
 
     def begin(self) -> None:
-        """A batch begins: who comes from now on is one of its tasks."""
+        """A batch begins: connections from now on are its tasks."""
         self._batch_number += 1
 
     def close(self) -> None:
-        """Nobody listens any more: a task that still goes on ends. Harmless when it was closed before."""
+        """Stop listening: a task that still goes on ends. Repeating it is harmless."""
         self._listener.close()
         self._woken.close()
         self._wake.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _ring(self) -> None:
-        # One that is full wakes as well, and after the end there is nobody to be woken.
+        # A full buffer wakes as well, and after the end nobody is left to wake.
         with suppress(OSError):
             self._wake.send(b"!")
 
     def _wait(self, sockets: Sequence[socket.socket], seconds: float) -> list[int]:
-        """The descriptors with something to read. Ends early when the gate is wanted. A query ends soon after that."""
+        """The descriptors with something to read. Returns early when the gate is wanted: the query ends soon after
+        that."""
         ready = wait_any_ready((*sockets, self._woken), _LOOK_S if self._gate.is_closed else max(0.0, seconds))
         if self._woken.fileno() in ready:
             self._woken.recv(_RECEIVED_AT_ONCE)
         return ready
 
     def _is_attended(self, line: "_TaskLine", lines: "Sequence[_TaskLine]", *, has_said: bool) -> bool:
-        """Hear what a task has said, and say what there is to say. False when it has hung up."""
+        """Take a task's reports and send what is due. False once the task has hung up."""
         try:
             if has_said and not self._hear(line):
                 return False
@@ -177,7 +180,7 @@ class LongBatches:
                 line.pace.took(time.monotonic() - began)
                 line.hears_at = began + line.pace.interval_s
             line.lacks_rejections |= bool(told.rejected or told.resolved) and not is_stored
-            # All may be stored that others have told: what this one has isn't, and comes again with its result.
+            # Other tasks' reports may all be stored while this one's isn't: it comes again with the task's result.
             if is_stored and is_there and not line.lacks_rejections:
                 line.connection.sendall(STORED * line.not_stored)
                 line.not_stored = 0
@@ -187,8 +190,8 @@ class LongBatches:
 
     def _say(self, line: "_TaskLine", lines: "Sequence[_TaskLine]") -> None:
         now = time.monotonic()
-        # Spark can't begin one task of a batch anew. A building goes on: it would begin again as well. Until that has
-        # ended, no other task of its batch can be begun.
+        # Spark can't restart one task of a batch, so all of them end. That would restart a build too: until the build
+        # has ended, no other task of its batch can be restarted.
         others = [other for other in lines if other is not line and other.batch_number == line.batch_number]
         would_begin = not any(other.is_building for other in others)
         is_stuck = line.standstill.is_too_long(now, is_behind=self._is_behind(line.shard)) and would_begin
@@ -202,7 +205,7 @@ class LongBatches:
 
 
 class _TaskLine:
-    """The driver's end of the line to one task, which keeps this ``shard`` of a view; None where it isn't divided."""
+    """The driver's end of the line to the task of this ``shard`` of a view; None if the view isn't divided."""
 
     def __init__(self, connection: socket.socket, now_s: float, batch_number: int) -> None:
         self.connection = connection

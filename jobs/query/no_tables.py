@@ -1,4 +1,4 @@
-"""A sink's job while none of its tables is read: it waits until one is, and lacks nothing meanwhile, mostly."""
+"""A sink's job while none of its tables is read: it waits until one is."""
 
 import threading
 from typing import Final
@@ -20,7 +20,7 @@ from jobs.report import Reporter, WatermarkRaised
 from sinks.contract import OpenedSink, Progress
 
 ORDERS_LOOK_S: Final = 1.0
-"""How often a job that reads nothing looks whether somebody wants something else."""
+"""How often a job that reads nothing looks for new orders."""
 
 
 def wait_for_tables(
@@ -31,12 +31,8 @@ def wait_for_tables(
     stop: threading.Event,
     report: Reporter,
 ) -> bool:
-    """Nothing is to be read: wait until something is. Whether another query is due.
-
-    A sink none of whose tables is captured lacks nothing meanwhile, so its watermark goes on.
-
-    Raises DataLost when the destination was put back.
-    """
+    """Wait until there is a table to read. Returns whether another query is due. If none of the sink's tables is
+    captured, it lacks nothing meanwhile and its watermark goes on. Raises DataLost if the destination was put back."""
     plan, watch, keeper = tables.plan, tables.watch(), keeper_of_none(tables, opened, lease)
     tables.aside.tell()
     if watch is not None:
@@ -52,7 +48,7 @@ def wait_for_tables(
                     return True
                 if watch is None:
                     continue
-                if not unlearned:  # else they would be lost, as the reader gives each of them once
+                if not unlearned:  # the reader gives each record once, so those left over must not be lost
                     unlearned = progress.new_records()
                 if watch.has_changed(unlearned):
                     return True
@@ -60,7 +56,7 @@ def wait_for_tables(
                 if keeper is not None:
                     raised = keeper.learn(filter(watch.holds, records), selection=watch.selection)
                     _tell(raised, plan.name, plan.generation, report)
-            except DataLost:  # what was claimed and stored isn't there any more: to be begun anew
+            except DataLost:  # the claim and what was stored are gone: begin anew
                 raise
             except Unavailable:
                 pass
@@ -75,10 +71,8 @@ def _tell(progress: Progress | None, sink: str, generation: int, report: Reporte
 
 
 def keeper_of_none(tables: SinkTables, opened: OpenedSink, lease: GenerationLease) -> ProgressKeeper | None:
-    """The progress of a sink none of whose tables is captured.
-
-    None where its watermark waits: for a table that is set aside, or behind a part of the log that was left out.
-    """
+    """The progress of a sink none of whose tables is captured. None if its watermark waits for a table that is set
+    aside, or for a part of the log that was left out."""
     plan, stored = tables.plan, opened.generations.load_progress()
     waits = tables.all or any(aside.holds_watermark for aside in tables.aside.now.values())
     if stored is None or stored.skipped or waits:

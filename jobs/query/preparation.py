@@ -1,4 +1,4 @@
-"""What is done in the destination before a query: its tables and columns are made, and known to be the same ones."""
+"""Prepares the destination before a query: makes tables and columns, and checks that known tables are the same ones."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -30,7 +30,7 @@ from sinks.registry import projection_of
 
 
 class Preparation:
-    """That of one query. Where single tables are to blame, they are set aside."""
+    """The preparation of one query. If single tables are to blame, they are set aside."""
 
     def __init__(
         self, tables: SinkTables, opened: OpenedSink, lease: GenerationLease, orders: Orders, *, report: Reporter
@@ -42,17 +42,15 @@ class Preparation:
         self._lease = lease
         self._orders = orders
         self._report = report
-        # What rows of tables that aren't read lack.
+        # The columns that rows of unread tables lack.
         self._lacking_aside: AddedValues = {}
 
     def set_refused_aside(self, refused: TablesRefused) -> None:
-        """Go on without the tables that the destination has refused. Raises SetAside; without others, their error.
-
-        A destination that takes nothing doesn't take this either: then it is no matter of single tables.
-        """
+        """Go on without the tables that the destination refused. Raises SetAside; if no others are left, their error. A
+        destination that accepts nothing fails here too: then single tables aren't to blame."""
         if not self._tables.go_on_without(refused.errors) or self._opened.generations.load_progress() is None:
             raise LockstepError(refused.message, hint=refused.hint)
-        # Where a table isn't there any more, that is why. One that was never made is no loss.
+        # A table that was removed is refused for that reason. A table that was never made is no loss.
         known = self.known_identities()
         lost = lost_of(self._opened, {name: known[name] for name in refused.errors if name in known})
         self._tables.aside.fail(self._lease, {**refused.errors, **lost_rows(self._plan.name, lost)}, self._orders)
@@ -62,15 +60,13 @@ class Preparation:
         claim_and_keep(self._opened, self._plan.generation, lambda: self._lease.claim(self._opened.sink.claim))
 
     def still_there(self, tables: Collection[TableName], log: LogFacts, stored: Progress | None) -> Identities:
-        """By what those of the ``tables`` that have rows are known from now on, as far as the destination has them.
-
-        Raises SetAside where somebody has removed single ones. Made anew they would lack what had been applied, and
-        count as complete. Raises LockstepError where all are gone, or one of a generation that isn't to go on without.
-        """
+        """The present identities of those ``tables`` that have rows, as far as the destination has identities. Raises
+        SetAside if single tables were removed: made anew, they would lack what had been applied and still count as
+        complete. Raises NeedsRebuild if all are gone, or one of a generation that can't go on without it."""
         if stored is None:
             return {}
         begun = self._begun_tables(tables, log, stored)
-        # First: what is removed after this look is found by the next one.
+        # Before the comparison: the next look finds what is removed after this one.
         now = identities_of(self._opened, begun)
         known = self.known_identities()
         errors = lost_rows(self._plan.name, lost_of(self._opened, known_of(known, begun)))
@@ -82,18 +78,19 @@ class Preparation:
         return now
 
     def _begun_tables(self, tables: Collection[TableName], log: LogFacts, stored: Progress) -> list[TableName]:
-        """The tables of which something was applied."""
+        """The tables with anything applied."""
         topics = {topic for at in (stored.next_offsets, stored.skipped) for (topic, _), offset in at.items() if offset}
         if self._plan.settings.view is not None:
             return list(tables) if topics & log.topics.keys() else []
         return [name for name in tables if self._tables.topic(name) in topics]
 
     def known_identities(self) -> Identities:
-        """None in a bulk load: its end may make tables anew, and until then nobody reads them."""
+        """The stored identities. Empty in a bulk load: its end may make tables anew, and until then nobody reads
+        them."""
         return {} if self._plan.bulk else load_identities(self._opened.records, self._plan.generation)
 
     def keep_identities(self, tables: Collection[TableName], kept: Identities) -> Identities:
-        """Note by what the prepared ``tables`` are known. Those that were there before are ``kept`` as they were."""
+        """Store the identities of the prepared ``tables``. ``kept`` are those of tables that were there before."""
         record = identities_name(self._plan.generation)
         before = load_identities(self._opened.records, self._plan.generation)
         if self._plan.bulk:
@@ -107,11 +104,9 @@ class Preparation:
         return identities
 
     def prepare(self, log: LogFacts, *, may_set_aside: bool) -> tuple[Columns, AddedValues]:
-        """Prepare the sink for the tables. Returns its columns, and the values that its rows still lack.
-
-        Raises SetAside where some tables can't be prepared, and others can. A sink's first start has no rows of them,
-        and nobody may have looked at the settings: it does so for those alone that the destination can't hold.
-        """
+        """Prepare the sink for the tables. Returns its columns, and the values that its rows still lack. Raises
+        SetAside if only some tables can't be prepared. At a sink's first start there are no rows yet and the settings
+        may be untested, so only tables that the destination can't hold are set aside then."""
         try:
             return self._prepare_all(log)
         except (Unavailable, Fenced):
@@ -129,7 +124,7 @@ class Preparation:
             raise
 
     def _unfit(self, error: LockstepError) -> LockstepError:
-        """Why the sink can't hold a table. The settings that may be mended for it are those of a new generation."""
+        """Why the sink can't hold a table. Corrected settings for it take effect in a new generation."""
         if error.hint is None or isinstance(error, NeedsRebuild):
             return error
         rebuild = f"`lockstep rebuild {self._plan.name} --switch`"
@@ -138,7 +133,7 @@ class Preparation:
         )
 
     def _unprepared(self, log: LogFacts) -> dict[TableName, LockstepError]:
-        """Which of the tables can't be prepared by themselves, and why."""
+        """The tables that can't be prepared on their own, with the reasons."""
         known = load_columns(self._opened.records, self._plan.generation)
         projection = projection_of(self._plan.settings)
         errors: dict[TableName, LockstepError] = {}
@@ -167,7 +162,7 @@ class Preparation:
         if kept != known:
             save_columns(self._opened.records, plan.generation, kept)
         if columns.lacking and has_rows:
-            # Where the destination can refuse another writer: no row of the earlier shape comes in after this.
+            # If the destination can refuse another writer, no row of the earlier shape arrives after this.
             self.claim()
         lacking = self._opened.sink.prepare(
             list(map(stored_table, log.tables.values())), go_live=plan.go_live, added=columns.lacking
@@ -175,7 +170,7 @@ class Preparation:
         return columns, lacking
 
     def backfill(self, log: LogFacts, columns: Columns, lacking: AddedValues, fence: int, gate: BatchGate) -> bool:
-        """Give the rows that lack a column what the source shows in it. False when the gate was closed before."""
+        """Give rows that lack a column the value that the source shows. False if the gate closed first."""
         plan = self._plan
         opened = plan.opened()  # for a thread of its own
         try:
@@ -196,5 +191,5 @@ class Preparation:
 
 
 def _with_lacking(columns: Columns, aside: AddedValues) -> Columns:
-    """The same with what rows of other tables lack, which nobody fills now."""
+    """The same columns, with what rows of unread tables lack."""
     return replace(columns, lacking={**columns.lacking, **aside})

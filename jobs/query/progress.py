@@ -1,4 +1,4 @@
-"""A sink's progress as the driver keeps it: offsets after each batch, the watermark as soon as it is known."""
+"""A sink's progress as the driver maintains it: offsets after each batch, the watermark as soon as it is known."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from sinks.contract import NOTHING_WRITTEN, Generations, Progress, TopicPartitio
 from sinks.stored_progress import behind_the_watermark
 
 RENEWAL_MS: Final = 60_000
-"""Progress is saved at least this often, so that its age tells how long a sink was away, not how long it was idle."""
+"""Progress is saved at least this often, so that its age says how long a sink was away, not how long it was idle."""
 
 
 class ProgressKeeper:
@@ -38,19 +38,17 @@ class ProgressKeeper:
         lacks_columns: bool = False,
         result: TableName | None = None,
     ) -> None:
-        """``check_claim`` is called before anything is stored. It raises Fenced when another job has taken over.
-
-        ``lacks_columns``: what is stored of the watermark stays as it is until ``release_watermark``. ``result`` is
-        what a view's rows are in.
-        """
+        """``check_claim`` is called before anything is stored, and raises Fenced if another job has taken over.
+        ``lacks_columns``: the stored watermark doesn't move until ``release_watermark``. ``result`` is the table of a
+        view's rows."""
         self._generations = generations
         self._check_claim = check_claim
         self._now_ms = now_ms
-        # The sink's client and what follows aren't made for two threads.
+        # Neither the sink's client nor the parts below are thread-safe.
         self._lock = threading.Lock()
-        # What was stored last, or was found stored.
+        # The progress in the destination.
         self._stored = start.progress
-        # What is stored next, but for what the parts below say.
+        # What is stored next, except what the parts below say.
         self._next = start.progress
         self._saved_at_ms = now_ms()
         self._new = start.new
@@ -60,55 +58,51 @@ class ProgressKeeper:
             start.watermark, log.topics.keys(), lacks_columns=lacks_columns, waits_for_table=start.waits_for_table
         )
         self._read_mark = ReadMark(self._applied.offsets, start.watermark, tells_lsn=not start.waits_for_table)
-        # The sink's tables by the topics that they are read from. It is told which of them are whole.
+        # The sink's tables by topic. Saving progress names those that are whole.
         self._tables = {topic: result or name for topic, name in log.table_of.items()}
-        # Up to where batches have told that all is applied, once that was stored.
+        # Up to where batches have applied everything, once that is stored.
         self._reached: Offsets = {}
         # The next offsets that tasks have stored with their rows.
         self._written: Offsets = {}
 
     def read_to(self, ends: Offsets) -> None:
-        """Everything below these offsets was read, and isn't applied yet. Doesn't wait for a destination that hangs.
-
-        What was left out on purpose isn't counted.
-        """
+        """Everything below these offsets was read, but isn't applied yet. Never waits for a destination that hangs.
+        What was left out on purpose doesn't count."""
         self._read_mark.reach({at: end for at, end in ends.items() if at not in self._applied.skipped})
 
     def read_so_far(self) -> ReadSoFar:
-        """Doesn't wait for a destination that hangs either."""
+        """Never waits for a destination that hangs."""
         return self._read_mark.so_far()
 
     def begin(self) -> None:
-        """Store which topics are read for the first time, and since when. Raises as ``save_progress``.
-
-        Call it before the first task. Rows of them may be here from then on, also when no batch comes to its end: their
-        deletes are missed where the topic isn't read for longer than it keeps tombstones.
-        """
+        """Store which topics are read for the first time, and since when. Raises as ``save_progress``. Call it before
+        the first task. From then on the sink may have their rows, even if no batch completes, so it would miss deletes
+        if a topic isn't read for longer than it retains tombstones."""
         with self._lock:
             if self._new:
                 self._save(self._progress())
                 self._new = frozenset()
 
     def release_watermark(self) -> None:
-        """Rows from before are as at the source too: from now on the watermark says how far all of them are."""
+        """Older rows are now as at the source: from now on the stored watermark is true of all rows."""
         with self._lock:
             self._held.release()
 
     @property
     def has_caught_up(self) -> bool:
-        """Whether all that is known of is applied, once somebody has looked."""
+        """Whether everything known is applied, once ``learn`` had records."""
         with self._lock:
             return self._applied.has_caught_up
 
     @property
     def resuming(self) -> frozenset[str]:
-        """The topics that were read again and haven't got all yet."""
+        """The topics that are read again, or for the first time, and haven't caught up yet."""
         with self._lock:
             return self._returned.resuming
 
     @property
     def advanced(self) -> frozenset[str]:
-        """The topics of which a batch has applied something since this was made."""
+        """The topics with anything applied since this object was made."""
         with self._lock:
             return self._applied.advanced
 
@@ -120,30 +114,29 @@ class ProgressKeeper:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a progress record is known that isn't applied yet. Doesn't wait for a destination that hangs."""
+        """Whether a known progress record isn't applied yet. Never waits for a destination that hangs."""
         return self._applied.is_behind
 
     @property
     def commit_time_ms(self) -> int:
-        """When the newest transaction was committed of those that are applied whole, in milliseconds since 1970."""
+        """The commit time of the newest transaction that is applied whole, in milliseconds since 1970."""
         with self._lock:
             return self._applied.watermark.commit_time_ms
 
     @property
     def positions(self) -> Offsets:
-        """Where each partition is read on."""
+        """The next offset of each partition."""
         with self._lock:
             return self._applied.positions
 
     @property
     def reached(self) -> Offsets:
-        """The same of those partitions that a batch has told of: everything before is applied, and stored so."""
+        """As ``positions``, for partitions that batches have reported and whose progress is stored."""
         with self._lock:
             return dict(self._reached)
 
     @property
     def shards(self) -> Sequence[Mapping[TopicPartition, int]]:
-        """The next offsets of a view's shards, as Progress has them."""
         with self._lock:
             return self._next.shards
 
@@ -155,16 +148,12 @@ class ProgressKeeper:
         written: Mapping[TopicPartition, int] = NOTHING_WRITTEN,
         shards: Sequence[Mapping[TopicPartition, int]] = (),
     ) -> Progress:
-        """Everything below ``ends`` is applied: store and return that.
-
-        ``written`` are the next offsets that the batch's tasks have stored with its rows. ``shards`` are those of a
-        view's, as Progress has them.
-
-        Raises as ``save_progress``, and PositionMismatch when the batch was read so late that deletes may be missing.
-        """
+        """Everything below ``ends`` is applied: store that, and return the progress. ``written`` are the next offsets
+        that the batch's tasks have stored with its rows. ``shards`` are those of a view's shards. Raises as
+        ``save_progress``, and PositionMismatch if the batch was read so late that deletes may be missing."""
         with self._lock:
             unapplied = self._applied.unapplied(ends)
-            # Nothing is stored before this, so that the next start finds the same.
+            # Check before anything is stored, so that the next start finds the same.
             others_at_ms = self._applied.read_at_ms or self._applied.complete_at_ms
             self._returned.check_deletes(unapplied, others_at_ms=others_at_ms, now_ms=self._now_ms())
             self._next = replace(self._next, shards=tuple(shards))
@@ -173,13 +162,13 @@ class ProgressKeeper:
                 self._count_rejected(rejected)
             self.read_to(ends)
             self._applied.apply(ends)
-            self._returned.note(has_all=False)  # only ``learn`` has looked for what is new
+            self._returned.note(has_all=False)  # only ``learn`` has looked for new records
             progress = self._save(self._progress())
             _advance(self._reached, ends)
             return progress
 
     def count_rejected(self, rejected: int) -> None:
-        """So many events were rejected in the middle of a batch. It is stored with what is stored next."""
+        """Add events that were rejected in the middle of a batch. Stored with the next progress."""
         with self._lock:
             self._count_rejected(rejected)
 
@@ -189,11 +178,9 @@ class ProgressKeeper:
     def learn(
         self, records: Iterable[ProgressRecord], *, selection: str = "", known_at_ms: int | None = None
     ) -> Progress | None:
-        """Take new progress records; store and return the progress when the watermark rises, or after a long time.
-
-        They are all that were committed by ``known_at_ms``; None: by now.
-        ``selection`` is of the tables that are captured as of these records. The sink has the same of them as before.
-        """
+        """Take new progress records. Stores and returns the progress if the watermark rises, or after a long time. The
+        records are all that were committed by ``known_at_ms``; None means by now. ``selection`` identifies the captured
+        tables as of these records; the sink's own tables are the same as before."""
         with self._lock:
             now_ms = self._now_ms() if known_at_ms is None else min(known_at_ms, self._now_ms())
             records = list(records)
@@ -205,7 +192,7 @@ class ProgressKeeper:
                 selection=selection or self._next.selection,
                 log_epoch=max([self._next.log_epoch, *(record.epoch for record in records)]),
             )
-            # Also what a destination has refused to store before.
+            # This includes what a destination refused to store before.
             progress, stored = self._progress(), self._stored
             has_moved = _differ(progress, stored, "epoch", "watermark_lsn", "joining", "left_at_ms")
             # What is applied next may be of another epoch of the log, or of other tables.

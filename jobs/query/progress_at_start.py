@@ -1,4 +1,4 @@
-"""What a sink's stored progress says once a query begins: of which topics it is true, and as of when."""
+"""What a sink's stored progress means when a query begins: of which topics it is true, and as of when."""
 
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, replace
@@ -20,13 +20,14 @@ class ProgressAtStart:
     """What a query begins with."""
 
     progress: Progress
-    """As it is stored, with what this start changes of it. ``joining`` is as it was: what differs is to be stored."""
+    """The stored progress with the changes of this start. ``joining`` stays as stored, so that a difference gets
+    stored."""
     watermark: Watermark
-    """It is true of what this query reads."""
+    """The watermark of what this query reads."""
     new: Set[str]
-    """The topics that are read for the first time, where others were before."""
+    """The topics that are read for the first time by a sink that had others before."""
     waits_for_table: bool
-    """Whether the watermark stays where it is as long as the query runs, since a table of the sink isn't read."""
+    """Whether the watermark stays where it is for the whole query, since a table of the sink isn't read."""
 
 
 def progress_at_start(
@@ -39,28 +40,25 @@ def progress_at_start(
     asides: Mapping[str, Aside] = NOTHING_ASIDE,
     selection: str = "",
 ) -> ProgressAtStart:
-    """What a query begins with at ``stored``. Pure.
-
-    ``log_epoch`` is the newest one of the log, which the sink may go on with. It is stored with the first batch: what
-    that reads is beyond where the epoch began. ``asides`` are the tables that are set aside, by topic. ``selection``
-    tells which tables are captured as far as is known, as in Progress.
-    """
-    # A watermark says that all of the tables are applied up to there. Where one joins or comes back it stays as it is,
-    # and isn't true of that one yet. It has waited for those that were paused.
+    """What a query begins with at ``stored``. Pure. ``log_epoch`` is the log's newest epoch, which the sink may go on
+    with. It is stored with the first batch, which reads beyond the epoch's start. ``asides`` are the tables that are
+    set aside, by topic. ``selection`` identifies the captured tables as far as known."""
+    # A watermark says that all tables are applied up to it. If a table joins or returns, the watermark doesn't move and
+    # isn't true of that table yet. For paused tables it has waited.
     awaited = {topic for topic, aside in asides.items() if aside.is_read and aside.awaited}
     held = {topic for topic, aside in asides.items() if aside.holds_watermark}
     passed_over = {topic for topic in held if not asides[topic].awaited}
-    # Of a table that waits for its copy nothing is applied, and so the watermark waits for it.
+    # Nothing is applied of a table that waits for its copy, so the watermark waits for it.
     uncopied = [table_topic(pipeline, name) for name in log.uncopied]
     joining = () if stored is None else _joining(stored, log, {*uncopied, *held}, passed_over, awaited=awaited)
     known = Progress({}, 0, 0, now_ms, {}) if stored is None else stored
     was_read = {topic for topic, _ in known.next_offsets}
-    # What was never read is read from its beginning from now on, however long the others wait.
+    # A topic that was never read is read from its beginning from now on, however long the others wait.
     new = set[str]() if stored is None else log.topics.keys() - was_read
     progress = replace(
         known,
         next_offsets={**known.next_offsets, **{at: 0 for at in log.partitions if at[0] in new}},
-        # Those of topics that aren't read now too: when they are again, only this tells whether they are the same.
+        # Includes unread topics: when they are read again, only their ids tell whether they are the same.
         topic_ids={topic: known.topic_ids[topic] for topic in was_read & known.topic_ids.keys()} | log.topic_ids,
         left_at_ms=_left_at_ms(stored, log.topics) | dict.fromkeys(new, now_ms),
         selection=selection or known.selection,
@@ -77,15 +75,14 @@ def progress_at_start(
 
 
 def as_of_start(stored: Progress | None, ends: Offsets, now_ms: int) -> Progress | None:
-    """The stored progress. Where nothing is unread at the start, all is applied as of then, however long it was away.
-
-    What comes next would else look as if it had waited as long: the watermark's records are read beside the batches.
-    """
+    """The stored progress. If nothing is unread at the start, all is applied as of now, however long the sink was away.
+    Otherwise the next records would seem to have waited as long: the watermark's records are read beside the
+    batches."""
     if stored is None:
         return None
     positions = stored.positions
-    # A topic that was never read lacks nothing of before: it is read from its beginning from now on. Topics that are
-    # read for the first time, or again, are judged by a time of their own.
+    # A topic that was never read lacks nothing: it is read from its beginning from now on. Topics that are read again,
+    # or for the first time, have a time of their own.
     has_read = {topic for topic, _ in positions} - stored.left_at_ms.keys()
     if any(at[0] in has_read and positions.get(at, 0) < end for at, end in ends.items()):
         return stored
@@ -98,10 +95,9 @@ def as_of_start(stored: Progress | None, ends: Offsets, now_ms: int) -> Progress
 def _joining(
     stored: Progress, log: LogFacts, unread: Set[str], passed_over: Set[str], *, awaited: Set[str]
 ) -> set[str]:
-    """The topics of which the stored watermark isn't true: of those that are read now, and of the ``unread`` ones that
-    it waits for. Among these are the ``passed_over``, for which it hasn't waited before. ``awaited`` are topics that
-    are read again and for which it has.
-    """
+    """The topics of which the stored watermark isn't true, among those that are read and the ``unread`` ones that it
+    waits for. These include the ``passed_over`` topics, for which it didn't wait before. ``awaited`` topics are read
+    again, and it did wait for them."""
     if not stored.watermark_lsn:
         return set()
     came_back = (stored.left_at_ms.keys() & log.topics.keys()) - awaited
@@ -111,20 +107,16 @@ def _joining(
 
 
 def left_topics(stored: Progress | None) -> set[str]:
-    """The topics that weren't read for a while, and that the watermark hasn't waited for.
-
-    It waits for one that is read for the first time. While there is none, it has passed nothing.
-    """
+    """The topics that weren't read for a while and that the watermark didn't wait for. It waits for a topic that is
+    read for the first time. While there is no watermark, it has passed nothing."""
     if stored is None or not stored.watermark_lsn:
         return set()
     return stored.left_at_ms.keys() - set(stored.joining)
 
 
 def _left_at_ms(stored: Progress | None, read_topics: Collection[str]) -> dict[str, int]:
-    """The topics that the destination has rows of and that aren't read now, as Progress has them.
-
-    Those that are read again have a time all the same: until they have caught up they may lack deletes from then on.
-    """
+    """The unread topics of which the destination has rows, each with the time since when it isn't read. Topics that are
+    read again keep their time: until they have caught up, deletes since then may be missing."""
     if stored is None:
         return {}
     gone = {topic for topic, _ in stored.next_offsets} - set(read_topics)

@@ -1,4 +1,4 @@
-"""Progress records -> the progress of one query: what was published, as far as the sink has the same tables."""
+"""Progress records -> the progress of one query."""
 
 from dataclasses import replace
 from threading import Event
@@ -28,10 +28,8 @@ class ProgressFeed:
         on_change: Event | None,
         report: Reporter,
     ) -> None:
-        """``captured`` says whether the sink is to have other tables by now; ``on_change`` is set then, if it is given.
-
-        The query ends there, and the next one begins with all of the records.
-        """
+        """``captured`` says whether the sink should have other tables by now. ``on_change`` is then set if it is given:
+        the query ends, and the next one begins with all of the records."""
         self._task = task
         self._reader = reader
         self._bell = bell
@@ -43,20 +41,18 @@ class ProgressFeed:
         self._unlearned: list[ProgressRecord] = []
 
     def learn(self, *, is_last: bool = False) -> bool:
-        """Whether there were new records. Raises PositionMismatch when they are of a topic that was recreated.
-
-        ``is_last``: after the last batch the bell may not have rung yet for what that has applied.
-        """
-        if not self._unlearned:  # while nobody answers, no more is held than there was to learn then
+        """Returns whether there were new records. Raises PositionMismatch if a topic was recreated. ``is_last``: the
+        last batch has ended, and the bell may not have rung yet for what it applied."""
+        if not self._unlearned:  # while nobody answers, only these are stored
             self._unlearned = self._reader.new_records(None if is_last else self._bell.take_heard())
         records = self._unlearned
         if self._captured is not None and self._captured.has_changed(records):
-            # What they say isn't true of a table that the sink doesn't read.
+            # The records aren't true of a table that the sink doesn't read.
             self._unlearned = []
             if self._on_change is not None:
                 self._on_change.set()
             return bool(records)
-        # Offsets of such a topic begin again. All of its bounds lie below what was applied of the one before.
+        # A recreated topic's offsets restart, so all its bounds lie below what was applied of the old one.
         if records:
             self._topics.check_identities(self._reader.identities)
         self._unlearned = []
@@ -70,11 +66,10 @@ class ProgressFeed:
         return bool(records)
 
     def close(self) -> None:
-        """Leave the brokers."""
         self._reader.close()
 
     def _of_captured(self, record: ProgressRecord) -> ProgressRecord:
-        """The record. Of one that was written with other captured tables only the bounds count."""
+        """The record; if it was written with other captured tables, only its bounds count."""
         if self._captured is None or self._captured.holds(record):
             return record
         return replace(record, uncopied=tuple(self._task.tables))

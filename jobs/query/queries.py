@@ -1,4 +1,4 @@
-"""The queries of one sink's job: each is prepared from what the log, the destination and people's orders say."""
+"""The queries of one sink's job: each is prepared from the log, the destination and the orders of users."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -49,11 +49,11 @@ class _Prepared:
     view: PlannedView | None
     computed: Mapping[TableName, RowPlan]
     stored: Progress | None
-    """The progress that was found."""
+    """The progress in the destination."""
     identities: Identities
     columns: Columns
     lacking: AddedValues
-    """What rows from before lack of the columns."""
+    """The columns' values that older rows lack."""
 
     @property
     def reached(self) -> dict[tuple[str, int], int]:
@@ -61,7 +61,7 @@ class _Prepared:
 
 
 class Queries:
-    """Runs one query after the other. ``run`` is called by the job's thread, again after each end that it gets over."""
+    """Runs one query after the other. The job's thread calls ``run`` again after each end that it can recover from."""
 
     def __init__(
         self, tables: SinkTables, lease: JobLease, spark: SparkSession, *, stop: threading.Event, report: Reporter
@@ -72,16 +72,16 @@ class Queries:
         self._stop = stop
         self._report = report
         self.refused: TablesRefused | None = None
-        """Tables that the destination has refused in the last query: the next one goes on without them."""
+        """Tables that the destination refused in the last query: the next one goes on without them."""
         self.known_shapes: Sequence[SchemaRecord] = ()
-        """Those that the tables were prepared for last."""
+        """The shapes that the tables were last prepared for."""
         self.has_got_on = False
-        """Whether the last query has stored that it had applied something."""
-        # Those that the newest query began with.
+        """Whether the last query stored any progress."""
+        # The orders that the newest query began with.
         self._obeyed: Orders = {}
 
     def run(self) -> bool:
-        """Run a query to its end. Whether another one is due: a table has got another shape."""
+        """Run a query to its end. Returns whether another one is due, for example for a table's new shape."""
         self.has_got_on = False
         if self._tables.plan.settings.view is not None:
             check_can_keep(self._tables.plan.spark, self._tables.plan.name)
@@ -101,7 +101,7 @@ class Queries:
             opened.sink.close()
 
     def _run(self, opened: OpenedSink, lease: GenerationLease, orders: Orders) -> bool:
-        """The same for the tables that are read."""
+        """Run a query for the tables that are read."""
         plan, tables = self._tables.plan, self._tables
         cluster = TopicAdmin(plan.kafka.client())
         start = LogStart(tables, opened, lease, orders, cluster)
@@ -125,7 +125,7 @@ class Queries:
             if prepared.stored is not None:
                 keeper.begin()
                 return True
-            # Without anything to read, a step is taken all the same. It writes no row.
+            # Consistent sinks take a step even without anything to read. Such a step writes no row.
             if plan.applies_steps and not any(cluster.end_offsets(log.partitions).values()):
                 return False
             read = first_read(begun, log.partitions, log.topic_ids, now_ms=now_ms())
@@ -158,7 +158,7 @@ class Queries:
         orders: Orders,
         cluster: TopicAdmin,
     ) -> bool:
-        """Run it, until it has to begin anew or the job ends."""
+        """Run the query until it must begin anew or the job ends. Returns whether another one is due."""
         plan, tables = self._tables.plan, self._tables
         has_orders = partial(tables.have_orders, lease, orders, Noted(tables.aside.now), keeper)
         has_lost = IdentityWatch(lease, query_plan.task.identities).has_lost
@@ -198,7 +198,7 @@ class Queries:
         preparation: Preparation,
         cluster: TopicAdmin,
     ) -> _Prepared:
-        """See what the log has, and make the tables of the destination fit it."""
+        """Read the facts of the log, and prepare the destination's tables for them."""
         plan, captured = self._tables.plan, self._tables.captured
         start.require_readable()
         start.set_lost_aside()
@@ -232,7 +232,8 @@ class Queries:
         prepared: _Prepared,
         cluster: TopicAdmin,
     ) -> tuple[Progress | None, ProgressKeeper]:
-        """Check that the query can go on from what is stored. Returns what had begun without any, and the progress."""
+        """Check that the query can go on from the stored progress. Returns the first read of a generation without
+        progress, and the keeper of the progress."""
         plan, tables, log = self._tables.plan, self._tables, prepared.log
         at_ms, ends = now_ms(), cluster.end_offsets(log.partitions)
         begun = self._begun(opened, log, at_ms) if prepared.stored is None else None
@@ -240,7 +241,7 @@ class Queries:
         start.check_resuming(log, known, ends=ends, now_ms=at_ms)
         log_epoch = start.epoch_to_go_on_with(log, known, ends=ends, now_ms=at_ms)
         tables.aside.tell()
-        # The watermark says that all is as at the source, the rows from before included.
+        # The watermark covers rows from before too.
         begun_with = progress_at_start(
             plan.pipeline,
             log,
@@ -262,10 +263,8 @@ class Queries:
         return begun, keeper
 
     def _begun(self, opened: OpenedSink, log: LogFacts, now_ms: int) -> Progress | None:
-        """What a generation without progress has begun to read. Of a view it is never None.
-
-        One shard of a view may have told how far it is before all have, so its progress begins like this.
-        """
+        """What a generation without progress has begun to read; never None for a view. One shard of a view may have
+        reported its position before all have, so a view's progress begins with this."""
         plan, view = self._tables.plan, self._tables.plan.settings.view
         if view is None:
             return load_first_read(opened.records, plan.generation)

@@ -1,7 +1,5 @@
-"""One Structured Streaming query of a sink's job, and its batches: records from the log to the tasks, results kept.
-
-``jobs.query.threads`` lists the threads beside it.
-"""
+"""One Structured Streaming query of a sink's job, and its batches: sends records from the log to the tasks, stores
+results. ``jobs.query.threads`` lists the threads beside it."""
 
 import tempfile
 import time
@@ -59,25 +57,28 @@ from jobs.spark.source import clock_frame
 from sinks.contract import TopicPartition
 
 _END_LOOK_S: Final = 0.2
-"""How soon a query ends that is to end: the gate wakes everybody else."""
+"""How soon a query notices that it must end; the gate wakes everything else."""
 
 _LOOK_S: Final = 1.0
-"""How often Spark is asked whether a query goes on that has no end of its own: that is a call into the JVM."""
+"""How often to ask Spark whether a query without an end of its own goes on: that is a call into the JVM."""
 
 
 @dataclass(frozen=True)
 class QueryPlan:
     """What a query is made of.
 
-    ``topics`` watches them, and ``partitions`` are all of theirs. ``news`` is set when something was published.
-    ``backfill`` gives rows from before the columns that they lack, where there are any. It returns whether all is done;
-    else the gate was closed. ``lacks_step``: a consistent sink lacks its first step, which is taken also where nothing
-    is to be read. ``goes_on``: batches may be long ones.
-    ``captured`` says whether the
-    sink is to have other tables by now: then the query ends. ``uncopied`` are the topics of those that it doesn't read
-    yet, since their copy hasn't begun. ``begin`` is called before the first task: it keeps what is read from then on.
-    Where it says that it had nothing to keep yet, it is called again before the next one.
-    ``aside`` are the topics of the sink's tables that are set aside: their rejections count among those that are open.
+    ``topics`` watches the topics, and ``partitions`` are all of theirs. ``news`` is set when something was published.
+
+    ``backfill`` gives older rows the columns that they lack, if any, and returns whether it is done; if not, the gate
+    was closed. ``lacks_step``: a consistent sink lacks its first step, which it takes even with nothing to read.
+    ``goes_on``: batches may be long ones.
+
+    ``captured`` says whether the sink should have other tables by now: then the query ends. ``uncopied`` are the topics
+    of tables that it doesn't read yet, since their copy hasn't begun. ``begin`` is called before the first task, to
+    store what is read from then on. If it returns False, it had nothing to store yet and is called again before the
+    next batch.
+
+    ``aside`` are the topics of the sink's tables that are set aside: their rejections count among the open ones.
     """
 
     sink: SinkPlan
@@ -108,10 +109,7 @@ class SinkQuery:
         leaving: Event,
         report: Reporter,
     ) -> None:
-        """``stop`` ends this query; ``leaving`` does so too, and says that no other one follows in this process.
-
-        ``leaving`` sets ``stop``.
-        """
+        """``stop`` ends this query. ``leaving`` sets ``stop``, and says that no other query follows in this process."""
         sink, task = plan.sink, plan.task
         self._plan = plan
         self._spark = spark
@@ -121,9 +119,9 @@ class SinkQuery:
         self._leaving = leaving
         self._report = report
         self._state = QueryState(plan.news)
-        # A column backfill goes on beside the batches: newer tags win.
+        # A column backfill runs beside the batches: newer tags win.
         self._gate = BatchGate(at_once=2)
-        # What the last batch says of the next one.
+        # What the last batch says about the next one.
         self._ran = Ran(may_rest=not (sink.once or plan.lacks_step), looks_now=True)
         self._batches, self._applied, self._lines = self._made_batches()
         client = sink.kafka.client()
@@ -138,7 +136,7 @@ class SinkQuery:
         lease.tells(keeper.read_so_far)
 
     def _made_batches(self) -> tuple[Batches, Applied, LongBatches | None]:
-        """The batches, and who listens to their tasks."""
+        """The batches, and the listener to their tasks."""
         plan, task, sink, topics = self._plan, self._plan.task, self._plan.sink, self._plan.topics
         client, cluster = sink.kafka.client(), TopicAdmin(sink.kafka.client())
         letters = DeadLetters(client, sink.pipeline, sink=task.sink, generation=task.generation, report=self._report)
@@ -156,7 +154,7 @@ class SinkQuery:
         check = partial(topics.check, cluster, task.tables.keys())
         applied = Applied(task, progress, rejections, figures, topics, check, self._state, self._report)
         count = 1 if progress.shards is None else progress.shards.count
-        # A view's task also tells how far a building is in a batch that ends with the log.
+        # A view's task also reports the progress of a build, even in a batch that ends with the log.
         lines = None
         if plan.goes_on or task.view is not None:
             lines = LongBatches(self._gate, applied.hear, is_behind=progress.is_behind, is_shared=count > 1)
@@ -190,7 +188,7 @@ class SinkQuery:
         try:
             # Before the first batch: this sink lacks all that was published while it was away.
             self._feed.learn()
-            beat(self._lease)  # somebody may have asked for a pause before we came
+            beat(self._lease)  # somebody may have asked for a pause before the query began
             self._report(SinkStarted(task.sink, task.generation))
             query = self._run_to_end()
         finally:
@@ -200,10 +198,7 @@ class SinkQuery:
         self._raise_failure(query)
 
     def _run_to_end(self) -> StreamingQuery:
-        """Start Spark's query, and wait until it has ended. End it when the job is asked to stop.
-
-        The side threads run meanwhile.
-        """
+        """Start Spark's query and the side threads, and wait for its end. Ends it when the job is asked to stop."""
         state, sink = self._state, self._plan.task.sink
         targets: dict[str, Callable[[], None]] = {
             "watermark": partial(follow_watermark, state, sink, self._learn, self._report),
@@ -217,7 +212,7 @@ class SinkQuery:
             targets["columns"] = partial(fill_columns, state, partial(self._fill, self._plan.backfill))
         with (
             side_threads(state, sink, targets, not_awaited={"log": partial(listen_to_log, state, self._bell)}),
-            # Spark stores each tick of its clock there. Nobody reads that.
+            # Spark stores each tick of its clock there. Nobody reads them.
             tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True) as ticks,
         ):
             call = BatchCall(self._batch)
@@ -228,7 +223,7 @@ class SinkQuery:
         return query
 
     def _wait_for(self, query: StreamingQuery) -> None:
-        """Return when Spark has ended the query, or it is to be ended."""
+        """Return when Spark has ended the query, or it must be ended."""
         look_at = 0.0
         while not self._is_over():
             if time.monotonic() >= look_at:
@@ -253,7 +248,7 @@ class SinkQuery:
             self._keeper.release_watermark()
 
     def _start(self, call: BatchCall, ticks: str) -> StreamingQuery:
-        # Its plans tell tasks what to read: Java classes for them would take longer to make than they are of use.
+        # Its plans only tell tasks what to read: making Java classes for them costs more than they gain.
         self._spark.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         writer = (
             clock_frame(self._spark)
@@ -269,7 +264,6 @@ class SinkQuery:
         return writer.trigger(**trigger).start()
 
     def _rest(self, *, look_now: bool = False) -> None:
-        """Wait until there is something to read, or the query is to end."""
         state = self._state
         state.resting.set()
         try:
@@ -285,26 +279,24 @@ class SinkQuery:
             state.batch_done.set()
 
     def _end(self, query: StreamingQuery) -> bool:
-        """Let the running batch finish, and stop the query. Whether it has ended.
-
-        That may take as long as a server that hangs. Who leaves waits for a bounded time. Else the next query has to
-        wait, since two at once would fence each other off.
-        """
+        """Let the running batch finish, and stop the query. Returns whether it has ended. That may take as long as a
+        server that hangs. A job that leaves waits for a bounded time. Otherwise the next query must wait, since two at
+        once would fence each other off."""
         limit_s = BATCH_ENDS_S
-        self._gate.close(0)  # a column backfill ends there too, and a rest
+        self._gate.close(0)  # also ends a column backfill and an idle wait
         self._state.woken.set()
         while True:
             self._gate.close(limit_s)
             if stop_query(query):
                 return True
             message = f"the last batch of sink {self._plan.task.sink!r} hasn't ended yet"
-            if self._leaving.is_set():  # it ends with the process, and is read again
+            if self._leaving.is_set():  # it ends with the process, and its batch is read again
                 self._state.keep_failure(LockstepError(message))
                 return False
             self._report(SinkWaiting(self._plan.task.sink, message, limit_s))
 
     def _batch(self, frame: DataFrame, _: int) -> None:
-        """foreachBatch: apply what there is, once there is something."""
+        """foreachBatch: wait for something to apply, and apply it."""
         with only_stopping(self._state):
             if self._ran.may_rest:
                 self._rest(look_now=self._ran.looks_now)
@@ -313,7 +305,7 @@ class SinkQuery:
                 self._ran = self._run_one(frame.sparkSession)
 
     def _run_one(self, spark: SparkSession) -> Ran:
-        """One batch, once nobody wants the gate."""
+        """Run one batch, once nobody wants the gate."""
         if self._is_over() or not self._gate.enter():
             raise Stopping
         applied = self._applied
@@ -332,7 +324,7 @@ class SinkQuery:
         if isinstance(failure, LockstepError):
             raise failure
         if self._stop.is_set():
-            return  # a batch that was interrupted is read again
+            return  # an interrupted batch is read again
         if failure is not None:
             raise failure
         error = query.exception()

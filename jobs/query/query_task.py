@@ -1,4 +1,4 @@
-"""What the tasks of a query are told, of what the log and the destination are."""
+"""The tasks of a query: what they need to know of the log and the destination."""
 
 import uuid
 from collections.abc import Mapping
@@ -22,16 +22,16 @@ from views.shard import shards
 
 @dataclass(frozen=True)
 class Destination:
-    """What the destination is to this query."""
+    """The destination as this query found it."""
 
     fence: int
     """The claim of the job."""
     server: str | None = None
-    """Which of its servers has the progress, as ``OpenedSink.server`` says."""
+    """The server that has the progress; see ``OpenedSink.server``."""
     identities: Mapping[TableName, str] = field(default_factory=dict)
-    """By what its tables are known."""
+    """The identities of its tables."""
     reached: Offsets = field(default_factory=dict)
-    """Up to where its progress says that all is applied."""
+    """The next offsets in its progress: all below them is applied."""
 
 
 def query_task(
@@ -87,7 +87,7 @@ def _view_input(plan: SinkPlan, log: LogFacts, view: PlannedView, reached: Offse
 
 
 def _result_topic(plan: SinkPlan) -> ViewTopicInput | None:
-    """The topic of the view's rows, created where it isn't there; None where none is asked for."""
+    """The topic of the view's rows, created if missing; None if none is configured."""
     if not plan.settings.topic:
         return None
     topic = view_topic(plan.pipeline, plan.name, plan.generation)

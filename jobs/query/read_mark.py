@@ -1,4 +1,5 @@
-"""How far a job has read, beside how far it has applied: by batches and by what long tasks tell, never per row."""
+"""How far a job has read, beside how far it has applied. Updated per batch and per report of a long task, never per
+row."""
 
 import threading
 from collections.abc import Iterable
@@ -10,27 +11,23 @@ from jobs.query.watermark import Watermark
 
 
 class ReadMark:
-    """A watermark of what was read. Safe for several threads, and never waits for a destination."""
+    """A watermark of what was read. Thread-safe, and never waits for a destination."""
 
     def __init__(self, applied: Offsets, watermark: Watermark, *, tells_lsn: bool) -> None:
-        """``applied`` and ``watermark`` are those that the job begins with.
-
-        ``tells_lsn`` is false where a table of the sink isn't read: then no LSN is one up to which all was read.
-        """
+        """``applied`` and ``watermark`` are those that the job begins with. ``tells_lsn`` is False if a table of the
+        sink isn't read: then there is no LSN up to which all was read."""
         self._lock = threading.Lock()
         self._read = dict(applied)
         self._watermark = watermark.twin()
         self._tells_lsn = tells_lsn
 
     def learn(self, records: Iterable[ProgressRecord], *, now_ms: int) -> None:
-        """Take new progress records."""
         with self._lock:
             for record in records:
                 self._watermark.add(record, learned_at_ms=now_ms)
             self._watermark.advance(self._read)
 
     def reach(self, ends: Offsets) -> None:
-        """Everything below these offsets was read."""
         with self._lock:
             for at, end in ends.items():
                 self._read[at] = max(end, self._read.get(at, 0))

@@ -1,4 +1,4 @@
-"""The rejections of one query: kept as dead letters, and known to the tasks of its next batch."""
+"""The rejections of one query: stored as dead letters, and known to the tasks of its next batch."""
 
 import threading
 from collections.abc import Iterable, Mapping
@@ -13,11 +13,11 @@ from jobs.generations.lease import GenerationLease
 from sinks.contract import TablesRefused
 
 OpenRejections = Mapping[tuple[str, bytes], str]
-"""Topic and key -> tag of each that is open."""
+"""Topic and key -> tag of each open rejection."""
 
 
 class Letters(Protocol):
-    """Where they are kept, as ``jobs.dead_letters.store.DeadLetters`` does."""
+    """Stores rejections; see ``jobs.dead_letters.store.DeadLetters``."""
 
     def keep(
         self,
@@ -27,11 +27,11 @@ class Letters(Protocol):
         rejected_at_ms: int,
         max_open: int,
     ) -> OpenRejections:
-        """Write these, and remove void ones. Returns what is open then. Raises TooManyOpen, and Unavailable."""
+        """Write these, and remove void ones. Returns all open ones. Raises TooManyOpen, and Unavailable."""
 
 
 class Rejections:
-    """Safe for several threads: rejections also come from the thread that listens to tasks."""
+    """Thread-safe: rejections also come from the thread that listens to tasks."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Rejections:
         tables: Mapping[str, TableName] | None,
         max_open: int,
     ) -> None:
-        """``opened`` are those of before. ``tables``, by topic, can each be set aside; None where none can."""
+        """``opened`` are the open ones from before. ``tables``, by topic, can each be set aside; None if none can."""
         self._sink = sink
         self._letters = letters
         self._lease = lease
@@ -54,16 +54,14 @@ class Rejections:
 
     @property
     def open(self) -> OpenRejections:
-        """Those that are open now: another object after each change."""
+        """The open rejections: another object after each change."""
         with self._keeping:
             return self._open
 
     def keep(self, result: Result | Told) -> None:
-        """Write dead letters, remove void ones, and let the next batch know.
-
-        Raises LockstepError for too many, and as ``GenerationLease.check``: a newer job may have applied these events
-        while this one hung, and somebody closed their rejections.
-        """
+        """Write dead letters, remove void ones, and let the next batch know. Raises LockstepError if there are too
+        many, and as ``GenerationLease.check``: a newer job may have applied these events while this one hung, and
+        closed their rejections."""
         if not (result.rejected or result.resolved):
             return
         self._lease.check()

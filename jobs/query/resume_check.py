@@ -1,4 +1,4 @@
-"""May this sink go on where it was? Every case in which events would be missing unnoticed is refused. Pure."""
+"""Whether a sink may go on where it was. Refuses every case in which events would be missing unnoticed. Pure."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from jobs.offsets import Offsets
 from sinks.contract import Progress, TopicPartition
 
 FOR_EVER_MS: Final = 1 << 62
-"""How long a topic that isn't compacted keeps a tombstone, or a version: compaction takes neither."""
+"""How long a topic that isn't compacted retains a tombstone, or a version: compaction removes neither."""
 
 _NOTHING: Final = Progress({}, 0, 0, 0, {})
 
 _CLOCKS_DIFFER_MS: Final = 600_000
-"""By so much the clocks of two machines that are set by the net may differ, or a clock may be put back."""
+"""How much the clocks of two synchronized machines may differ, or a clock may be set back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +38,19 @@ def check_resume(
     ends: Offsets,
     now_ms: int,
 ) -> None:
-    """Raise PositionMismatch when going on would lose something; the hint is the way out.
-
-    ``progress`` is the destination's, None where it has none: then all is read. ``topics`` are the topics to be read,
-    which begin and end at these offsets now.
-    """
+    """Raise PositionMismatch if going on would lose something; the hint is the way out. ``progress`` is the
+    destination's; None means that everything is to be read. ``topics`` are the topics to read, which now begin and end
+    at these offsets."""
     known = progress or _NOTHING
     _check_log_is_whole(sink, known, begins)
     _check_topics(sink, known, topics)
-    check_read_is_there(sink, known.reached, ends)  # of the same topics: one that was recreated may be shorter
+    check_read_is_there(sink, known.reached, ends)  # after ``_check_topics``, since a recreated topic may be shorter
     _check_absence(sink, known, topics=topics, ends=ends, now_ms=now_ms)
 
 
 def _check_log_is_whole(sink: str, progress: Progress, begins: Offsets) -> None:
-    """What is still to be read must exist. Compaction keeps a topic's beginning, so somebody has deleted records."""
+    """What is still to be read must exist. Compaction leaves a topic's beginning in place, so somebody deleted
+    records."""
     positions = progress.positions
     for at, begin in sorted(begins.items()):
         if (first_wanted := positions.get(at, 0)) < begin:
@@ -66,21 +65,17 @@ def _check_log_is_whole(sink: str, progress: Progress, begins: Offsets) -> None:
 
 
 def check_read_is_there(sink: str, read: Mapping[TopicPartition, int], ends: Offsets) -> None:
-    """Raise PositionMismatch where partitions end before what was ``read`` of them.
-
-    What comes next in its place would be passed over.
-    """
+    """Raise PositionMismatch if partitions end before what was ``read`` of them: later records at those offsets would
+    be skipped."""
     for at, end in sorted(ends.items()):
         if read.get(at, 0) > end:
             raise _put_back(sink, at, read=read[at], end=end)
 
 
 def check_epochs(sink: str, progress: Progress, records: Iterable[ProgressRecord]) -> None:
-    """Raise PositionMismatch when more had been read than there was when an epoch began that the sink doesn't know.
-
-    ``records`` are all that the progress topic still holds, in order. The first one of an epoch says where each topic
-    stood then.
-    """
+    """Raise PositionMismatch if the sink had read more than existed when an epoch began that it doesn't know.
+    ``records`` are all that the progress topic still holds, in order. The first record of an epoch says where each
+    topic stood then."""
     epoch = known_epoch(progress)
     for record in records:
         if record.epoch <= epoch:
@@ -93,7 +88,7 @@ def check_epochs(sink: str, progress: Progress, records: Iterable[ProgressRecord
 
 
 def known_epoch(progress: Progress) -> int:
-    """The newest epoch of the log that a sink has heard of."""
+    """The newest epoch of the log that a sink knows."""
     return max(progress.epoch, progress.log_epoch)
 
 
@@ -108,12 +103,9 @@ def _put_back(sink: str, at: TopicPartition, *, read: int, end: int, then: str =
 
 
 def check_same_topics(sink: str, known: Mapping[str, TopicFacts], now: Mapping[str, tuple[str, int]]) -> None:
-    """Raise PositionMismatch when a topic that a running job reads was recreated, or its number of partitions changed.
-
-    ``now`` has the topics' ids and numbers of partitions.
-
-    Nothing else would notice: reading goes on at its offsets, past the new topic's first records.
-    """
+    """Raise PositionMismatch if a topic that a running job reads was recreated, or has another number of partitions.
+    ``now`` has the topics' ids and numbers of partitions. Nothing else would notice: reading goes on at its offsets,
+    past the new topic's first records."""
     for topic, facts in known.items():
         topic_id, partitions = now.get(topic, (facts.topic_id, facts.partitions))
         if topic_id != facts.topic_id:
@@ -152,12 +144,13 @@ def _check_absence(
     sink: str, progress: Progress, *, topics: Mapping[str, TopicFacts], ends: Offsets, now_ms: int
 ) -> None:
     complete_at_ms = (progress.read_at_ms or progress.updated_at_ms) if progress.skipped else progress.updated_at_ms
-    # What was left out isn't to be read. Of what is read again, a row may be there whose delete isn't read again yet.
+    # What was left out isn't to be read. Among rows that are read again, one may be there whose delete isn't read again
+    # yet.
     for (topic, partition), next_offset in progress.positions.items():
         facts = topics.get(topic)
-        # A topic that was read no longer for a while was away, however fresh the others are.
+        # A topic that wasn't read for a while was away, however fresh the others are.
         away_ms = now_ms - progress.left_at_ms.get(topic, complete_at_ms)
-        # Where nothing was written since, no tombstone can be gone.
+        # If nothing was written since, no tombstone can be gone.
         if facts is None or facts.delete_retention_ms == FOR_EVER_MS or next_offset >= ends.get((topic, partition), 0):
             continue
         if away_ms < -_CLOCKS_DIFFER_MS:
@@ -179,11 +172,11 @@ def _check_absence(
 def check_deletes_are_there(
     sink: str, topics: Collection[str], retention_ms: Mapping[str, int], *, complete_at_ms: int, now_ms: int
 ) -> None:
-    """Raise PositionMismatch when records of these ``topics`` were read too late to be sure of all deletes.
+    """Raise PositionMismatch if records of these ``topics`` were read too late to be sure of all deletes.
 
-    Of what was written up to ``complete_at_ms`` everything is applied. A topic keeps a tombstone for so long after it
-    was written; one that went before it was read leaves its row. A job isn't told that it was too slow, nor that it
-    was stopped with its machine: only the clock shows it.
+    Everything written up to ``complete_at_ms`` is applied. A topic retains a tombstone for a limited time; if it goes
+    before it was read, its row stays. Nothing tells a job that it was too slow, or stopped with its machine: only the
+    clock shows it.
     """
     for topic in sorted(topics):
         kept_ms = retention_ms.get(topic)

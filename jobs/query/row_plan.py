@@ -1,4 +1,4 @@
-"""A sink's expressions and its tables' shapes -> what its tasks, and comparisons, compute of each row."""
+"""A sink's expressions and its tables' shapes -> what tasks and comparisons compute of each row."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ def row_plan(table: Table, expressions: Expressions) -> RowPlan:
 def row_plans(
     expressions: Mapping[TableName, Expressions], tables: Mapping[TableName, Table]
 ) -> dict[TableName, RowPlan]:
-    """The plans of those tables that have expressions. Raises ConfigurationError with everything wrong in them."""
+    """The plans of the tables that have expressions. Raises ConfigurationError with everything wrong in them."""
     plans: dict[TableName, RowPlan] = {}
     problems: list[str] = []
     for name in expressions.keys() & tables.keys():
@@ -41,7 +41,7 @@ def row_plans(
 def unevaluated(
     expressions: Mapping[TableName, Expressions], tables: Mapping[TableName, Table]
 ) -> dict[TableName, LockstepError]:
-    """Those of the tables whose expressions can't be evaluated, each with its error."""
+    """The tables whose expressions can't be evaluated, each with its error."""
     errors: dict[TableName, LockstepError] = {}
     for name, table in tables.items():
         try:

@@ -1,8 +1,6 @@
-"""Whether the source's tables have got another shape than a running job was prepared for.
-
-Most changes of a table come with the first row of the new shape, and stop the batch that has it. Only ``__schema``
-shows an added column, and changes that can't disturb a destination without columns.
-"""
+"""Whether the source's tables have another shape than a running job was prepared for. Most changes of a table arrive
+with the first row of the new shape, and stop the batch that has it. Only ``__schema`` shows an added column, and
+changes that can't disturb a destination without columns."""
 
 from collections.abc import Collection, Mapping
 
@@ -14,10 +12,8 @@ from jobs.executor.shape_history import newest_shapes
 
 
 class SchemaWatch:
-    """Compares ``prepared`` with the newest shapes, which it reads only when something was written since.
-
-    Tables that are ``uncopied`` have none yet.
-    """
+    """Compares ``prepared`` with the newest shapes, which it reads only if something was written since. ``uncopied``
+    tables have no shape yet."""
 
     def __init__(
         self,
@@ -36,7 +32,8 @@ class SchemaWatch:
         self._end: int | None = None
 
     def has_moved(self) -> bool:
-        """Raises LockstepError where the log can't be read."""
+        """Whether a shape has changed, or an uncopied table has got its first one. Raises LockstepError if the log
+        can't be read."""
         end = self._cluster.end_offsets([self._partition])[self._partition]
         if end == self._end:
             return False

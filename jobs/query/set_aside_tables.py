@@ -1,4 +1,4 @@
-"""The tables of a sink that its queries leave out: somebody has ordered that, or they can't be applied."""
+"""The tables of a sink that its queries leave out: by order of a user, or because they can't be applied."""
 
 import threading
 from collections.abc import Collection, Mapping
@@ -30,21 +30,20 @@ from sinks.contract import CoordinationRecords
 
 
 class SetAside(Exception):
-    """Tables can't be applied: the next query goes on without them."""
+    """Raised when tables can't be applied: the next query goes on without them."""
 
 
 @dataclass(slots=True)
 class Noted:
-    """The tables that a query has set aside, as the thread beside it has noted them last."""
+    """The tables that are set aside during one query, as last stored by the thread beside it."""
 
     asides: Asides
 
 
 class TablesAside:
-    """Those of one sink's job. Only the newest job writes the record: all that is written goes through its lease.
-
-    The job's thread calls all of it, and the thread beside its query ``orders`` and ``note_caught_up``.
-    """
+    """The tables that are set aside in one sink's job. Only the newest job writes the record, so every write goes
+    through its lease. The job's thread calls all methods; the thread beside its query calls ``orders`` and
+    ``note_caught_up``."""
 
     def __init__(self, sink: str, *, pipeline: str, generation: int, report: Reporter) -> None:
         self._sink = sink
@@ -57,11 +56,11 @@ class TablesAside:
 
     @property
     def now(self) -> Asides:
-        """All of them, also those that are read again."""
+        """All of them, including those that are read again."""
         return self._asides
 
     def orders(self, lease: GenerationLease) -> dict[TableName, Order]:
-        """What somebody wants of the sink's tables."""
+        """The orders of users for the sink's tables."""
         return parse_orders(lease.record(orders_name(self._generation)))
 
     def obey(
@@ -74,10 +73,8 @@ class TablesAside:
         left: Collection[TableName],
         uncaptured: Collection[TableName],
     ) -> Asides:
-        """What the next query leaves out of the sink's ``tables``, with those as of ``next_asides``.
-
-        Raises what the destination raises, and as ``GenerationLease.save_record``.
-        """
+        """What the next query leaves out of the sink's ``tables``, by the rules of ``next_asides``. Raises what the
+        destination raises, and as ``GenerationLease.save_record``."""
         before = load_asides(records, self._generation)
         asides = next_asides(tables, orders, before, left=left, uncaptured=uncaptured, now_ms=now_ms())
         with self._lock:
@@ -87,10 +84,8 @@ class TablesAside:
         return asides
 
     def begin(self, lease: GenerationLease) -> None:
-        """Note that tables which are resumed are read from now on: nothing has spoken against it.
-
-        Now this job is the newest. An older one may have written what it knew until a moment ago.
-        """
+        """Store that resumed tables are read from now on, since every check has passed. This job is the newest by now,
+        and an older one may have written its own record until a moment ago."""
         with self._lock:
             asides = begun(self._asides)
             if lease.record(asides_name(self._generation)) != dump_asides(asides):
@@ -106,10 +101,8 @@ class TablesAside:
         raise SetAside
 
     def note_caught_up(self, lease: GenerationLease, noted: Noted, keeper: ProgressKeeper) -> None:
-        """Note tables that have caught up, and those that are applied after they had failed.
-
-        For a thread that may go on for a while after its query, whose ``noted`` is of no use then.
-        """
+        """Store which tables have caught up, and which are applied again after a failure. Called by a thread that may
+        outlive its query; ``noted`` is out of date then, and nothing is stored."""
         asides = noted.asides
         if keeper.resuming or not keeper.has_caught_up:
             left = taken_again(asides, [table for table in asides if self._topic(table) in keeper.advanced])
@@ -122,7 +115,7 @@ class TablesAside:
                 self.tell()
 
     def note_all_applied(self, lease: GenerationLease) -> None:
-        """Note that tables which are tried again can be applied: all there is of them was."""
+        """Store that retried tables can be applied: everything of them was."""
         with self._lock:
             applied = taken_again(self._asides, list(self._asides))
             if applied != self._asides:
@@ -133,7 +126,7 @@ class TablesAside:
         return {self._topic(table): aside for table, aside in self._asides.items()}
 
     def tell(self) -> None:
-        """Report them where they are others than those that were reported last."""
+        """Report the tables if they differ from the last report."""
         asides = self._asides
         sentences = tuple(aside.sentence(self._sink, str(table)) for table, aside in sorted(asides.items()))
         if sentences != self._told:
@@ -142,7 +135,7 @@ class TablesAside:
         self._told = sentences
 
     def check_none_failed(self) -> None:
-        """Raise LockstepError where tables can't be applied, with what helps each of them."""
+        """Raise LockstepError if tables can't be applied, with the remedy for each."""
         failures = {table: aside for table, aside in sorted(self._asides.items()) if aside.has_failed}
         if not failures:
             return
@@ -154,15 +147,12 @@ class TablesAside:
         )
 
     def are_single(self, errors: Collection[TableName], tables: Collection[TableName]) -> bool:
-        """Whether it is a matter of single tables that not all of these ``tables`` can be applied.
-
-        So it is also where all of them had been set aside, and are read again: their neighbours may be paused, and go
-        on without them.
-        """
+        """Whether single tables are to blame that not all of these ``tables`` can be applied. This is so even if all
+        failed, provided all had been set aside and are read again: the sink's other tables may be paused, and go on
+        without them."""
         return 0 < len(errors) < len(tables) or (bool(errors) and all(table in self._asides for table in errors))
 
     def _save(self, lease: GenerationLease, asides: Asides) -> None:
-        """Raises as ``GenerationLease.save_record``."""
         lease.save_record(asides_name(self._generation), dump_asides(asides))
 
     def _topic(self, table: TableName) -> str:
@@ -170,6 +160,6 @@ class TablesAside:
 
 
 def is_any_due(asides: Asides) -> bool:
-    """Whether one of them is to be tried again by now."""
+    """Whether one of them is due for another try."""
     at_ms = now_ms()
     return any(aside.is_due(at_ms) for aside in asides.values())

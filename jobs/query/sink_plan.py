@@ -13,21 +13,20 @@ from sinks.contract import OpenedSink
 from sinks.registry import SinkSettings, history_tables, open_sink
 
 PARTITIONS_MAX: Final = 200
-"""A task that goes on asks for all of its partitions five times a second, and every two seconds after a silence. With
-200 the former takes it 0.3 % of a core, with 1,200 1.2 %, and the broker several times as much."""
+"""A task that goes on polls each partition five times a second, and every two seconds after a silence. With 200
+partitions polling takes the task 0.3 % of a core, with 1,200 it takes 1.2 %, and the broker several times as much."""
 
 
 @dataclass(frozen=True)
 class SinkPlan:
-    """What one sink's job is about. Everything here is configuration; nothing is opened.
+    """What one sink's job is about: configuration only, nothing is opened.
 
-    ``settings`` are those that this generation is built with. ``once``: it ends where the log ends as of now.
-    ``go_live`` lets the generation become the live one when there is none. ``bulk`` loads it in the destination's
-    fastest way, for which nobody may read it yet. ``trimmed`` reads a log that has lost its beginning.
+    ``settings`` are those that this generation is built with. ``once``: the job ends at the log's present end.
+    ``go_live``: the generation becomes the live one if there is none. ``bulk``: load it in the destination's fastest
+    way; nobody may read it meanwhile. ``trimmed``: read a log that has lost its beginning.
 
-    ``captured`` says which tables are captured by now, and raises LockstepError where that can't be told. Those among
-    them that the sink is to have take the place of ``tables``, again and again. None: nobody takes any in while the
-    job runs.
+    ``captured`` returns the tables that are captured now, and raises LockstepError if that is unknown. The sink's
+    tables among them repeatedly replace ``tables``. None: the sink's tables don't change while the job runs.
     """
 
     name: str
@@ -46,18 +45,19 @@ class SinkPlan:
 
     @property
     def takes_up(self) -> bool:
-        """Whether tables that are captured meanwhile are read, too. In a bulk load ``tables`` stay, and the watermark
-        ends where others are captured."""
+        """Whether the job reads tables that are captured later. A bulk load doesn't: its watermark ends where the
+        captured tables change."""
         return not self.bulk
 
     @property
     def applies_steps(self) -> bool:
-        """Whether readers see whole transactions. In a bulk load there are no readers."""
+        """Whether readers see whole transactions. A bulk load has no readers."""
         return self.settings.consistent and self.settings.view is None and not self.bulk
 
     @property
     def offsets_per_trigger(self) -> int:
-        """How many records a batch takes at most; more in a bulk load, since what it holds of a key is written once."""
+        """The most records in a batch. A bulk load takes more, since it writes the records of one key in a batch
+        once."""
         return OFFSETS_MAX * (20 if self.bulk else 1)
 
     @property
@@ -66,10 +66,8 @@ class SinkPlan:
         return WINDOW_BYTES * (6 if self.bulk else 1)
 
     def goes_on(self, partitions: int) -> bool:
-        """Whether batches of so many partitions go on until the job ends them. The others end where the log ends.
-
-        The task of one that goes on talks to the driver on its own machine, which a cluster's may not be.
-        """
+        """Whether batches of so many partitions go on until the job ends them, instead of ending with the log. The task
+        of a long batch talks to the driver on its own machine, which isn't possible on a cluster."""
         if self.once or self.bulk or not self.spark.is_local:
             return False
         return partitions <= PARTITIONS_MAX and goes_on(self.settings, self.tables)
@@ -80,9 +78,7 @@ class SinkPlan:
 
 
 def goes_on(settings: SinkSettings, tables: Sequence[TableName]) -> bool:
-    """Whether a task of a sink of these tables may go on with what comes to the log after its range. Pure.
-
-    Not where a large batch is written much quicker than many small ones. Nor does a history: it asks for each batch
-    since when its versions are complete.
-    """
+    """Whether a task of a sink of these tables may go on with events that come after its range. Pure. It may not if
+    large batches are written much quicker than many small ones, or for a history, which needs to know for each batch
+    since when its versions are complete."""
     return not settings.likes_large_batches and not history_tables(settings, tables)

@@ -19,24 +19,25 @@ from sinks.contract import OpenedSink
 
 
 class SinkTables:
-    """Those of one job. ``plan`` is the job's, with the tables that the next query reads."""
+    """The tables of one job. ``plan`` is the job's, with the tables that the next query reads."""
 
     def __init__(self, plan: SinkPlan, *, report: Reporter) -> None:
         self.plan = plan
         self._report = report
         self.all = plan.tables
-        """Also those that are left out."""
+        """All tables of the sink, including those that are left out."""
         self.captured: Captured | None = None
-        """As of the last look; None where nobody takes any in while the job runs."""
+        """As of the last look; None if the sink's tables don't change while the job runs."""
         self.aside = TablesAside(plan.name, pipeline=plan.pipeline, generation=plan.generation, report=report)
 
     @property
     def are_all_left_out(self) -> bool:
-        """Whether the next query has nothing to read, and waits for somebody to want something else."""
+        """Whether the next query has nothing to read and must wait for another order."""
         return not self.plan.tables and bool(self.all or self.captured is not None)
 
     def look(self) -> None:
-        """See which tables the sink has by now. Raises as ``SinkPlan.captured``, and Unavailable for a view's."""
+        """Look up the sink's present tables. Raises as ``SinkPlan.captured``, and Unavailable if a view's table isn't
+        captured."""
         plan = self.plan
         if plan.captured is None:
             return
@@ -60,16 +61,14 @@ class SinkTables:
                 self._report(TablesChanged(plan.name, plan.generation, *told))
 
     def watch(self) -> CapturedWatch | None:
-        """Tells whether the sink is to have others than as of the last look."""
+        """A watch for changes since the last look."""
         if self.plan.captured is None or self.captured is None:
             return None
         return CapturedWatch(self.plan.settings.tables, self.captured, self.plan.captured)
 
     def obey(self, opened: OpenedSink, lease: GenerationLease) -> dict[TableName, Order]:
-        """See which tables the next query reads. Returns the orders that say so.
-
-        A view can't go on without one of its tables: nothing of it is left out.
-        """
+        """Decide which tables the next query reads, and return the orders that say so. A view needs all of its tables,
+        so none is left out."""
         plan = self.plan
         if plan.settings.view is not None:
             return {}
@@ -87,17 +86,15 @@ class SinkTables:
         return orders
 
     def have_orders(self, lease: GenerationLease, orders: Orders, noted: Noted, keeper: ProgressKeeper) -> bool:
-        """Whether somebody has given another order than these, or a table that has failed is to be tried again.
-
-        Else it notes which tables have caught up.
-        """
+        """Whether the orders differ from these, or a failed table is due for another try. If not, this stores which
+        tables have caught up."""
         if self.aside.orders(lease) != orders or is_any_due(noted.asides):
             return True
         self.aside.note_caught_up(lease, noted, keeper)
         return False
 
     def go_on_without(self, errors: Mapping[TableName, LockstepError]) -> bool:
-        """Whether a generation that is in use goes on without tables with such errors: others can be applied."""
+        """Whether a generation in use can go on without tables with these errors, because others can be applied."""
         plan = self.plan
         return plan.go_live and plan.settings.view is None and self.aside.are_single(errors, plan.tables)
 

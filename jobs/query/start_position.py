@@ -1,8 +1,6 @@
-"""From where a generation is to read the log, as somebody orders: its progress is written anew. Pure.
-
-Going back is always safe: what has been applied is known by its tag. Going forward leaves something out, and that is
-part of the progress: the watermark stays before the gap until it has been read after all.
-"""
+"""Moves the position from which a generation reads the log, by order of a user: rewrites its progress. Pure. Going back
+is always safe: tags show what was already applied. Going forward leaves out a part of the log, and progress records
+that: the watermark stays before the gap until the gap is read after all."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,14 +13,14 @@ from sinks.contract import Progress, TopicPartition
 def offsets_after_lsn(
     records: Iterable[ProgressRecord], lsn: int, partitions: Iterable[TopicPartition], *, epoch: int = 0
 ) -> Offsets:
-    """Where to read on for everything that was committed after ``lsn``, and as little as possible of what was before.
+    """The offsets that cover everything committed after ``lsn``, and as little as possible of what was before.
 
-    ``records`` are all that the progress topic still holds, in order. ``lsn`` is one of this ``epoch``; all that was
-    published in an earlier one was before it. A partition that is in no record is read from its start.
+    ``records`` are all that the progress topic still holds, in order. ``lsn`` belongs to this ``epoch``; everything of
+    an earlier epoch was before it. A partition without a record is read from its start.
 
-    The bounds of a record may hold a part of the transaction after its LSN, which is published in several parts where
-    it is large. That one was committed by the next record's LSN: so bounds count once there is a record with a greater
-    one that isn't beyond ``lsn``.
+    A record's bounds may include a part of the transaction after its LSN, since a large transaction is published in
+    several parts. That transaction was committed by the next record's LSN. So bounds count only once a record follows
+    with a greater LSN that isn't beyond ``lsn``.
     """
     bounds: dict[TopicPartition, int] = {}
     newest: dict[TopicPartition, int] = {}  # of the records with ``newest_lsn``

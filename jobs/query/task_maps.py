@@ -1,4 +1,4 @@
-"""What the tasks of a query's batches run: made anew only where they have to be told something else."""
+"""The functions that the tasks of a query's batches run. They are made anew only if their input changes."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -14,11 +14,11 @@ from jobs.query.rejections import OpenRejections, Rejections
 from jobs.spark.arrow_map import ArrowMap
 
 _TOPICS_MAX: Final = 64
-"""Tasks are told of no more topics than these, unless their batch has more: each costs a kilobyte to carry and read."""
+"""Tasks know no more topics than these, unless their batch has more: each topic costs a kilobyte to send and read."""
 
 
 class TaskMaps:
-    """Those of one query, for batches that go on and for others."""
+    """The functions of one query, for long batches and for others."""
 
     def __init__(
         self,
@@ -29,23 +29,23 @@ class TaskMaps:
         socket: str | None,
         rows_max: int,
     ) -> None:
-        """``socket`` is the driver's, and ``rows_max`` as ``Until`` has it."""
+        """``socket`` is the driver's, and ``rows_max`` is that of ``Until``."""
         self._task = task
         self._keeper = keeper
         self._rejections = rejections
         self._socket = socket
         self._rows_max = rows_max
-        # By whether the batch goes on: the topics and the rejections that it was made with.
+        # Whether the batch goes on -> the topics and rejections that the function was made with, and the function.
         self._made: dict[bool, tuple[frozenset[str], OpenRejections, ArrowMap]] = {}
 
     def map_for(self, topics: Collection[str], *, goes_on: bool) -> ArrowMap:
-        """What tasks run for a batch with records of these topics."""
+        """The function that tasks run for a batch with records of these topics."""
         task, rejected = self._task, self._rejections.open
         before = frozenset[str]()
         known = self._made.get(goes_on)
         if known is not None:
             before = known[0]
-            # One with versions says since when they may have been compacted.
+            # a history needs the time since when its versions may have been compacted
             if known[1] is rejected and not task.versions and before.issuperset(topics):
                 return known[2]
         if task.reads_whole_transactions:
@@ -56,7 +56,7 @@ class TaskMaps:
             rejected_before=dict(rejected),
             complete_at_ms=self._keeper.complete_at_ms if task.versions else 0,
         ).only(told)
-        # A view's task also tells how far a building is in a batch that ends with the log.
+        # A view's task also reports the progress of a build, even in a batch that ends with the log.
         socket = self._socket if goes_on or task.view is not None else None
         until = Until(goes_on=goes_on, socket=socket, rows_max=self._rows_max)
         made = ArrowMap(partial(deliver, own, until), RESULT_SCHEMA)
@@ -65,11 +65,9 @@ class TaskMaps:
 
 
 def told_topics(topics: Collection[str], before: frozenset[str], known: Collection[str]) -> frozenset[str]:
-    """The topics that tasks are told of for a batch with these ``topics``, out of all ``known`` ones. Pure.
-
-    All, where there are few. Else also those of the batches ``before``, as long as these are few: the next batch then
-    probably needs no other.
-    """
+    """The topics, out of all ``known`` ones, that tasks know in a batch with these ``topics``. Pure. All, if there are
+    few. Otherwise also those of the batches ``before``, while these are few: the next batch then probably needs no
+    other."""
     for wider in (frozenset(known), before.union(topics)):
         if len(wider) <= _TOPICS_MAX:
             return wider

@@ -51,39 +51,40 @@ from sinks.contract import Progress
 POLL_S: Final = 0.1
 
 TICK_S: Final = 0.5
-"""How often a sink looks for pause requests, and at most for progress records that no batch makes it look for."""
+"""How often a sink looks for pause requests. Also the minimum interval between looks for progress records that no batch
+asks for."""
 
 QUIET_S: Final = 5.0
-"""How often a sink looks at the log though nothing has told it of anything new."""
+"""How often a sink looks at the log without being woken."""
 
 _LISTEN_S: Final = 1.0
 SILENT_S: Final = 1.0
-"""How long a bell is waited for, and for how long it isn't after brokers that didn't answer."""
+"""How long to wait for the bell, and how long to pause after brokers didn't answer."""
 
 _JUST_NOW_S: Final = 0.05
 LOOK_FIRST_S: Final = 0.1
-"""What a task has applied is stored after a look for the progress record of it, which took no longer than this, so that
-the watermark is stored with it."""
+"""Before storing what a task has applied, look for its progress record for at most so long, so that the watermark is
+stored with it."""
 
 SCHEMA_LOOK_S: Final = 1.0
-"""How often a running job looks whether a table has got another shape."""
+"""How often a running job looks for a table's new shape."""
 
 ORDERS_LOOK_S: Final = 2.0
-"""How often it looks whether somebody has given it orders: that asks the destination."""
+"""How often it looks for new orders: that asks the destination."""
 
 _LONG_BATCH_S: Final = 15.0
 _SLOW_ROWS_PER_S: Final = 2_000
-"""A batch that takes longer, and longer than its rows at this rate, is reported again and again: a server that hangs
-says nothing, and neither does a lock. Nothing comes from a task before its end; a first load is no reason to worry."""
+"""A batch that takes longer, and longer than its rows at this rate, is reported repeatedly: a server that hangs says
+nothing, and neither does a lock. A task reports nothing before its end, so a long first load is no reason to worry."""
 
 
 def patience_s(rows: int) -> float:
-    """How long a batch of so many rows at most may take before it is reported. Pure."""
+    """How long a batch of at most so many rows may take before it is reported. Pure."""
     return _LONG_BATCH_S + rows / _SLOW_ROWS_PER_S
 
 
 class ServerAnswer:
-    """How long the destination takes to answer signs of life. One thread waits, others look."""
+    """How long the destination takes to answer heartbeats. One thread waits, others look."""
 
     def __init__(self) -> None:
         self._asked_at: float | None = None
@@ -91,7 +92,7 @@ class ServerAnswer:
 
     @contextmanager
     def awaited(self) -> Iterator[None]:
-        """Wait for one."""
+        """Time the answer that this block waits for."""
         began = self._asked_at = time.monotonic()
         try:
             yield
@@ -99,7 +100,7 @@ class ServerAnswer:
             self._last_s, self._asked_at = time.monotonic() - began, None
 
     def took_s(self, now_s: float) -> float:
-        """How long the last one took, or the next one takes where that is longer."""
+        """How long the last answer took, or the pending one takes so far if that is longer."""
         asked_at = self._asked_at
         return max(self._last_s, 0.0 if asked_at is None else now_s - asked_at)
 
@@ -112,31 +113,31 @@ class QueryState:
         self.ended = threading.Event()
         self.batch_done = threading.Event()
         self.resting = threading.Event()
-        """Set while the query rests (``jobs.query.idle_wait``)."""
+        """Set while the query is idle (``jobs.query.idle_wait``)."""
         self.woken = threading.Event()
-        """Set when a rest has to see whether it is over: after each look for progress records, and at its end."""
+        """Set when an idle wait must check whether it is over: after each look for progress records, and at the end."""
         self.looked = threading.Event()
         """Set after each look for progress records."""
         self.learned_at = float("-inf")
-        """When a look has last found progress records, by the monotonic clock."""
+        """When a look last found progress records, by the monotonic clock."""
         self.stored_lsn = 0
-        """The watermark that was stored last with what a task has applied."""
+        """The watermark that was last stored with a task's report."""
         self.bell_is_deaf = threading.Event()
-        """Set when the bell hasn't rung for something."""
+        """Set when the bell didn't ring for something."""
         self.filling = threading.Event()
-        """Set while rows from before still lack columns."""
+        """Set while older rows still lack columns."""
         self.failure: Exception | None = None
         """The first one."""
         self.under_way: tuple[int, float] | None = None
-        """The id of the running batch, and since when it runs in seconds of the monotonic clock."""
+        """The id of the running batch, and when it began in seconds of the monotonic clock."""
         self.planned_rows = 0
         """How many rows the running batch has at most."""
         self.heard_at = 0.0
-        """When the task of a long batch has last been heard of, by the same clock."""
+        """When the task of a long batch last reported, by the same clock."""
         self.server_answer = ServerAnswer()
 
     def is_overdue(self, now_s: float, *, told_at_s: float) -> bool:
-        """Whether the running batch takes longer than its rows do, since its begin or since it was heard or told of."""
+        """Whether the running batch takes longer than its rows should, since it began or since its last report."""
         if self.under_way is None:
             return False
         if now_s - self.under_way[1] < patience_s(self.planned_rows):
@@ -147,25 +148,27 @@ class QueryState:
         self.failure = self.failure or error
 
     def look_first(self) -> None:
-        """Have progress records looked for, unless some were found just now. Waits for a look, but not for brokers."""
+        """Request a look for progress records, unless some were found just now. Waits for the look, but not for
+        brokers."""
         if time.monotonic() - self.learned_at > _JUST_NOW_S:
             self.looked.clear()
             self.batch_done.set()
             self.looked.wait(LOOK_FIRST_S)
 
     def has_stored(self, watermark_lsn: int) -> None:
-        """What a task has applied. Have progress records looked for again where the one of it wasn't there yet."""
+        """A task's report is stored. Requests another look for progress records if the report's own wasn't there
+        yet."""
         if watermark_lsn == self.stored_lsn:
             self.batch_done.set()
         self.stored_lsn = watermark_lsn
 
     def wait_woken(self, timeout_s: float) -> None:
-        """Wait for that, but no longer."""
+        """Wait for ``woken``, but no longer."""
         self.woken.wait(timeout_s)
         self.woken.clear()
 
     def fail(self, error: Exception) -> None:
-        """From a thread beside the batches: end the query."""
+        """End the query, from a thread beside the batches."""
         self.keep_failure(error)
         self.ended.set()
 
@@ -178,10 +181,8 @@ def side_threads(
     *,
     not_awaited: Mapping[str, Callable[[], None]],
 ) -> Iterator[None]:
-    """Run these functions, each in a thread, until the block ends: then ``ended`` is set and they are awaited.
-
-    Those of ``not_awaited`` end soon after that.
-    """
+    """Run these functions, each in a thread, until the block ends; then set ``ended`` and wait for them. The threads of
+    ``not_awaited`` end soon after that."""
     threads = [threading.Thread(target=target, name=f"{name}-{sink}", daemon=True) for name, target in targets.items()]
     others = [threading.Thread(target=run, name=f"{name}-{sink}", daemon=True) for name, run in not_awaited.items()]
     for thread in (*threads, *others):
@@ -196,11 +197,11 @@ def side_threads(
 
 
 def listen_to_log(state: QueryState, bell: Bell) -> None:
-    """Have the others look as soon as something is published. Closes the bell at the end."""
+    """Wake the others as soon as something is published. Closes the bell at the end."""
     try:
         while not state.ended.is_set():
             if state.bell_is_deaf.is_set():
-                # A consumer may get nothing for ever from a broker that was restarted; a new one does.
+                # A consumer may get nothing for ever from a restarted broker; a new consumer does.
                 state.bell_is_deaf.clear()
                 bell.close()
             try:
@@ -218,15 +219,13 @@ def listen_to_log(state: QueryState, bell: Bell) -> None:
 
 
 def follow_watermark(state: QueryState, sink: str, read_progress: Callable[[], bool], report: Reporter) -> None:
-    """Raise the watermark when progress records arrive, also while no batch runs.
-
-    ``read_progress`` reads them, and returns whether there were any.
-    """
+    """Raise the watermark when progress records arrive, even while no batch runs. ``read_progress`` reads them, and
+    returns whether there were any."""
     waiting = last = False
     while not last:
         was_told = state.batch_done.wait(TICK_S if waiting else QUIET_S)
         state.batch_done.clear()
-        last = state.ended.is_set()  # once more after the last batch: what it applied is to be known
+        last = state.ended.is_set()  # one more look, for what the last batch applied
         try:
             if read_progress():
                 state.learned_at = time.monotonic()
@@ -247,65 +246,61 @@ def follow_watermark(state: QueryState, sink: str, read_progress: Callable[[], b
 
 
 def keep_lease(state: QueryState, lease: GenerationLease) -> None:
-    """Show others that a job applies to this generation, and pause when they ask for it.
-
-    Ends the query when another job has taken over, or the destination was put back.
-    """
+    """Show others that a job applies to this generation, and pause on request. Ends the query if another job has taken
+    over, or the destination was put back."""
     while not state.ended.wait(TICK_S):
         try:
             with state.server_answer.awaited():
                 beat(lease)
-        except Exception as error:  # without it, batches could wait for ever for one who has asked them to
+        except Exception as error:  # otherwise batches could wait for ever for whoever requested a pause
             state.fail(error)
 
 
 def beat(lease: GenerationLease) -> None:
-    """The lease's heartbeat. Raises Fenced and DataLost as it does, and no other LockstepError."""
+    """Send the lease's heartbeat. Raises its Fenced and DataLost, and no other LockstepError."""
     try:
         lease.heartbeat()
     except (Fenced, DataLost):
         raise
     except LockstepError:
-        pass  # The batches have the same destination, and tell what is wrong with it.
+        pass  # the batches use the same destination, and report what is wrong with it
 
 
 def listen_to_tasks(state: QueryState, serve: Callable[[threading.Event], None]) -> None:
-    """Hear what long batches have applied. ``serve`` returns when the event is set."""
+    """Take the reports of long batches. ``serve`` returns when the event is set."""
     try:
         serve(state.ended)
-    except Exception as error:  # a batch that can't be ended would go on without end
+    except Exception as error:  # a batch that can't be ended would go on for ever
         state.fail(error)
 
 
 def store_told(state: QueryState, store: Callable[[], Progress]) -> Progress | None:
-    """Store what the task of a long batch has applied. None where that can't be now, and ends the query if for good.
-
-    A destination that lost what it had must end it too: the batch would go on behind the gap.
-    """
+    """Store what the task of a long batch has applied. None if that fails for now; a lasting failure ends the query. A
+    destination that lost data must end it too: otherwise the batch would go on behind the gap."""
     try:
         return store()
     except DataLost as error:
         state.fail(error)
     except Unavailable:
-        pass  # the keeper knows it, and stores it the next time
+        pass  # the keeper has it, and stores it the next time
     except Exception as error:
         state.fail(error)
     return None
 
 
 def fill_columns(state: QueryState, fill: Callable[[], None]) -> None:
-    """Give rows from before the columns that they lack, beside the batches. ``fill`` ends early at a closed gate."""
+    """Give older rows the columns that they lack, beside the batches. ``fill`` ends early if the gate closes."""
     try:
         fill()
     except Exception as error:
         state.fail(error)
     finally:
         state.filling.clear()
-        state.batch_done.set()  # the watermark may have waited for this alone
+        state.batch_done.set()  # the watermark may have waited only for this
 
 
 def report_long_batches(state: QueryState, plan: SinkPlan, report: Reporter) -> None:
-    """Report a batch that takes much longer than its rows do, and what is known of why."""
+    """Report a batch that takes much longer than its rows should, and what is known of the reason."""
     told_at = 0.0
     while not state.ended.wait(TICK_S):
         under_way, now = state.under_way, time.monotonic()
@@ -325,14 +320,14 @@ def report_long_batches(state: QueryState, plan: SinkPlan, report: Reporter) -> 
 
 @dataclass(slots=True)
 class EarlyEnd:
-    """Why a query is to end before its job: a ``failure`` is for good, anything else lets the next query begin."""
+    """Why a query ends before its job: a ``failure`` is final, anything else lets the next query begin."""
 
     ending: threading.Event = field(default_factory=threading.Event)
     failure: Exception | None = None
 
 
 def _now_and_then(look: Callable[[], bool], every_s: float) -> Callable[[], bool]:
-    """The same look, which finds nothing in between."""
+    """The same look, at most once in ``every_s``; False in between."""
     looked_s = -math.inf
 
     def is_due_and_finds() -> bool:
@@ -356,18 +351,16 @@ def ended_early(
     news: threading.Event,
     has_orders: Callable[[], bool] = lambda: False,
 ) -> Iterator[EarlyEnd]:
-    """Set ``ending`` when a table has got another shape, or a topic isn't the same. The latter is a ``failure`` too.
-
-    Also when an ``uncopied`` table has got its first shape, and when ``has_orders`` says so. ``news`` is set when
-    something was published, and cleared here.
-    """
+    """Set ``ending`` when a table's shape changes, an ``uncopied`` table gets its first shape, ``has_orders`` returns
+    True, or a topic isn't the same any more. The last is a ``failure`` too. ``news`` is set when something was
+    published, and cleared here."""
     early, over = EarlyEnd(), threading.Event()
     watch = SchemaWatch(cluster, plan.kafka.client(), plan.pipeline, tables, uncopied)
     looks = Looks(len(topics))
     has_other_orders = _now_and_then(has_orders, ORDERS_LOOK_S)
 
     def has_log_moved() -> bool:
-        """Whether the next query has to read other shapes. Looks only where that is due."""
+        """Whether the next query must read other shapes. Looks only when that is due."""
         has_news = news.is_set()
         news.clear()
         if not looks.is_due(time.monotonic(), has_news=has_news or topics.has_heard):
@@ -386,7 +379,7 @@ def ended_early(
                 early.failure = error
                 early.ending.set()
             except LockstepError:
-                pass  # The batches read the log too, and tell when it can't be read.
+                pass  # the batches read the log too, and report when it can't be read
             except Exception as error:  # a bug of ours must not leave a job that looks no more
                 early.failure = error
                 early.ending.set()

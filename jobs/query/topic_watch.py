@@ -1,7 +1,5 @@
-"""Whether the topics that a job reads are still those that it began with.
-
-Nothing else would notice. Tasks go on at their offsets, past a new topic's first records.
-"""
+"""Whether the topics that a job reads are still those that it began with. Nothing else would notice: tasks go on at
+their offsets, past a new topic's first records."""
 
 import threading
 from collections.abc import Collection, Mapping
@@ -12,18 +10,15 @@ from cdc.protocol.control_records import TopicIdentity
 from jobs.query.resume_check import TopicFacts, check_same_topics
 
 TOPICS_AT_ONCE: Final = 200
-"""As many of the topics of which nothing was heard are asked about in one look: an answer about thousands takes the
-client a tenth of a second."""
+"""How many silent topics one look asks about: an answer about thousands takes the client a tenth of a second."""
 
 QUIET_S: Final = 5.0
-"""How often the log is looked at while nothing is published."""
+"""How often to look at the log while nothing is published."""
 
 
 class Looks:
-    """When the log is looked at: at each chance until all topics had their turn since something was published.
-
-    While nothing is published a topic has nothing that a sink lacks, and so these looks may be rare. Pure.
-    """
+    """When to look at the log: at each chance until all topics had their turn since something was published. Pure.
+    While nothing is published, the topics have nothing that a sink lacks, so looks may be rare."""
 
     def __init__(self, topics: int) -> None:
         self._turns = max(1, -(-topics // TOPICS_AT_ONCE))
@@ -31,22 +26,20 @@ class Looks:
         self._looked_s = float("-inf")
 
     def is_due(self, now_s: float, *, has_news: bool) -> bool:
-        """Whether to look now. ``has_news``: something was published since this was asked last."""
+        """Whether to look now. ``has_news``: something was published since the last call."""
         if has_news:
             self._left = self._turns
         return self._left > 0 or now_s - self._looked_s >= QUIET_S
 
     def has_looked(self, now_s: float) -> None:
-        """A look has got its answers."""
+        """A look got its answers."""
         self._left = max(0, self._left - 1)
         self._looked_s = now_s
 
 
 class TopicWatch:
-    """Asks the brokers about ``topics``. For several threads: each has a ``cluster`` of its own.
-
-    What a batch reads is asked about before it is applied. The rest is looked at in turn.
-    """
+    """Asks the brokers about ``topics``. Thread-safe; each thread passes a ``cluster`` of its own. Topics of a batch
+    are checked before it is applied, the others in turn."""
 
     def __init__(self, sink: str, topics: Mapping[str, TopicFacts]) -> None:
         self._sink = sink
@@ -57,30 +50,29 @@ class TopicWatch:
         self._heard: set[str] = set()
 
     def __len__(self) -> int:
-        """How many topics there are."""
         return len(self._topics)
 
     def check(self, cluster: TopicAdmin, topics: Collection[str]) -> None:
-        """Raises PositionMismatch when one of these isn't the same, and Unavailable without an answer."""
+        """Raises PositionMismatch if one of these was recreated, and Unavailable without an answer."""
         if topics:
             self.check_identities(cluster.identities(list(topics)))
 
     def check_identities(self, identities: Mapping[str, TopicIdentity]) -> None:
-        """The same, where somebody has asked."""
+        """The same, with the brokers' answer."""
         check_same_topics(self._sink, {topic: self._topics[topic] for topic in identities}, identities)
 
     def heard_of(self, topics: Collection[str]) -> None:
-        """Something of these was read: the next look is at them too."""
+        """Events of these topics were read: the next look includes them."""
         with self._lock:
             self._heard.update(topics)
 
     @property
     def has_heard(self) -> bool:
-        """Whether something was, since the last look."""
+        """Whether events were read since the last look."""
         return bool(self._heard)
 
     def look(self, cluster: TopicAdmin) -> None:
-        """Check those that were heard of since the last look, and the next ones of all. Raises as ``check``."""
+        """Check the topics with events since the last look, and the next ones in turn. Raises as ``check``."""
         with self._lock:
             heard, self._heard = self._heard, set()
         in_turn = self._names[self._turn : self._turn + TOPICS_AT_ONCE]

@@ -1,4 +1,4 @@
-"""A view's figures on the driver: kept with the generation, and reported for the metrics."""
+"""A view's figures on the driver: stored with the generation, and reported for the metrics."""
 
 import threading
 import time
@@ -15,11 +15,12 @@ from views.counters import Counters
 from views.figures import ViewFigures
 
 SAVE_S: Final = 2.0
-"""How often figures are kept at most, unless a building begins or ends: as often as a job shows that it runs."""
+"""How often to store figures at most, unless a build begins or ends: as often as a job shows that it runs."""
 
 
 class FiguresKeeper:
-    """Keeps what the tasks of one query tell. Called by the batches' thread, and by the one that listens to them."""
+    """Stores the figures that a query's tasks report. Called by the batches' thread, and by the one that listens to
+    tasks."""
 
     def __init__(
         self,
@@ -43,18 +44,16 @@ class FiguresKeeper:
         self._newest_ms = 0
 
     def told(self, figures: ViewFigures, *, is_last: bool = False) -> None:
-        """Keep these, unless that was done a moment ago or newer ones are known. With ``is_last`` none follow soon.
-
-        A destination that doesn't answer is told of by the batches: nothing is raised here for that.
-        """
+        """Store these, unless that was done a moment ago or newer ones are known. With ``is_last`` none follow soon.
+        Raises nothing if the destination doesn't answer: the batches report that."""
         with self._lock:
             try:
                 self._load()
             except LockstepError:
-                return  # what an earlier run has counted isn't known
+                return  # the counts of earlier runs aren't known
             kept, now_s = self._kept, self._monotonic()
             if self._newest_ms > figures.at_ms:
-                return  # the last words of a task may be heard after its result
+                return  # a task's last report may arrive after its result
             self._newest_ms = figures.at_ms
             has_turned = kept is None or kept.is_building is not (figures.building is not None)
             if not (has_turned or is_last) and now_s - self._kept_s < SAVE_S:
@@ -74,7 +73,7 @@ class FiguresKeeper:
         if not self._is_loaded:
             self._kept = parse_told(self._lease.record(told_name(self._generation)))
             self._is_loaded = True
-            # What an earlier run has done was counted there.
+            # It includes the counts of earlier runs.
             self._counted = None if self._kept is None else self._kept.figures.counters
 
 

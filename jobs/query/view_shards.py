@@ -1,8 +1,8 @@
-"""Where the shards of a view are: each with the next offsets that its sink was told of. The view is where all are.
+"""The positions of a view's shards: for each, the next offsets that it has reported. The view is where all shards are.
 
-The sink's progress has those of each shard. Without them a shard's state that was put back to where the last shard is
-would seem to be good, and the sink may have later rows of it. They are stored with all other progress or not at all: a
-sink that was put back says of each shard where it was then.
+The sink's progress has the offsets of each shard. Without them a shard's state that was put back to the slowest shard's
+position would seem good, although the sink may have later rows of it. They are stored together with all other progress:
+a sink that was put back says where each shard was then.
 """
 
 import threading
@@ -15,12 +15,12 @@ from views.figures import ViewFigures, together
 
 
 class ViewShards:
-    """Those of one view. Called by the batches' thread, and by the one that listens to tasks."""
+    """The shards of one view. Called by the batches' thread, and by the one that listens to tasks."""
 
     def __init__(self, reached: Sequence[Mapping[TopicPartition, int]]) -> None:
-        """``reached`` are those of each shard as they are stored, empty for one that has told nothing yet."""
+        """``reached`` are the stored offsets of each shard, empty for a shard that has reported nothing yet."""
         self._lock = threading.Lock()
-        self._saving = threading.Lock()  # else what is older could take the place of what is newer
+        self._saving = threading.Lock()  # otherwise older progress could replace newer
         self._reached: list[Offsets] = [dict(offsets) for offsets in reached]
         self._stored: list[Offsets] = [dict(offsets) for offsets in reached]
         self._figures: dict[int, ViewFigures] = {}
@@ -29,10 +29,8 @@ class ViewShards:
     def of_progress(
         cls, stored: Sequence[Mapping[TopicPartition, int]], *, count: int, reached: Mapping[TopicPartition, int]
     ) -> Self:
-        """So many shards with what is ``stored`` of them, none of which is behind the view, which has ``reached`` this.
-
-        Where so many aren't stored, all are where the view is.
-        """
+        """``count`` shards at their ``stored`` offsets, but none behind the view, which is at ``reached``. If another
+        number of shards is stored, all are where the view is."""
         known = stored if len(stored) == count else [reached] * count
         return cls([{**reached, **{at: max(end, reached.get(at, 0)) for at, end in own.items()}} for own in known])
 
@@ -41,16 +39,14 @@ class ViewShards:
         return len(self._reached)
 
     def reach(self, shard: int, offsets: Mapping[TopicPartition, int]) -> None:
-        """A shard has told how far it is, of those partitions that have moved. It may be told late, or again."""
+        """A shard reports its offsets in the partitions that have moved. Reports may be late, or repeated."""
         with self._lock:
             own = self._reached[shard]
             own.update({at: max(offset, own.get(at, 0)) for at, offset in offsets.items()})
 
     def store(self, save: Callable[[Offsets, Sequence[Offsets]], Progress]) -> Progress:
-        """Have progress saved: where the view is, and where each shard is. Returns what ``save`` does.
-
-        Raises what that raises, and nothing counts as stored then.
-        """
+        """Call ``save`` with the view's offsets and those of each shard, and return its result. If it raises, nothing
+        counts as stored."""
         with self._saving:
             with self._lock:
                 least, reached = self._least(), [dict(offsets) for offsets in self._reached]
@@ -60,13 +56,13 @@ class ViewShards:
             return progress
 
     def stored(self, shard: int) -> Offsets:
-        """The next offsets of one shard, as far as they are stored in the destination."""
+        """The next offsets of one shard that are stored in the destination."""
         with self._lock:
             return dict(self._stored[shard])
 
     @property
     def least(self) -> Offsets:
-        """Up to where all shards are; of partitions that all have told of."""
+        """The offsets that all shards have reached, in partitions that all have reported."""
         with self._lock:
             return self._least()
 
@@ -79,17 +75,15 @@ class ViewShards:
         }
 
     def is_ahead(self, shard: int) -> bool:
-        """Whether it waits for others: it is nowhere behind any of them, and before some."""
+        """Whether the shard waits for others: it is behind none of them, and ahead of some."""
         with self._lock:
             own, least = self._reached[shard], self._least()
             is_first = all(own.get(at, 0) >= offset for other in self._reached for at, offset in other.items())
             return is_first and own != least
 
     def figures(self, shard: int, figures: ViewFigures) -> ViewFigures | None:
-        """A shard's own are these. Those of the view; None before all shards have told theirs.
-
-        While a state is built, that is told of at once.
-        """
+        """Take a shard's figures, and return the view's: None until all shards have reported theirs, unless a state is
+        being built."""
         with self._lock:
             known = self._figures.get(shard)
             if known is None or known.at_ms <= figures.at_ms:

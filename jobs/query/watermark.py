@@ -3,7 +3,7 @@
 Capture publishes progress records: everything committed up to ``lsn`` lies below these end offsets. A record is
 *covered* once the sink has applied every partition in it up to its bound. The watermark is the newest record such that
 it and all earlier ones are covered. A partition without traffic is in no record and holds nothing back. Offsets of
-snapshot rows are in no record before the handoff's and raise nothing.
+snapshot rows are in no record before the handoff's, and raise nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from cdc.protocol.control_records import ProgressRecord
 from sinks.contract import TopicPartition
 
 PENDING_MAX: Final = 10_000
-"""Records that wait to be covered. Beyond it neighbours are merged: the watermark then moves in larger steps."""
+"""How many records may wait to be covered. Beyond that, neighbours are merged: the watermark moves in larger steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +28,15 @@ class _Pending:
 
 
 class Watermark:
-    """The watermark of one sink. It never goes back, but for a new epoch, whose LSNs are others.
+    """The watermark of one sink. It goes back only for a new epoch, whose LSNs start a new line.
 
-    A record that doesn't hold for one of the sink's tables, which waits for its copy, raises nothing.
+    A record that doesn't hold for one of the sink's tables, because that table waits for its copy, raises nothing.
 
-    ``joining`` are the topics of which it isn't true yet. It stays where it is until it is true of all, and says then
-    that none is left: also where nothing was committed meanwhile.
+    ``joining`` are the topics of which the watermark isn't true yet. It stays where it is until it is true of all, and
+    ``joining`` is then empty, even if nothing was committed meanwhile.
 
-    ``topics`` are those that the sink reads; bounds of others don't concern it. The first added record must bound all
-    of them, as ``ProgressReader``'s does: what was published before it is known by its bounds alone.
+    ``topics`` are those that the sink reads; bounds of others are ignored. The first added record must bound all of
+    them, as ``ProgressReader``'s does: only its bounds tell what was published before it.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class Watermark:
         self._pending: list[_Pending] = []
 
     def twin(self) -> "Watermark":
-        """Another one at the same position, that nothing was added to yet."""
+        """Another watermark at the same position, without any records."""
         return Watermark(
             self._topics, epoch=self.epoch, lsn=self.lsn, commit_time_ms=self.commit_time_ms, joining=self.joining
         )
 
     @property
     def behind_since_ms(self) -> int | None:
-        """When the oldest record that isn't covered was learned of; None when all are covered."""
+        """When the oldest uncovered record was learned; None if all are covered."""
         return self._pending[0].learned_at_ms if self._pending else None
 
     def add(self, record: ProgressRecord, *, learned_at_ms: int) -> None:
@@ -78,7 +78,7 @@ class Watermark:
         if not bounds and not is_complete and record.epoch == self._newest_epoch():
             return  # it asks for nothing, and raises nothing
         if not bounds and self._pending:
-            # It asks for nothing that the one before doesn't: a quiet table's sink keeps one record, not thousands.
+            # It asks for no more than the one before: a quiet table's sink keeps one record, not thousands.
             last = self._pending.pop()
             bounds, learned_at_ms = dict(last.bounds), last.learned_at_ms
         self._pending.append(
@@ -88,10 +88,8 @@ class Watermark:
             self._merge_neighbours()
 
     def advance(self, applied: Mapping[TopicPartition, int]) -> bool:
-        """Move to the newest record that is covered now that everything below these offsets is applied.
-
-        Returns whether the watermark has changed.
-        """
+        """Move to the newest record that is covered, given that everything below these offsets is applied. Returns
+        whether the watermark has changed."""
         covered = 0
         for record in self._pending:
             if any(applied.get(at, 0) < bound for at, bound in record.bounds.items()):
@@ -101,7 +99,7 @@ class Watermark:
         before = self.epoch, self.lsn, self.joining
         for record in done:
             if record.epoch > self.epoch:
-                # What was published in the epochs before may be undone by now: nothing is known until it was copied.
+                # What earlier epochs published may be undone by now: nothing is known until it was copied.
                 self.epoch, self.lsn, self.commit_time_ms = record.epoch, 0, 0
             if record.is_complete and (record.lsn > self.lsn or (self.joining and record.lsn == self.lsn)):
                 self.lsn, self.commit_time_ms, self.joining = record.lsn, record.commit_time_ms, ()
@@ -115,7 +113,7 @@ class Watermark:
 
 
 def _merged(*records: _Pending) -> _Pending:
-    """One record that is covered when all of these are; the newest one's LSN holds for it."""
+    """One record that is covered when all of these are, with the newest one's LSN."""
     bounds: dict[TopicPartition, int] = {}
     for record in records:
         for at, bound in record.bounds.items():

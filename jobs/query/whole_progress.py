@@ -1,4 +1,4 @@
-"""The progress of a query whose tasks read whole transactions: of the sink, or of each shard of its view."""
+"""The progress of a query whose tasks read whole transactions: that of the sink, or of each shard of its view."""
 
 from jobs.executor.result import Result
 from jobs.executor.task_input import Task
@@ -14,24 +14,23 @@ class WholeProgress:
 
     def __init__(self, task: Task, keeper: ProgressKeeper) -> None:
         self.keeper = keeper
-        # A consistent sink has stored the offsets with its rows. A view's state may have got on without any.
+        # A consistent sink has stored the offsets with its rows. A view's state may have advanced without rows.
         self._are_with_rows = task.steps is not None
         self.shards: ViewShards | None = None
-        """Those of a view that is divided."""
+        """The shards of a divided view."""
         view = task.view
         if view is not None and view.shards:
             self.shards = ViewShards.of_progress(keeper.shards, count=len(view.shards), reached=view.reached)
 
     def is_behind(self, shard: int | None) -> bool:
-        """Whether more is known to be published than a task has. A shard that is ahead waits for others."""
+        """Whether more is known to be published than a task has. A shard that is ahead waits for others, so it isn't
+        behind."""
         shards = self.shards
         return self.keeper.is_behind and (shard is None or shards is None or not shards.is_ahead(shard))
 
     def store(self, next_offsets: Offsets, *, shard: int | None = None, rejected: int = 0) -> Progress:
-        """Store that all below these offsets is applied, by this ``shard`` if there are any. Returns the progress.
-
-        Raises as ``ProgressKeeper.batch_applied``.
-        """
+        """Store that everything below these offsets is applied, by this ``shard`` if given. Returns the progress.
+        Raises as ``ProgressKeeper.batch_applied``."""
         if self.shards is None:
             written = next_offsets if self._are_with_rows else NOTHING_WRITTEN
             return self.keeper.batch_applied(next_offsets, rejected=rejected, written=written)
@@ -42,7 +41,8 @@ class WholeProgress:
         )
 
     def reach(self, result: Result) -> None:
-        """How far the shards of a view are, and with them the view. It is nowhere new before all have said so."""
+        """Add the positions and figures of a view's shards to the batch's result. The view gets next offsets once all
+        shards have reported."""
         if self.shards is None:
             return
         for shard, reached in result.reached.items():
@@ -53,5 +53,5 @@ class WholeProgress:
             result.next_offsets = self.shards.least
 
     def figures(self, shard: int | None, figures: ViewFigures) -> ViewFigures | None:
-        """Those of the view, once all of its shards have told theirs."""
+        """The view's figures; see ``ViewShards.figures``."""
         return figures if self.shards is None or shard is None else self.shards.figures(shard, figures)
