@@ -171,7 +171,7 @@ def _may_be_secret(text: str, path: tuple[str, ...]) -> bool:
 
 def _longest_first(secrets: Iterable[str]) -> Sequence[str]:
     """Each secret in the forms in which an address or an error may quote it. Longest first, so that a shorter secret
-    which begins a longer one doesn't leave the rest of it behind."""
+    doesn't leave the end of a longer one."""
     forms = {
         form
         for secret in secrets

@@ -411,8 +411,7 @@ def followed(pipeline: Pipeline) -> Pipeline:
 
 
 def read(path: Path) -> Config:
-    """Read and check a file without servers; patterns stay as they are. Raises ConfigurationError with every
-    problem."""
+    """Read and check a file without servers; patterns stay as they are. Raises ConfigurationError with all problems."""
     document = parse(path)
     problems = _secrets_in_file(document)
     if problems:

@@ -89,8 +89,7 @@ class Extension:
     """What the page and alerts show of it."""
     watch_every_s: float = 10.0
     panel: "Callable[[Config], Panel | None]" = _no_panel
-    """What ``watch`` would find for the page. Called by commands that show the pipeline once, such as
-    ``lockstep lag``."""
+    """What ``watch`` would find for the page. Called by commands that show the pipeline once, as ``lockstep lag``."""
     reporter: "Callable[[Config], Reporter] | None" = None
     """Reports to somebody what is wrong."""
     eraser: "Callable[[Config, DeletedRow, Means], Eraser] | None" = None

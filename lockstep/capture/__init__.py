@@ -1,1 +1,1 @@
-"""``lockstep capture``: joins stream, snapshot and publisher to one process."""
+"""``lockstep capture``: joins stream, snapshot and publisher into one process."""

@@ -1,4 +1,4 @@
-"""How capture shows itself: sentences and a summary line now and then in the log, a bar per table while it copies."""
+"""How capture shows itself: sentences and an occasional summary in the log, and a bar per table while it copies."""
 
 import logging
 import time
@@ -33,7 +33,7 @@ class _Bars(Progress):
 
 
 class _CopyBars:
-    """One bar per table on a terminal, above the WAL that is kept; one log line per finished table elsewhere."""
+    """On a terminal, one bar per table above the WAL that is held; elsewhere, one log line per finished table."""
 
     def __init__(self, console: Console) -> None:
         self._live = console.is_terminal

@@ -11,10 +11,8 @@ from snapshot.copy import CopyProgress
 
 
 def measured(observer: Observer, meters: Meters, *, values: Path, pipeline: str) -> Observer:
-    """The observer, which counts as well. ``values`` is the directory of the store of large values.
-
-    ``pipeline`` is the name alone: which tables there are changes while capture runs.
-    """
+    """The observer, which counts as well. ``values`` is the directory of the store of large values. ``pipeline`` is
+    only the name, since the captured tables change while capture runs."""
     meters.ask("lockstep_capture_values_bytes", lambda: disk_of(values))
 
     def committed(batch: Committed) -> None:
@@ -44,7 +42,7 @@ def measured(observer: Observer, meters: Meters, *, values: Path, pipeline: str)
 
 
 def disk_of(directory: Path) -> int:
-    """The disk that the files below a directory take, in bytes. What goes away meanwhile counts for nothing."""
+    """The disk space of the files below a directory, in bytes. A file that vanishes meanwhile counts as nothing."""
     taken = 0
     for path in directory.rglob("*"):
         try:

@@ -1,4 +1,4 @@
-"""The publisher of a pipeline's capture: whoever starts one fences all that were started before."""
+"""The publisher of a pipeline's capture. Starting one fences all that were started before."""
 
 from collections.abc import Callable, Mapping
 
@@ -17,7 +17,7 @@ def capture_publisher(
     limits: Mapping[str, RecordLimit] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> TransactionalPublisher:
-    """Not started yet. The arguments are the publisher's own. Raises as ``TransactionalPublisher``."""
+    """A publisher that isn't started yet. The arguments are its own. Raises as ``TransactionalPublisher``."""
     sizes = LargeRows(
         pipeline.rejecting_topics, max_message_bytes=pipeline.kafka.topics.max_message_bytes, limits=limits, say=say
     )

@@ -35,7 +35,7 @@ from snapshot.recovery import (
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What a recovery will do; ``missing`` says what is lost, a sentence each, nothing where nothing is."""
+    """What a recovery will do. ``missing`` says what is lost, a sentence each; empty if nothing is."""
 
     missing: Sequence[str]
     tables: Sequence[TableName]
@@ -68,11 +68,11 @@ def recover(
     stopping: Callable[[], bool],
     say: Callable[[str], None],
 ) -> CaptureState | None:
-    """Do it if that is ``agreed``. Returns the state from which capture goes on, else None.
+    """Recover if ``agreed`` says so. Returns the state from which capture goes on, else None.
 
-    A capture that runs is fenced, and ends. Whatever is interrupted goes on when capture is started.
-    Raises LockstepError when nothing was ever captured, the source isn't ready, or somebody else has recovered it
-    meanwhile, and ConfigurationError for names.
+    A running capture is fenced, and ends. An interrupted recovery goes on when capture is started. Raises LockstepError
+    if nothing was ever captured, if the source isn't ready, or if somebody else has recovered it meanwhile, and
+    ConfigurationError for names.
     """
     tables = tables_to_copy(pipeline, chosen)
     client = pipeline.kafka.client()
@@ -80,7 +80,7 @@ def recover(
         with contextlib.closing(connect(pipeline.source, application=APPLICATION)) as sql:
             sql.execute(LOCK_TIMEOUT)
             require_primary(sql)
-            # The slot comes first, and the end of the WAL last: a capture that runs moves on meanwhile.
+            # The slot comes first, and the end of the WAL last: a running capture moves on meanwhile.
             slot = find_slot(sql, pipeline.slot)
             if slot is not None:
                 require_own_slot(slot, sql.info.dbname)
@@ -113,18 +113,18 @@ def _recover(
     stopping: Callable[[], bool],
     say: Callable[[str], None],
 ) -> CaptureState:
-    announce_capture(sql, pipeline.slot)  # who stands by would take over while the slot is waited for
+    announce_capture(sql, pipeline.slot)  # else a standby would take over while this waits for the slot
     create_missing_topics(pipeline, say)
     with contextlib.closing(capture_publisher(pipeline)) as publisher:
         publisher.start()  # nobody else publishes from here on
         state = require_state(read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot), pipeline)
         _require_not_recovered_since(asked, state, pipeline)
-        # Else copies would be published over events that nobody can read, and nothing would say so any more.
+        # Otherwise copies would be published over events that nobody can read, without any report.
         holds_events = holding_events(pipeline)
         state = adopt_topics(state, topic_identities(pipeline), pipeline, say, holds_events)
         require_shapes(state, read_tables(pipeline.kafka.client(), pipeline.name).keys(), pipeline, holds_events)
         identity = _identify(pipeline)
-        # It may have been lost while somebody thought about the question.
+        # The slot may have been lost while somebody thought about the question.
         slot = find_slot(sql, pipeline.slot)
         reason = reason_of_gap(state, identity, slot, pipeline.publication)
         state = state.with_gap(reason, now_ms=time.time_ns() // 1_000_000).recovering(
@@ -147,9 +147,9 @@ def _recover(
 def _possibly_put_back(
     state: CaptureState, identity: SystemIdentity, slot: Slot | None, pipeline: Pipeline
 ) -> Sequence[TableName]:
-    """The tables whose columns may have numbers by now that others had, in events that a sink has applied.
+    """The tables in which a column's number may have belonged to another column, in events that a sink has applied.
 
-    Where nothing else needs a recovery, the last transaction may have shown that the source was put back and written to
+    If nothing else needs a recovery, the last transaction may have shown that the source was put back and written to
     since.
     """
     is_put_back = system_differences(state, identity, pipeline.publication) or not is_lost(slot)
@@ -157,7 +157,7 @@ def _possibly_put_back(
 
 
 def _require_not_recovered_since(asked: CaptureState, state: CaptureState | None, pipeline: Pipeline) -> None:
-    """Raises LockstepError where the question was about a gap behind which another recovery has gone on by now."""
+    """Raise LockstepError if another recovery has meanwhile gone past the gap that the question was about."""
     was_ordered, is_ordered = (each is not None and each.phase is SnapshotPhase.RECOVERING for each in (asked, state))
     if state is not None and (state.epoch != asked.epoch or (was_ordered and not is_ordered)):
         raise LockstepError(

@@ -1,7 +1,7 @@
-"""Capture as one process: start safely, take the initial snapshot where there is none, then stream until told to stop.
+"""Capture as one process: starts safely, takes the initial snapshot if there is none, then streams until told to stop.
 
-The order of the start matters: fencing comes before the state that counts is read, else an older process could commit
-after it.
+The order of the start matters: older processes are fenced before the state that counts is read. Otherwise one of them
+could commit after it.
 """
 
 import contextlib
@@ -60,14 +60,14 @@ from snapshot.worker import fence_workers
 
 _RETRY_MAX_S = 10.0
 _SAY_PAUSED_EVERY_S = 60.0
-"""How often a first copy that waits says how much WAL is kept for it."""
+"""How often a waiting first copy reports how much WAL is held for it."""
 _REQUIRE_SLOT_EVERY_S = 1.0
-"""How often it looks whether its slot still holds all that."""
+"""How often it checks that its slot still holds all that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """Who wants to know: ``say`` gets sentences for people, the others numbers for displays."""
+    """``say`` gets sentences for people, the others numbers for displays."""
 
     say: Callable[[str], None] = lambda _: None
     copied: Callable[[CopyProgress], None] = lambda _: None
@@ -87,9 +87,9 @@ def capture(
     wrap_publisher: PublisherWrapper = lambda publisher: publisher,
     wrap_stream: StreamWrapper = lambda stream: stream,
 ) -> None:
-    """Run until ``stopping``. Where a server isn't available, begin again from the committed state after a while.
+    """Run until ``stopping``. If a server isn't available, begin again from the committed state after a while.
 
-    Raises LockstepError when somebody has to act; Fenced and PositionMismatch are kinds of it. ``wrap_publisher`` and
+    Raises LockstepError if somebody has to act; Fenced and PositionMismatch are kinds of it. ``wrap_publisher`` and
     ``wrap_stream`` put something around the two edges; the crash tests kill the process there.
     """
     observer.say(f"rows are encoded by {chosen_row_encoding()}")
@@ -167,24 +167,22 @@ class _Session:
         self._said_left: set[TableName] = set()
 
     def run(self) -> None:
-        """Begin or go on. Returns when told to stop, or when the first copy is to be paused.
-
-        Raises Unavailable when another try may succeed.
-        """
+        """Begin or go on. Returns when told to stop, or when the first copy should pause. Raises Unavailable if another
+        try may succeed."""
         pipeline = self._pipeline
         sql: psycopg.Connection[Any] = self._closing.enter_context(
             contextlib.closing(connect(pipeline.source, application=APPLICATION))
         )
         sql.execute(LOCK_TIMEOUT)
         self._await_promotion(sql)
-        self._lasting.pause.listen(sql)  # whoever sees that capture is at work may give it orders
+        self._lasting.pause.listen(sql)  # a process that sees capture at work may give it orders
         announce_capture(sql, pipeline.slot)
         self._keep_alive.add(lambda: self._lasting.slot.look_if_due(sql))
-        self._keep_alive()  # also where Kafka is down, and no session comes further than that
+        self._keep_alive()  # even if Kafka is down, so that no session gets further than that
         identity = self._identify()
         if pipeline.source.has_patterns:
             self._select_tables(sql, recorded_state(pipeline))
-        # What is wrong is told before anybody is fenced.
+        # Report what is wrong before anybody is fenced.
         self._limits = create_missing_topics(self._pipeline, self._observer.say)
         self._order_secret = order_secret(pipeline)
         self._lasting.pause.trust(self._order_secret)
@@ -207,10 +205,10 @@ class _Session:
         self._stream(sql, wrapped, state)
 
     def _await_promotion(self, sql: psycopg.Connection[Any]) -> None:
-        """Raises Unavailable for a standby where something was captured before, and LockstepError where nothing was.
+        """Raise Unavailable for a standby if something was captured before, and LockstepError if nothing was.
 
-        In the middle of a failover its address may be the source's already. It may lack WAL that it has yet to replay,
-        or a slot. What is missing in the end is known once it is promoted.
+        In the middle of a failover, the standby may already have the source's address. It may lack WAL that it has yet
+        to replay, or a slot. What is really missing is known once it is promoted.
         """
         pipeline = self._pipeline
         if is_standby(sql):
@@ -219,10 +217,10 @@ class _Session:
             raise Unavailable("the source is a standby, and isn't promoted so far (is source.dsn right?)")
 
     def _select_tables(self, sql: psycopg.Connection[Any], state: CaptureState | None) -> None:
-        """Take in what the patterns stand for in a capture that goes on from this state, and say what isn't any more.
+        """Take in what the patterns match, for a capture that goes on from this state, and report tables that left.
 
-        Each session looks anew: what matches and can be captured by then joins. Raises ConfigurationError before the
-        first start for idle patterns.
+        Each session looks again: tables that match and can be captured by then join. Raises ConfigurationError for idle
+        patterns before the first start.
         """
         source, say = self._pipeline.source, self._observer.say
         selection = select_tables(sql, self._pipeline, state, recorded_shapes(self._pipeline))
@@ -237,7 +235,7 @@ class _Session:
         self.pipeline = self._pipeline = self._pipeline.capturing(selection.taken_in)
 
     def _say_left(self, name: TableName, selection: Selection) -> None:
-        """Once for each table that was captured before this session."""
+        """Report a table that was captured before this session, once."""
         if name not in self._said_left:
             why = why_left(name, selection)
             if not self._pipeline.source.matches(name):
@@ -246,7 +244,6 @@ class _Session:
         self._said_left.add(name)
 
     def close(self) -> None:
-        """Give up all connections."""
         with contextlib.suppress(psycopg.Error, LockstepError):
             self._closing.close()
 
@@ -266,7 +263,7 @@ class _Session:
         is_shared = topic == shared_outbox_topic(pipeline.name)
         if not (pipeline.source.outbox_name and (is_shared or is_outbox_topic(pipeline.name, topic))):
             return None
-        # Its name isn't said: it is what a row has as its type.
+        # Its name isn't shown: it is a row's type.
         self._observer.say("creating a topic for rows of the outbox")
         return table_topic_plan(topic, self._pipeline.kafka.topics, append_only=True)
 
@@ -275,23 +272,20 @@ class _Session:
             return connection.identify_system()
 
     def _take_over(self, sql: psycopg.Connection[Any], publisher: TransactionalPublisher) -> CaptureState | None:
-        """Fence older processes, and sign the state with our name. None when nothing was ever published.
-
-        A state of another version, or of another server, is refused before anybody is fenced: the process that writes
-        it goes on.
-        """
+        """Fence older processes, and sign the state with our name. None if nothing was ever published. A state of
+        another version or another server is refused before anybody is fenced: the process that writes it goes on."""
         pipeline, client = self._pipeline, self._pipeline.kafka.client()
         state_before = read_state(client, pipeline.name, pipeline.slot)
         if self._lasting.ownership.is_taken:
             self._lasting.ownership.check(state_before)
         if state_before is not None:
-            # The server is asked after the state was read: its WAL only grows, and whoever publishes goes on.
+            # The server is asked after the state was read: its WAL only grows, and its publisher goes on.
             check_system(state_before, self._identify(), pipeline)
         publisher.start()
         state = read_state(client, pipeline.name, pipeline.slot)
         if state is not None and state.phase is not SnapshotPhase.DONE:
             fence_workers(pipeline, while_waiting=self._keep_alive)
-            # Whatever was committed behind a record that one of them had open couldn't be seen before.
+            # Records committed behind a transaction that a worker had open couldn't be seen before.
             state = read_state(client, pipeline.name, pipeline.slot)
         self._lasting.ownership.take(state)
         if state is None:
@@ -307,12 +301,12 @@ class _Session:
                 f"the source was promoted, from timeline {was_timeline} to {state.timeline}, and has all that was"
                 " published: going on"
             )
-        # Also when we are the owner already: what an earlier session owed of progress is made good for all topics.
+        # Even if we are the owner already: this also publishes progress that an earlier session owed, for all topics.
         source = pipeline.source
         state = replace(
             state, owner=self._lasting.ownership.name, captured=source.table_names, append_only=source.append_only_names
         )
-        # Nobody follows a table that isn't configured: if it comes back, it has to be copied.
+        # Nobody follows a table that isn't configured: if it comes back, it must be copied.
         state = state.never_copied((state.memberships.keys() | state.copying.keys()) - pipeline.topics().keys())
         require_empty_topics(pipeline, state)
         asked = holding_events(pipeline)
@@ -346,7 +340,7 @@ class _Session:
             raise
 
     def _take_smaller_batches(self) -> None:
-        """Have the next session copy with smaller transactions. Where they are small already, it tries the same."""
+        """Make the next session copy with smaller transactions, or with the same if they are as small as possible."""
         before = self._pipeline.copy_batch
         after = before.halved()
         self.pipeline = replace(self._pipeline, copy_batch=after)
@@ -358,8 +352,8 @@ class _Session:
     def _wait_while_paused(self, sql: psycopg.Connection[Any], publisher: Any, state: CaptureState) -> CaptureState:
         """The committed state once the first copy may go on, or when told to stop.
 
-        Nothing is open in the source meanwhile: no snapshot, and no lock. The slot keeps its WAL. Raises
-        PositionMismatch once it doesn't: to wait on would be for nothing.
+        Meanwhile nothing is open in the source: no snapshot, and no lock. The slot keeps its WAL. Raises
+        PositionMismatch once it doesn't, since waiting would be in vain.
         """
         said_s = -math.inf
         required_s = -math.inf
@@ -391,7 +385,7 @@ class _Session:
         return self._stopping()
 
     def _stream(self, sql: psycopg.Connection[Any], publisher: Any, state: CaptureState) -> None:
-        """Follow the stream, and copy in the middle of it what lacks its copy."""
+        """Follow the stream, and copy the tables that lack a copy in the middle of it."""
         require_slot(sql, state)
         stream = StreamOpener(
             pipeline=self._pipeline,

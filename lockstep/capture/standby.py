@@ -1,6 +1,6 @@
 """``lockstep capture --standby``: waits beside another capture of the slot, and takes over when that one is gone.
 
-Kafka decides who publishes: whoever takes over fences the other. So a wrong guess here costs a restart, never a row.
+Kafka decides who publishes: taking over fences the other. So a wrong guess here costs a restart, never a row.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from cdc.postgres.slot import announce_standby, is_captured, system_identifier
 from cdc.protocol.control_records import CaptureState
 
 PATIENCE_S: Final = 2.0
-"""How long nobody may be at work: a capture that lost a connection is back sooner."""
+"""How long no capture must be at work. A capture that lost a connection is back sooner."""
 
 _LOOK_EVERY_S: Final = 0.25
 
@@ -27,7 +27,7 @@ _LOOK_EVERY_S: Final = 0.25
 def capture_in_turn(
     pipeline: Pipeline, *, stopping: Callable[[], bool], say: Callable[[str], None], capture: Callable[[], None]
 ) -> None:
-    """``capture`` whenever nobody else does, until ``stopping``. Raises as it does, but for Fenced."""
+    """Run ``capture`` whenever no other does, until ``stopping``. Raises what it raises, except Fenced."""
     while not stopping():
         if wait_for_turn(pipeline, stopping=stopping, say=say):
             try:
@@ -37,10 +37,8 @@ def capture_in_turn(
 
 
 def wait_for_turn(pipeline: Pipeline, *, stopping: Callable[[], bool], say: Callable[[str], None]) -> bool:
-    """Return True once no capture of the slot has been at work for ``PATIENCE_S``, False when told to stop.
-
-    A source that can't be reached is asked again. Raises LockstepError when it refuses.
-    """
+    """Return True once no capture of the slot has been at work for ``PATIENCE_S``, False when told to stop. Asks an
+    unreachable source again. Raises LockstepError if it refuses."""
     has_said = has_said_silent = False
     free_since_s: float | None = None
     with contextlib.ExitStack() as closing:
@@ -78,10 +76,10 @@ def wait_for_turn(pipeline: Pipeline, *, stopping: Callable[[], bool], say: Call
 
 
 def differences(pipeline: Pipeline, state: CaptureState | None, system_id: str | None) -> Iterator[str]:
-    """How what this pipeline would capture isn't what the state is of, a phrase each.
+    """How this pipeline's capture would differ from the state's, a phrase each.
 
-    ``system_id`` is the source's, None where it isn't known. Only told: the other one may be started anew with the same
-    configuration, and the first of two that begin together has no state yet.
+    ``system_id`` is the source's, None if it isn't known. Differences are only reported: the other capture may be
+    started anew with the same configuration, and the first of two that begin together has no state yet.
     """
     if state is None:
         yield f"Kafka holds no state of the slot for pipeline {pipeline.name}; are pipeline.name and [kafka] the same?"
@@ -90,7 +88,7 @@ def differences(pipeline: Pipeline, state: CaptureState | None, system_id: str |
         yield f"the source's system identifier is {system_id}, not {state.system_id}"
     if pipeline.publication != state.publication:
         yield f"source.publication is {pipeline.publication}, not {state.publication}"
-    # What a pattern takes in, the one that takes over decides.
+    # The capture that takes over decides which tables a pattern takes in.
     ours, theirs = set(pipeline.source.named), set(state.memberships)
     lacking = [name for name in theirs if not pipeline.source.may_have(name)]
     if lacking:
@@ -100,7 +98,7 @@ def differences(pipeline: Pipeline, state: CaptureState | None, system_id: str |
 
 
 def _state(pipeline: Pipeline, say: Callable[[str], None]) -> CaptureState | None:
-    """The state of the slot, None where it can't be read either, which is said."""
+    """The slot's state, None if there is none. If it can't be read, says so and returns None."""
     try:
         return read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot)
     except LockstepError as error:

@@ -1,4 +1,4 @@
-"""Waits by a server, or by the stores themselves. Neither ever returns true early."""
+"""Waits through a server, or by asking the stores. Neither ever returns True early."""
 
 import asyncio
 import contextlib
@@ -22,12 +22,11 @@ _GRACE_S: Final = 10.0
 
 
 class Client:
-    """Waits for the sinks of one pipeline. One is enough for a program; threads and tasks may share it."""
+    """Waits for the sinks of one pipeline. A program needs only one; threads and tasks may share it."""
 
     def __init__(self, url: str, *, token: str | None = None, ca_file: Path | None = None) -> None:
         """``url`` is where ``lockstep dashboard`` listens, ``token`` what it asks for. ``ca_file`` has the authorities
-        to trust for https instead of the system's. Raises ConfigurationError for what is no address.
-        """
+        to trust for https instead of the system's. Raises ConfigurationError for an invalid address."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigurationError(f"the address of the server looks like http://{DEFAULT_LISTEN}")
@@ -42,10 +41,8 @@ class Client:
 
     @classmethod
     def direct(cls, config: Path) -> Self:
-        """One that asks the stores, the source and Kafka itself, by the settings of a ``lockstep.toml``.
-
-        Raises ConfigurationError as the command does.
-        """
+        """A client that asks the stores, the source and Kafka itself, by the settings of a ``lockstep.toml``. Raises
+        ConfigurationError as the command does."""
         from lockstep.config import load
 
         loaded = load(config)
@@ -54,10 +51,8 @@ class Client:
         return client
 
     def wait(self, sinks: str | Sequence[str], token: str, timeout_s: float = 10.0) -> bool:
-        """Wait until readers of a sink, or of several, see everything up to the token; False at the time-out.
-
-        Raises LockstepError where waiting can't help, and Unavailable when the server can't be reached.
-        """
+        """Wait until readers of one or several sinks see everything up to the token; False at the time-out. Raises
+        LockstepError if waiting can't help, and Unavailable if the server can't be reached."""
         names = [sinks] if isinstance(sinks, str) else list(sinks)
         if self._waits is not None:
             return self._waits.wait(parse_lsn(token), names, timeout_s=timeout_s).is_reached
@@ -70,7 +65,7 @@ class Client:
             raise self._unreachable(error) from error
 
     async def wait_async(self, sinks: str | Sequence[str], token: str, timeout_s: float = 10.0) -> bool:
-        """The same for asyncio: no thread is held. Raises as ``wait``."""
+        """The same for asyncio, without holding a thread. Raises as ``wait``."""
         names = [sinks] if isinstance(sinks, str) else list(sinks)
         if self._waits is not None:
             return (await self._waits.wait_async(parse_lsn(token), names, timeout_s=timeout_s)).is_reached

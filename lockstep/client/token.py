@@ -13,12 +13,12 @@ _HINT: Final = "call it after the commit: before, the token would lie before the
 
 
 def commit_token(connection: Any) -> str:
-    """A token that lies after everything that was committed before this call, over whichever connection.
+    """A token that lies after everything that was committed before this call, over any connection.
 
-    ``connection`` is a connection of psycopg or SQLAlchemy, a session or an engine of SQLAlchemy. It must go to the
-    captured server. It is left as it was: where a transaction was begun to ask, it is rolled back.
+    ``connection`` is a connection of psycopg or SQLAlchemy, or a session or an engine of SQLAlchemy, to the captured
+    server. It is left as it was: a transaction that was begun to ask is rolled back.
 
-    Raises LockstepError while a transaction is open, and what the driver raises when the server can't be asked or is a
+    Raises LockstepError while a transaction is open, and what the driver raises if the server can't be asked or is a
     standby.
     """
     if isinstance(connection, psycopg.Connection):
@@ -33,7 +33,7 @@ def commit_token(connection: Any) -> str:
     if isinstance(connection, Session):
         if connection.in_transaction():
             raise LockstepError("the session is in a transaction", hint=_HINT)
-        connection = connection.get_bind()  # asked beside the session, whose objects a rollback would expire
+        connection = connection.get_bind()  # asked beside the session: a rollback would expire its objects
     if isinstance(connection, sqlalchemy.Engine):
         with connection.connect() as own:
             return _text(own.execute(sqlalchemy.text(_QUERY)).fetchone())

@@ -1,7 +1,7 @@
-"""Who may ask what: the token, the page's cookie, the names that the server goes by. Every answer's headers.
+"""Access to the server: the token, the page's cookie, the names the server accepts, and every answer's headers.
 
-A browser asks for the token by itself (HTTP Basic, any user name), and sends it with the page's streams too. The cookie
-is new at each start, and only pages of this server get browsers to send it.
+A browser asks for the token itself (HTTP Basic, any user name), and sends it with the page's streams too. The cookie is
+new at each start, and browsers send it only from pages of this server.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from lockstep.dashboard_settings import TOKEN_VARIABLE
 logger = logging.getLogger("lockstep.dashboard")
 
 GUESS_S: Final = 1.0
-"""How long the answer to a wrong token takes. It is no longer, since it holds a connection."""
+"""How long the answer to a wrong token takes. Not longer, since it holds a connection."""
 
 BODY_MAX: Final = 16 * 1024
-"""Bytes of a request's body."""
+"""The greatest length of a request's body, in bytes."""
 
 PROBES: Final = frozenset({"/healthz", "/readyz"})
-"""Whoever starts and stops processes asks these without a token. They hold no names."""
+"""Programs that start and stop processes ask these without a token. They hold no names."""
 
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -57,20 +57,20 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Decides by a request's headers alone. ``token`` is None where the server listens on loopback and has none."""
+    """Decides by a request's headers alone. ``token`` is None if the server listens on loopback and has none."""
 
     token: str | None
     host: str = "127.0.0.1"
     page: str | None = None
-    """The address of a page beside the dashboard's own. What is below it is for whoever has loaded a page."""
+    """The address of a page beside the dashboard's own. What is below it needs the session, which a loaded page has."""
     session: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
 
     def refusal(self, method: str, path: str, headers: Mapping[str, str]) -> Refused | None:
-        """Why the request isn't answered; None where it is. ``headers`` are by names in lower case."""
+        """Why the request isn't answered; None if it is. ``headers`` are by names in lower case."""
         if path in PROBES:
             return None
         if self.token is None:
-            # Nothing else keeps others out: neither a name that is bound anew, nor a proxy for another machine.
+            # Nothing else keeps others out, such as a name that is bound anew, or a proxy for another machine.
             if _host_name(headers.get("host", "")) not in {*_LOCAL_NAMES, self.host}:
                 return Refused(403, "The server doesn't go by that name: ask it as localhost.")
             if any(name in _BY_PROXIES or name.startswith("x-forwarded-") for name in headers):
@@ -79,7 +79,7 @@ class Access:
         if self.token is not None and not is_known:
             return Refused(401, f"This needs the token that {TOKEN_VARIABLE} holds where the server runs.")
         if path.startswith("/api/") and headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-            # A page of another server reads no answer, but what is asked for is done: `lockstep doctor` runs.
+            # A page of another server can't read the answer, but the work is done: `lockstep doctor` runs.
             return Refused(403, "The request comes from a page of another server.")
         if self._needs_session(path) and not is_known:
             return Refused(401, "The page hasn't been loaded since the server started: load it again.")
@@ -97,11 +97,10 @@ class Access:
         return None
 
     def is_guess(self, headers: Mapping[str, str]) -> bool:
-        """Whether a token was given that is a wrong one."""
         return self.token is not None and bool(headers.get("authorization")) and not self._has_token(headers)
 
     def gives_session(self, method: str, path: str) -> bool:
-        """Whether the answer has the session. The page that comes back after a restart gets it with its stream."""
+        """Whether the answer sets the session. A page that comes back after a restart gets it with its stream."""
         return method == "GET" and path in ("/", "/api/events", self.page)
 
     def _needs_session(self, path: str) -> bool:
@@ -128,12 +127,12 @@ class Access:
 
     @staticmethod
     def cookie_name(host: str) -> str:
-        """Cookies don't know of ports: two servers of one machine would take each other's."""
+        """Cookies ignore ports: without the port, two servers on one machine would overwrite each other's."""
         port = host.rpartition(":")[2]
         return f"lockstep_session_{port}" if port.isdecimal() else "lockstep_session"
 
     def cookie(self, host: str) -> str:
-        """What makes a browser send the session with every request of this server's pages."""
+        """Makes a browser send the session with every request of this server's pages."""
         return f"{self.cookie_name(host)}={self.session}; HttpOnly; SameSite=Strict; Path=/"
 
 
@@ -178,7 +177,7 @@ class Guard:
         await send_guarded({"type": "http.response.body", "body": body})
 
     async def _tell_guess(self) -> None:
-        """Log the number of wrong tokens each time that it has doubled, and let whoever guesses wait."""
+        """Log the number of wrong tokens each time it has doubled, and delay the answer."""
         self._guesses += 1
         if self._guesses & (self._guesses - 1) == 0:
             times = "once" if self._guesses == 1 else f"{self._guesses} times"

@@ -8,10 +8,8 @@ from lockstep.config import Config
 
 
 class CapturedTables:
-    """A configuration with the tables that are captured, for several threads. One of them looks, and tells the others.
-
-    Without patterns they are those that are named, until a look has found that capture was started without some.
-    """
+    """A configuration with the tables that are captured, shared by threads: one looks, and the others read. Without
+    patterns these are the named tables, until a look finds that capture was started without some."""
 
     def __init__(self, configured: Config) -> None:
         self._configured = configured
@@ -20,7 +18,7 @@ class CapturedTables:
 
     @property
     def known(self) -> Config | None:
-        """The configuration as of the last look; None before one has found the tables."""
+        """The configuration as of the last look; None before a look has found the tables."""
         with self._lock:
             return self._known
 
@@ -35,7 +33,7 @@ class CapturedTables:
         return known
 
     def found(self, pipeline: Pipeline) -> None:
-        """A look has found these."""
+        """Store the tables that a look has found."""
         known = self.known
         if known is None or known.source.table_names != pipeline.source.table_names:
             config = self._configured.capturing(pipeline.source)

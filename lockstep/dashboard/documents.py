@@ -1,4 +1,4 @@
-"""From what is known of a pipeline to the documents of the API. Pure: reports and facts in, documents out."""
+"""Makes the API's documents from what is known of a pipeline. Pure: reports and facts in, documents out."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ Known = Mapping[str, Any]
 """A document of ``lockstep lag --json``, or a piece of one."""
 
 STANDS_STILL: Final = frozenset({"stopped", "stalled", "silent", "absent", "failed", "retrying", "unanswered"})
-"""States of what doesn't go on, and nobody has wanted it so."""
+"""States of parts that don't go on, although nobody wanted that."""
 
 _NOT_WELL: Final = STANDS_STILL | {"paused"}
 _MOVES: Final = ("current", "behind")
@@ -59,10 +59,8 @@ _DOCTOR: Final = "`lockstep doctor` looks at every server and says what to do"
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Which pipeline it is. ``kinds`` are the sinks' types by their names.
-
-    ``topics`` counts those of captured tables: None while nobody knows what the patterns of the configuration take in.
-    """
+    """The pipeline. ``kinds`` are the sinks' types by their names. ``topics`` counts those of captured tables; None
+    while nobody knows which tables the configuration's patterns match."""
 
     pipeline: str
     version: str
@@ -82,7 +80,7 @@ class Rates:
 
     @property
     def published(self) -> float | None:
-        """Of all topics together."""
+        """The sum over all topics."""
         return sum(self.topics.values()) if self.topics else None
 
 
@@ -96,12 +94,12 @@ def pipeline_state(
     open_alerts: int = 0,
     panels: Sequence[watching.Panel] = (),
 ) -> PipelineState:
-    """What every screen shows. ``lag`` is empty where no report came, and ``trouble`` says why."""
+    """What every screen shows. ``lag`` is empty if no report came, and ``trouble`` says why."""
     stages = {stage["stage"]: stage for stage in lag.get("stages", ())}
     in_kafka = stages.get(IN_KAFKA, {})
     slot = (
         {} if "source" in lag.get("silent_servers", {}) else lag
-    )  # its figures are those of the last look that got through
+    )  # then its figures are those of the last look that got through
     source = _picked(
         SourceState,
         slot,
@@ -131,7 +129,7 @@ def pipeline_state(
 
 
 def _capture(received: Known, in_kafka: Known, rates: Rates, commit_interval_ms: int | None) -> CaptureState:
-    """What it has published, and the state of both of its stages: of the first one where that doesn't move."""
+    """What it has published. The state is that of the first of its two stages that doesn't move, else of the second."""
     judged = in_kafka if received.get("state") in _MOVES else received
     return _picked(
         CaptureState,
@@ -143,13 +141,13 @@ def _capture(received: Known, in_kafka: Known, rates: Rates, commit_interval_ms:
 
 
 def _beside(stage: Known, stages: Mapping[str, Known]) -> tuple[Known, Known]:
-    """The stages of what a generation's job has read, and of what queries find. Empty where there is none."""
+    """The stages of what a generation's job has read, and of what queries find. Empty if there is none."""
     label = stage["stage"].removeprefix(APPLIED)
     return stages.get(f"{READ}{label}", {}), stages.get(f"{VISIBLE}{label}", {})
 
 
 def _sink(stage: Known, beside: tuple[Known, Known], lag: Known, subject: Subject, rates: Rates) -> SinkState:
-    """Its figures are those of what is applied. Its state is that of the stage that hangs, where another one does."""
+    """The figures are of the applied stage; the state is that of the stage that hangs, if another one does."""
     label = stage["stage"].removeprefix(APPLIED)
     read, visible = beside
     judged = next((each for each in beside if each.get("state") == StageState.STALLED.value), stage)
@@ -169,13 +167,13 @@ def _sink(stage: Known, beside: tuple[Known, Known], lag: Known, subject: Subjec
 
 
 def _judged(stage: Known) -> dict[str, Any]:
-    """What a document says of the state of a stage."""
+    """A stage's state, as documents have it."""
     state = {"state": stage.get("state") or "unknown", "next_step": stage.get("hint")}
     return state | {name: stage.get(name) for name in ("since_ms", "reason")}
 
 
 def _picked(kind: type[_Document], known: Known, /, **others: Any) -> _Document:
-    """A document with the fields that are known by the same name, and others."""
+    """A document with the known fields of the same names, and others."""
     fields = {name: known[name] for name in kind.model_fields if name in known}
     return kind(**{**fields, **others})
 
@@ -214,7 +212,7 @@ def _view(told: Known) -> ViewState:
 
 
 def label_of(sink: SinkState) -> str:
-    """As the lag report names a generation."""
+    """The label that the lag report uses for a generation."""
     return sink.name if sink.live else f"{sink.name} g{sink.generation}"
 
 
@@ -238,7 +236,7 @@ def _failed_tables(lag: Known) -> Iterator[tuple[str, list[Problem]]]:
 
 
 def _problems(lag: Known, capture: CaptureState, sinks: Sequence[SinkState], trouble: str | None) -> Iterator[Problem]:
-    """What isn't well; what stops most comes first."""
+    """What isn't well. The most serious comes first."""
     if trouble is not None:
         yield Problem(where="pipeline", state="unanswered", reason=trouble, next_step=_DOCTOR)
     for server, why in lag.get("silent_servers", {}).items():
@@ -279,7 +277,7 @@ def _problem(where: str, stage: CaptureState | SinkState) -> Problem:
 
 
 def findings(listed: Iterable[Known], *, checked_ms: int) -> Findings:
-    """Of what ``lockstep doctor --json`` prints. What mends a finding is SQL where it ends like a statement."""
+    """From what ``lockstep doctor --json`` prints. A fix is SQL if it ends like a statement."""
     found = []
     for one in listed:
         why, fix = one.get("why") or "", one.get("fix") or ""
@@ -300,7 +298,7 @@ def tables(
     partitions: Mapping[str, int],
     records: Iterable[SchemaRecord],
 ) -> Tables:
-    """All captured tables. ``stages`` has the stage of each table's copy, ``partitions`` counts those of topics."""
+    """All captured tables. ``stages`` has the stage of each table's copy, ``partitions`` the counts by topic."""
     shapes: dict[TableName, list[SchemaRecord]] = {}
     for record in records:
         shapes.setdefault(record.table.name, []).append(record)
@@ -321,7 +319,7 @@ def tables(
 
 
 def schemas(name: TableName, records: Iterable[SchemaRecord]) -> Schemas:
-    """The shapes that a table has had, numbered from 1, and what is different from each to the next."""
+    """The shapes that a table has had, numbered from 1, and what changed from each to the next."""
     versions: list[SchemaVersion] = []
     before: SchemaRecord | None = None
     for record in (record for record in records if record.table.name == name):
@@ -360,7 +358,7 @@ def sink_detail(name: str, state: PipelineState, lag: Sequence[tuple[int, float 
 
 
 def copies(report: Known, state: PipelineState, ends: Mapping[str, int]) -> Copies:
-    """Of what ``lockstep snapshot status --json`` prints. ``ends`` has how many records the topics of a sink have."""
+    """From what ``lockstep snapshot status --json`` prints. ``ends`` counts the records on each sink's topics."""
     retained = report.get("wal_retained_bytes")
     is_copying = any(table["stage"] != "copied" for table in report["tables"])
     held = f"{retained / 2**20:,.0f} MiB of WAL are held" if is_copying and retained is not None else None
@@ -416,7 +414,7 @@ def rejections(dead_letters: Iterable[DeadLetter], named: Mapping[str, TableName
 
 
 def verified(lag: Known) -> Comparisons:
-    """The comparison that each sink keeps as its last one."""
+    """Each sink's last comparison, as the sink stores it."""
     return Comparisons(
         sinks=tuple(
             _picked(Verified, one, sink=label, state=one["outcome"]) for label, one in lag.get("verified", {}).items()

@@ -1,6 +1,6 @@
-"""What became of one row: at the source, on the topic, in every generation of every sink, and a sentence that judges.
+"""What became of one row: at the source, on the topic, in every generation of every sink, and a verdict.
 
-The answer holds the row's values: it is for whoever asked, and never for a log.
+The answer holds the row's values: it is for the person who asked, and never for a log.
 """
 
 import time
@@ -34,14 +34,14 @@ from sinks.registry import SinkSettings, open_sink, projection_of
 from sinks.wrappers.projection import Projection
 
 _READ_MAX_S: Final = 15.0
-"""A topic has no index: the events of one key are found by reading its partition from the beginning."""
+"""A topic has no index: to find the events of one key, its partition is read from the beginning."""
 
 _EVENTS_MAX: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a generation holds. ``is_equal`` compares it with the source as the sink is to see it, None: nobody can."""
+    """What a generation holds. ``is_equal``: whether the source's row should look like that there; None: unknown."""
 
     label: str
     tag: str | None
@@ -95,10 +95,8 @@ def follow_key(config: Config, name: TableName, text: str) -> FollowedKey:
 
 
 def judge(has_row: bool, events: Sequence[KeyEvent] | None, held: Sequence[Held]) -> tuple[list[str], str]:
-    """The state of what each generation holds, and a sentence about the first that is wrong. Pure.
-
-    ``has_row``: the source has one. ``events`` are the newest of the key, None where they couldn't be read in time.
-    """
+    """The state of what each generation holds, and a sentence about the first that is wrong. Pure. ``has_row``: the
+    source has one. ``events`` are the newest of the key; None if reading them took too long."""
     if not held:
         return [], "No sink holds rows of this table so far: none that takes it has begun."
     newest = events[-1] if events else None
@@ -160,7 +158,7 @@ def _source(config: Config, name: TableName, waiting: Waiting, view: SinkView, c
 
 
 def _events(config: Config, name: TableName, key: Key) -> list[KeyEvent] | None:
-    """The newest events of a key, the newest last; None where there wasn't time to read them."""
+    """The newest events of a key, the newest last; None if there wasn't time to read them."""
     client, topic = config.kafka.client(), config.topics()[name]
     partitions = len(partitions_of([topic], TopicAdmin(client).partition_counts([topic])))
     of_key = partition_of(key, partitions)
@@ -205,7 +203,6 @@ def _held(
     waiting: Waiting,
     closing: ExitStack,
 ) -> list[Held]:
-    """What every generation of a sink holds."""
     view = SinkView(projection_of(settings), settings.expressions(), {logged.name: logged})
     can_tell = not view.evaluates(origin.name) or has_all_columns(origin, logged)
     table = compared_table(origin, logged, view, ours=settings, theirs=settings, against="source").table

@@ -1,6 +1,6 @@
-"""Keeps this process small: what is free again goes back to the system, where the C library can do that.
+"""Keeps this process small: returns free memory to the system, if the C library can do that.
 
-Loading the clients of the stores takes a fifth more than what stays of it. glibc keeps that, in an area for each of
+Loading the stores' clients takes a fifth more memory than remains in use. glibc keeps it, in an area for each of
 several threads.
 """
 
@@ -12,17 +12,17 @@ _M_ARENA_MAX: Final = -8
 """glibc's number of the setting (``malloc.h``)."""
 
 _ARENAS: Final = 2
-"""Threads of ours wait for servers, and not for memory."""
+"""Our threads wait for servers, not for memory."""
 
 
 def bound_areas() -> None:
-    """Have all threads take memory from few areas. To be called before there are any. Has no effect but with glibc."""
+    """Make all threads share few memory areas. Call it before there are any threads. Has an effect only with glibc."""
     if (mallopt := getattr(_c_library(), "mallopt", None)) is not None:
         mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 def give_back() -> None:
-    """Give the system what is free, which takes milliseconds. Has no effect but with glibc."""
+    """Return free memory to the system, which takes milliseconds. Has an effect only with glibc."""
     gc.collect()
     if (trim := getattr(_c_library(), "malloc_trim", None)) is not None:
         trim(0)

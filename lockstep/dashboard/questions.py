@@ -1,4 +1,4 @@
-"""What takes longer than a look: asked when a page shows it, at most once in a while however many pages do."""
+"""Answers that take longer than a look. They are refreshed on demand, and at most every few seconds for all pages."""
 
 import subprocess
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ _DOCTOR_S: Final = 60.0
 
 
 class Questions:
-    """All of them. Each raises LockstepError where a server doesn't answer."""
+    """All of these answers. Each raises LockstepError if a server doesn't answer."""
 
     def __init__(self, config: Config, path: Path, sampler: Sampler) -> None:
         self._config = config
@@ -51,13 +51,12 @@ class Questions:
         )
 
     def state(self) -> PipelineState:
-        """The newest one. Raises Unavailable before the first look is over."""
+        """The newest state. Raises Unavailable before the first look is over."""
         if self._sampler.state is None:
             raise Unavailable("the pipeline is looked at for the first time just now")
         return self._sampler.state
 
     def tables(self) -> Tables:
-        """Every captured table."""
         stages = {table["table"]: table["stage"] for table in self._copies().to_json()["tables"]}
         partitions = self._partitions()
         # Before capture has run for the first time there are none.
@@ -74,7 +73,7 @@ class Questions:
         return documents.schemas(self.table(text), self._shapes())
 
     def table(self, text: str) -> TableName:
-        """The name of a captured table. Raises ConfigurationError for any other: nothing else gets into a command."""
+        """The name of a captured table. Raises ConfigurationError for any other: no other text gets into a command."""
         names = self._tables.config().source.table_names
         name = next((name for name in names if str(name) == text), None)
         if name is None:
@@ -90,11 +89,10 @@ class Questions:
         return name
 
     def sink_detail(self, name: str) -> SinkDetail:
-        """One sink. Raises ConfigurationError where there is none of that name."""
+        """One sink. Raises ConfigurationError for an unknown name."""
         return documents.sink_detail(self.sink(name), self.state(), self._sampler.last_hour(name))
 
     def copies(self) -> Copies:
-        """Copies of tables and builds of generations."""
         return documents.copies(self._copies().to_json(), self.state(), self._sampler.ends)
 
     def rejections(self) -> Rejections:
@@ -114,7 +112,7 @@ class Questions:
         return self._collector[1].collect()
 
     def _ask_findings(self) -> Findings:
-        """By a process of its own: what doctor needs would stay in our memory."""
+        """Runs doctor as a process of its own: what it needs would stay in our memory."""
         pipe = subprocess.PIPE
         with start_command("doctor", "--json", config=self._path, stdout=pipe, stderr=pipe) as doctor:
             try:

@@ -1,8 +1,7 @@
 """Looks at the pipeline for all readers together, and keeps the last hour of each sink's lag.
 
-While somebody watches it looks once a second, else every three seconds: a look asks each store several things.
-
-Alerts see each lag report too: they are the watcher.
+It looks once a second while somebody watches, else every three seconds: a look asks each store several things. The
+watcher for alerts gets each lag report too.
 """
 
 import collections
@@ -31,10 +30,10 @@ _UNWATCHED_EVERY_S: Final = 3.0
 _ENDS_EVERY_S: Final = 2.0
 _SETTLED_S: Final = 5.0
 _GIVE_BACK_S: Final = 600.0
-"""When memory that is free goes back to the system: once the clients of all stores are loaded, and now and then."""
+"""When free memory goes back to the system: once the clients of all stores are loaded, and now and then."""
 
 _LOOKS: Final = 6
-"""Rates are measured over so many looks at the topics' ends."""
+"""Rates are measured over this many looks at the topics' ends."""
 
 _POINT_EVERY_S: Final = 10.0
 _POINTS: Final = int(3600 / _POINT_EVERY_S)
@@ -46,25 +45,22 @@ Ends = Mapping[str, int]
 
 
 class Log:
-    """What happened since the server started; the oldest entries go."""
+    """What happened since the server started. The oldest entries are dropped."""
 
     def __init__(self) -> None:
         self._entries: collections.deque[LogEntry] = collections.deque(maxlen=_ENTRIES)
 
     def add(self, kind: str, message: str) -> None:
-        """Keep it for the page."""
         self._entries.appendleft(LogEntry(time_ms=now_ms(), kind=kind, message=message))
 
     def newest(self) -> tuple[LogEntry, ...]:
-        """Newest first."""
+        """The entries, newest first."""
         return tuple(self._entries)
 
 
 class Sampler:
-    """One thread that looks. ``state`` is its newest document, at once and at any time; None before the first look.
-
-    ``report`` is what it was made from; None where that look failed.
-    """
+    """One thread that looks. Any thread may read ``state``, its newest document; None before the first look. ``report``
+    is what it was made from; None if that look failed."""
 
     def __init__(
         self,
@@ -76,11 +72,10 @@ class Sampler:
         panels: Callable[[], Sequence[Panel]] = tuple,
         is_watched: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Nothing is looked at before ``start``. ``open_alerts`` counts them. ``is_watched``: a page is open.
+        """Nothing is looked at before ``start``. ``open_alerts`` counts them, ``panels`` returns what is known of
+        extensions, and ``is_watched`` says whether a page is open.
 
-        ``panels`` says what is known of what extensions run.
-
-        ``config`` may have patterns that nobody has resolved: each look finds out what they take in by now.
+        ``config`` may have unresolved patterns: each look finds out which tables they match by then.
         """
         self._config = config
         self.tables = CapturedTables(config)
@@ -102,7 +97,7 @@ class Sampler:
         self._has_watcher_failed = False
         self.report: LagReport | None = None
         self.state: PipelineState | None = None
-        self._told: PipelineState | None = None  # with the problems at which nobody can look now
+        self._told: PipelineState | None = None  # with the problems that nobody can look at now
         self.lag: dict[str, Any] = {}
         self.rates = Rates()
 
@@ -112,16 +107,13 @@ class Sampler:
         watcher: Watcher,
         on_failure: Callable[[], object],
     ) -> None:
-        """Begin to look. The first two are called after each look, in the thread.
-
-        A watcher that fails is named in the log, and called again. ``on_failure`` is called where the thread ends by a
-        bug: nothing would be looked at any more.
-        """
+        """Begin to look. The first two are called after each look, in the thread. A watcher that fails is logged, and
+        called again. ``on_failure`` is called if a bug ends the thread, since nothing would be looked at any more."""
         self._on_state, self._watcher, self._on_failure = on_state, watcher, on_failure
         self._thread.start()
 
     def stop(self, *, wait_s: float = 0.3) -> None:
-        """Let it end after the look that it is at. A server that hangs isn't waited for: the thread ends with us."""
+        """Make it end after the current look. A server that hangs isn't waited for: the thread ends with us."""
         self._stopping.set()
         self._woken.set()
         self._thread.join(wait_s)
@@ -131,18 +123,18 @@ class Sampler:
         self._woken.set()
 
     def look_once(self) -> PipelineState:
-        """One look, instead of ``start``. What needs two, such as a rate, isn't known then."""
+        """One look, instead of ``start``. What needs two looks, such as a rate, is missing."""
         try:
             return self._look()
         finally:
             self._close()
 
     def last_hour(self, sink: str) -> tuple[tuple[int, float | None], ...]:
-        """(seconds since 1970, seconds behind) of a sink's live generation; None where it wasn't known."""
+        """(seconds since 1970, seconds behind) of a sink's live generation; None for an unknown lag."""
         return tuple(self._points.get(sink, ()))
 
     def live_generation(self, sink: str) -> int | None:
-        """The generation that readers see, as of the last look; None where it isn't known."""
+        """The generation that readers see, as of the last look; None if it isn't known."""
         sinks = () if self.state is None else self.state.sinks
         return next((one.generation for one in sinks if one.name == sink and one.live), None)
 
@@ -178,7 +170,7 @@ class Sampler:
             self._close()
 
     def _open(self) -> tuple[LagCollector, TopicAdmin]:
-        """What looks, made at the first look that can make it. Raises LockstepError, as where a password isn't had."""
+        """What looks, opened by the first look that can. Raises LockstepError, as for a missing password."""
         if self._opened is None:
             cluster = TopicAdmin(self._config.kafka.client())
             collector = LagCollector(
@@ -206,7 +198,8 @@ class Sampler:
             trouble = error.message
             seen = seen or error
         except Exception:
-            # A bug of ours or of a client library must not end the page: it says so, and the next look tries again.
+            # A bug of ours or of a client library must not end the page: it reports that, and the next look tries
+            # again.
             logger.exception("the pipeline couldn't be looked at")
             trouble = "the dashboard failed to look at the pipeline, and its log says why"
             seen = seen or LockstepError(trouble)
@@ -255,7 +248,7 @@ class Sampler:
         return None if config is None else len(config.topics())
 
     def _measure(self, cluster: TopicAdmin, config: Config, report: LagReport) -> None:
-        """Of topics by their ends; of a sink by how much less it is behind than they have grown."""
+        """Of topics by their ends; of a sink by how much less it is behind than its topics have grown."""
         if "kafka" in report.silent_servers:
             self._forget_rates()
             return
@@ -299,10 +292,8 @@ def _topics_by_label(config: Config, report: LagReport) -> Mapping[str, Sequence
 
 
 def with_out_of_sight(before: PipelineState | None, after: PipelineState) -> PipelineState:
-    """The state with the problems of before that nobody can look at now: they aren't over for that. Pure.
-
-    Of a sink that doesn't answer these are its own, and of anything else all.
-    """
+    """The state with earlier problems that nobody can look at now, since they aren't over because of that. Pure. If a
+    sink doesn't answer, these are its own problems; if anything else doesn't, all problems."""
     silent = {problem.where for problem in after.problems if problem.state == "unanswered"}
     if before is None or not silent:
         return after
@@ -319,7 +310,7 @@ def with_out_of_sight(before: PipelineState | None, after: PipelineState) -> Pip
 
 
 def changes(before: PipelineState | None, after: PipelineState) -> Iterator[str]:
-    """What is different since the look before, a sentence each. Pure."""
+    """What changed since the look before, a sentence each. Pure."""
     known = set() if before is None else {(problem.where, problem.state) for problem in before.problems}
     open_now = {(problem.where, problem.state): problem for problem in after.problems}
     for key, problem in open_now.items():
@@ -343,7 +334,7 @@ def rates_of(
     last: tuple[float, Ends, Mapping[str, int | None]],
     topics_by_label: Mapping[str, Sequence[str]],
 ) -> Rates:
-    """Between two looks: a time, the topics' ends, and how many events each generation is behind. Pure."""
+    """The rates between two looks. A look has a time, the topics' ends, and each generation's events behind. Pure."""
     elapsed = last[0] - first[0]
     if elapsed <= 0:
         return Rates()
@@ -360,5 +351,4 @@ def rates_of(
 
 
 def now_ms() -> int:
-    """Milliseconds since 1970."""
     return time.time_ns() // 1_000_000

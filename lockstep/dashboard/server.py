@@ -54,7 +54,7 @@ logger = logging.getLogger("lockstep.dashboard")
 STATIC: Final = Path(__file__).parent / "static"
 STREAMS_MAX: Final = 200
 _FRESH_S: Final = 15.0
-"""A look may wait for a server that hangs. After so long without one, nobody knows how the pipeline is."""
+"""A look may wait for a server that hangs. After this long without a look, nobody knows how the pipeline is."""
 
 _FILE_EVERY_S: Final = 1.0
 _TAIL_QUEUE: Final = 500
@@ -81,7 +81,7 @@ _EVENTS: Final[dict[int | str, dict[str, Any]]] = {
 
 
 class Ending(Enum):
-    """Why a server ends by itself. ``CHANGED``: its configuration has, and all of its parts are to be made anew."""
+    """Why a server ends by itself. ``CHANGED``: its configuration has, so all of its parts must be made anew."""
 
     FAILED = auto()
     CHANGED = auto()
@@ -89,10 +89,8 @@ class Ending(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ExtraPage:
-    """A page that is served beside the dashboard's own, by a program that does so.
-
-    ``add`` adds the routes of its address and below it. ``module`` is what begins the process anew, with ``--config``.
-    """
+    """A page that another program serves beside the dashboard's own. ``add`` adds the routes at and below its address.
+    ``module`` is the program to start again, with ``--config``."""
 
     address: str
     add: Callable[[FastAPI], object]
@@ -100,7 +98,7 @@ class ExtraPage:
 
 
 class EventStreams:
-    """Gives every reader the newest state. One who reads slowly misses states: none waits in a queue."""
+    """Gives every reader the newest state. A slow reader misses states: none waits in a queue."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -112,7 +110,7 @@ class EventStreams:
         self.is_closed = False
 
     def open(self, on_reader: Callable[[], object]) -> None:
-        """Called in the loop that serves. ``on_reader`` is called when one comes."""
+        """Called in the serving loop. ``on_reader`` is called when a reader comes."""
         self._loop = asyncio.get_running_loop()
         self._on_reader = on_reader
 
@@ -124,7 +122,7 @@ class EventStreams:
                 self._loop.call_soon_threadsafe(self._set, text)
 
     def close_soon(self) -> None:
-        """The same as ``close``, called in any thread."""
+        """The same as ``close``, for any thread."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self.close)
@@ -135,7 +133,7 @@ class EventStreams:
         self._news.set()
 
     async def frames(self) -> AsyncIterator[bytes]:
-        """The newest state at once, then each that comes; until the end of the server."""
+        """The newest state at once, then each new one, until the server ends."""
         self.readers += 1
         self._on_reader()
         sent = 0
@@ -160,7 +158,7 @@ class EventStreams:
 
 
 def subject_of(config: Config) -> Subject:
-    """What the configuration says of the pipeline; no secret is in it."""
+    """The pipeline by its configuration. Holds no secret."""
     source = parse_dsn(config.source.dsn)
     host, port = source.get("host", "local socket"), source.get("port", "5432")
     return Subject(
@@ -188,10 +186,8 @@ def dashboard_app(
     end: Callable[[Ending], object],
     extra: ExtraPage | None = None,
 ) -> Guard:
-    """The application, behind what guards it. It looks at the pipeline while it is served.
-
-    ``end`` is called in any thread where the process has to end.
-    """
+    """The application behind its guard. It looks at the pipeline while it is served. ``end`` is called, in any thread,
+    if the process has to end."""
     log = Log()
     closing = contextlib.ExitStack()
     watcher = closing.enter_context(open_watcher(config))
@@ -236,7 +232,7 @@ def dashboard_app(
 
 
 async def _until_changed(config: Config, path: Path, tell: Callable[[], object]) -> None:
-    """Tell when the file has another configuration with which a server could start."""
+    """Call ``tell`` once the file has another configuration with which a server could start."""
     file = ConfigurationFile(path, config)
     while not file.has_changed():
         await asyncio.sleep(_FILE_EVERY_S)
@@ -254,7 +250,7 @@ class ConfigurationFile:
         self._is_other = False
 
     def has_changed(self) -> bool:
-        """Whether it says something else now, and a server could start with that. Asks no other server."""
+        """Whether the file has another configuration now, and a server could start with it. Asks no other server."""
         seen = self._signs()
         if seen != self._seen:
             self._seen = seen
@@ -262,13 +258,13 @@ class ConfigurationFile:
                 config = read(self._path)
                 access_of(config, os.environ.get(TOKEN_VARIABLE))
                 self._is_other = config != self._config
-            except LockstepError as error:  # it may be half written: who has finished it writes it again
+            except LockstepError as error:  # it may be half written: then its author writes again
                 self._is_other = False
                 logger.info("the configuration file has changed, and isn't taken up as it is: %s", error.message)
         return self._is_other
 
     def _signs(self) -> tuple[int, ...]:
-        """What is different after a change; nothing while the file isn't there."""
+        """Differs after a change; constant while the file doesn't exist."""
         try:
             status = self._path.stat()
         except OSError:
@@ -277,7 +273,7 @@ class ConfigurationFile:
 
 
 def _empty_app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:
-    """An application with the page's files, that tells errors."""
+    """An application with the page's files, which reports errors."""
     app = FastAPI(
         title="Lockstep dashboard",
         description="The output of `lockstep lag` and related commands, as JSON.",
@@ -300,7 +296,7 @@ def _empty_app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]])
 
     @app.exception_handler(RequestValidationError)
     async def tell_invalid(_: Request, error: RequestValidationError) -> Response:
-        # Where and what, but not the value: it may be a row's.
+        # Where and what, but not the value, which may be a row's.
         problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
         return _refusal(422, "; ".join(problems)[:1000])
 
@@ -369,7 +365,7 @@ def _add_looks(
 
 
 def health_of(state: model.PipelineState | None, at_ms: int) -> model.Health:
-    """Of the last look. Pure; it names nothing, since everybody may ask."""
+    """The health by the last look. It names nothing, since everybody may ask. Pure."""
     if state is None:
         return model.Health(ready=False, message="The first look isn't over.")
     age_s = (at_ms - state.sampled_ms) / 1000
@@ -427,7 +423,7 @@ def _add_answers(app: FastAPI, sampler: Sampler, questions: Questions, log: Log,
         table: Annotated[str, Query(max_length=200)], key: Annotated[str, Query(min_length=1, max_length=2000)]
     ) -> model.FollowedKey:
         """What became of one row. The answer has its values."""
-        # What compares rows takes memory, and few ask.
+        # Code that compares rows takes memory, and few ask.
         from lockstep.dashboard.follow_key import follow_key
 
         return follow_key(sampler.tables.config(), questions.table(table), key)
@@ -563,7 +559,7 @@ def _refusal(code: int, message: str, headers: dict[str, str] | None = None) -> 
 
 
 class _Server(uvicorn.Server):
-    """Ends its streams when it is told to stop, which it would wait for else. Ends with 0, as all our commands do."""
+    """Ends its streams when told to stop; uvicorn would wait for them. Ends with 0, like all our commands."""
 
     def __init__(self, settings: uvicorn.Config, streams: EventStreams) -> None:
         super().__init__(settings)
@@ -573,7 +569,7 @@ class _Server(uvicorn.Server):
 
     @property
     def ending(self) -> Ending | None:
-        """Why it has ended, None where it was told to."""
+        """Why it ended by itself; None if it was told to."""
         return None if self._is_told_to_stop else self._ending
 
     def end(self, ending: Ending) -> None:
@@ -583,7 +579,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # Not what uvicorn does: it would send itself the signal again at its end.
+        # Unlike uvicorn's, which would send itself the signal again at its end.
         self._is_told_to_stop = True
         self._streams.close()
         self.force_exit = self.should_exit
@@ -591,11 +587,8 @@ class _Server(uvicorn.Server):
 
 
 class _EndOfStreams(logging.Filter):
-    """Drops the traceback of a request that was cut off at the server's end: nothing is wrong with it.
-
-    uvicorn gives requests a moment to end. A reader that takes nothing keeps its stream longer, and so does a machine
-    that is busy.
-    """
+    """Drops the traceback of a request that was cut off at the server's end, which is no fault. uvicorn gives requests
+    a moment to end. A reader that takes nothing keeps its stream longer, as does a busy machine."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -603,24 +596,24 @@ class _EndOfStreams(logging.Filter):
 
 
 def _is_cancelled(error: BaseException | None) -> bool:
-    """Whether it was raised for nothing but that somebody has cancelled the task."""
+    """Whether it was raised only because somebody cancelled the task."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(_is_cancelled, error.exceptions))
     return isinstance(error, asyncio.CancelledError)
 
 
 def access_of(config: Config, token: str | None) -> Access:
-    """Raises ConfigurationError where others than this machine would be let in without a token."""
+    """Raises ConfigurationError if other machines could get in without a token."""
     settings = config.dashboard
     settings.refuse_without_token(token)
     return Access(token or None, settings.host)
 
 
 def serve(config: Config, path: Path, *, say: Callable[[str], object], extra: ExtraPage | None = None) -> None:
-    """Serve until SIGTERM or Ctrl-C, and say where. Raises ConfigurationError for an address that can't be had.
+    """Serve until SIGTERM or Ctrl-C, and say where. Raises ConfigurationError for an address that can't be used.
 
-    Where the file has another configuration, the process begins anew with that. Raises LockstepError where nothing
-    would be looked at any more.
+    If the file gets another configuration, the process starts anew with it. Raises LockstepError if nothing would be
+    looked at any more.
     """
     bound_areas()
     settings = config.dashboard
@@ -642,19 +635,19 @@ def serve(config: Config, path: Path, *, say: Callable[[str], object], extra: Ex
             raise LockstepError("the pipeline isn't looked at any more", hint="the log says why: start it again")
         case Ending.CHANGED:
             logger.info("the configuration has changed, and the dashboard begins anew")
-            # In place: whoever has started this process needs to know nothing of it.
+            # In place: whoever started this process needn't know.
             program = ["lockstep", "dashboard"] if extra is None else [extra.module]
             command = [sys.executable, "-m", *program, "--config", str(path)]
             os.execv(sys.executable, command)  # noqa: S606  our own words and a path
 
 
 def _listening(settings: DashboardSettings) -> socket.socket:
-    """A socket that has the address for itself. Raises ConfigurationError for one that can't be had."""
+    """A socket that has the address for itself. Raises ConfigurationError if it can't be used."""
     listening = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((settings.host, settings.port))
-        listening.listen()  # two that only bind may both have it
+        listening.listen()  # two sockets that only bind may both have it
     except OSError as error:
         listening.close()
         raise ConfigurationError(

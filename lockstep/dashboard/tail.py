@@ -22,7 +22,7 @@ _KEY_MAX: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which events: of one table, None means any; of keys with this text in them, of one operation, "" means any."""
+    """Filters events by table (None: any), by a text in the key, and by operation ("": any)."""
 
     table: TableName | None = None
     key: str = ""
@@ -42,7 +42,7 @@ def follow(config: Config, wanted: Wanted, stopping: Callable[[], bool]) -> Iter
 
 
 def event_of(message: Message, tables: Mapping[str, str]) -> TailEvent | None:
-    """Without its row. None for a tombstone, which comes after its delete, and for what isn't an event of ours."""
+    """The event without its row. None for a tombstone, which follows its delete, and for what isn't our event."""
     key, value = message.key(), message.value()
     if not isinstance(key, bytes) or not isinstance(value, bytes):
         return None
@@ -64,13 +64,13 @@ def event_of(message: Message, tables: Mapping[str, str]) -> TailEvent | None:
 
 
 class Places:
-    """Counts who follows."""
+    """Limits the number of followers."""
 
     def __init__(self) -> None:
         self._free = threading.Semaphore(FOLLOWERS_MAX)
 
     def take(self) -> bool:
-        """False where all are taken."""
+        """False if all are taken."""
         return self._free.acquire(blocking=False)
 
     def give_back(self) -> None:

@@ -1,7 +1,7 @@
-"""The result of a view for those who follow it: rows as of an LSN, then changes, in whole steps.
+"""A view's result for followers: rows as of an LSN, then changes, in whole steps.
 
-A view is read once, however many follow it. The newest steps are in memory. Who reads more slowly than they come gets
-what has changed meanwhile from a copy in a file, each key once: no step is left out, several become one.
+A view is read once for all followers. The newest steps are in memory. A follower that is slower than the steps gets the
+changes since its last step from a copy in a file, each key once: no step is left out, several become one.
 """
 
 import asyncio
@@ -32,28 +32,28 @@ logger = logging.getLogger("lockstep.dashboard")
 
 READERS_MAX: Final = 300
 VIEWS_MAX: Final = 8
-"""Each view that is followed has a consumer, a thread and a file of its own."""
+"""Each followed view has a consumer, a thread and a file of its own."""
 
 ROWS_KEPT: Final = 20_000
-"""Of the newest steps, in memory. What is older is read from the file."""
+"""How many rows of the newest steps are in memory. Older ones are read from the file."""
 
 _PORTION: Final = 500
 _TELL_S: Final = 1.0
-"""How often a reader is told of steps that changed nothing of what it asked for."""
+"""How often a reader hears of steps that changed nothing it asked for."""
 
 _ALIVE_S: Final = 15.0
 _IDLE_S: Final = 60.0
 """How long a view is followed after its last reader has left."""
 
 LOOK_S: Final = 0.2
-"""How often it is looked whether a generation is live, for a reader that waits for one."""
+"""How often to look whether a generation is live, for a reader that waits for one."""
 
 _NONE_LIVE: Final = "no live generation of the view has been seen yet: `lockstep generations` shows them"
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One generation of a view, by the columns of its key."""
+    """One generation of a view, with the columns of its key."""
 
     view: str
     generation: int
@@ -62,14 +62,14 @@ class Wanted:
 
 @dataclass(slots=True)
 class Step:
-    """Changes that belong together. Those of each key come once."""
+    """Changes that belong together. Each key comes once."""
 
     at: At
     records: Sequence[ViewRecord]
     _frames: dict[tuple[str, ...], dict[tuple[str, ...], list[bytes]]] = field(default_factory=dict)
 
     def frames(self, wanted: Filter) -> Sequence[bytes]:
-        """Those for a filter. They are made once for all readers that filter by the same columns."""
+        """The frames for a filter. They are made once for all readers that filter by the same columns."""
         columns = tuple(wanted)
         if columns not in self._frames:
             by_values: dict[tuple[str, ...], list[bytes]] = {}
@@ -83,7 +83,7 @@ class Step:
 
 
 class Recent:
-    """The newest steps. Pure. ``at`` is the newest one, None before the first."""
+    """The newest steps. ``at`` is the newest one, None before the first. Pure."""
 
     def __init__(self, rows_max: int = ROWS_KEPT) -> None:
         self._rows_max = rows_max
@@ -92,7 +92,7 @@ class Recent:
         self.at: At | None = None
 
     def add(self, step: Step) -> None:
-        """The next step. The oldest are forgotten for it; one that is too large is as well."""
+        """Add the next step. Drops the oldest to make room, and a step that is too large itself."""
         self.at = step.at
         self._steps.append(step)
         self._rows += len(step.records) + 1
@@ -100,7 +100,7 @@ class Recent:
             self._rows -= len(self._steps.popleft().records) + 1
 
     def after(self, number: int) -> list[Step] | None:
-        """All steps after this one; None where one of them is forgotten."""
+        """All steps after this one; None if one of them was dropped."""
         newest = 0 if self.at is None else self.at.number
         if newest - number > len(self._steps):
             return None
@@ -120,7 +120,7 @@ def change_frame(key: str, row: str | None) -> bytes:
 
 
 def end_frame(event: str, at: At, event_id: str) -> bytes:
-    """All that came before is of this LSN."""
+    """Everything before it is of this LSN."""
     document = orjson.dumps({"epoch": at.epoch, "lsn": format_lsn(at.lsn)}).decode()
     return f"event: {event}\nid: {event_id}\ndata: {document}\n\n".encode()
 
@@ -137,10 +137,8 @@ def trouble_frame(message: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class EventId:
-    """What a reader has when it comes back: all below offset ``end`` of this topic, as of this time.
-
-    ``topic_id`` is Kafka's. ``columns`` and values of the filter are in ``scope``: of another one it has nothing.
-    """
+    """What a returning reader has: everything below offset ``end`` of this topic, as of this time. ``topic_id`` is
+    Kafka's. ``scope`` stands for the filter's columns and values: with another filter the reader has nothing."""
 
     topic_id: str
     end: int
@@ -152,7 +150,7 @@ class EventId:
 
     @classmethod
     def parse(cls, text: str) -> "EventId | None":
-        """None for anything else."""
+        """None for an invalid text."""
         match text.split("."):
             case [topic_id, end, time_s, scope] if end.isdecimal() and time_s.isdecimal() and len(text) < 200:
                 return cls(topic_id, int(end), int(time_s), scope)
@@ -160,7 +158,7 @@ class EventId:
 
 
 class FollowedView:
-    """Reads one generation of a view in a thread of its own, and has what its readers need."""
+    """Reads one generation of a view in a thread of its own, and provides what its readers need."""
 
     def __init__(self, kafka: KafkaSettings, pipeline: str, wanted: Wanted, loop: asyncio.AbstractEventLoop) -> None:
         self._kafka = kafka
@@ -171,9 +169,9 @@ class FollowedView:
         self._stop = threading.Event()
         self._copy: ViewCopy | None = None
         self._thread = threading.Thread(target=self._run, name=f"view-{wanted.view}", daemon=True)
-        # Tombstones are on the topic for the one time, and in the copy for the other.
+        # The topic and the copy keep tombstones for a limited time each.
         self.resumable_s = min(GONE_S, kafka.topics.delete_retention_ms / 1000) / 2
-        """Who has left longer ago begins anew."""
+        """A reader that left longer ago starts from the beginning."""
         self.recent = Recent(ROWS_KEPT)
         self.topic_id = ""
         self.readers = 0
@@ -185,7 +183,7 @@ class FollowedView:
         self._thread.start()
 
     def close(self) -> None:
-        """End within a moment. Its readers are told."""
+        """Make it end within a moment. Its readers are informed."""
         self._stop.set()
 
     async def news(self, timeout_s: float) -> None:
@@ -194,7 +192,7 @@ class FollowedView:
             await asyncio.wait_for(self._news.wait(), timeout_s)
 
     def reader(self) -> CopyReader:
-        """What is in the file. Raises Unavailable before the first step."""
+        """A reader of the file. Raises Unavailable before the first step."""
         if self._copy is None or self.recent.at is None:
             raise Unavailable("the view's rows are being read")
         return self._copy.reader()
@@ -257,12 +255,12 @@ class FollowedView:
 
 
 class ViewChanges:
-    """The views that are followed, and those who follow them. For the loop that serves."""
+    """The followed views, and their followers. For the serving loop only."""
 
     def __init__(
         self, kafka: KafkaSettings, pipeline: str, *, live: Callable[[str], int | None], is_closed: Callable[[], bool]
     ) -> None:
-        """``live`` is the generation of a view that readers see now, None while nobody knows."""
+        """``live`` returns the generation of a view that readers see now, None while nobody knows."""
         self._kafka = kafka
         self._pipeline = pipeline
         self._live = live
@@ -275,7 +273,7 @@ class ViewChanges:
             followed.close()
 
     def follow(self, view: str, key: Sequence[str], wanted: Filter, last_id: str | None) -> AsyncIterator[bytes]:
-        """The frames for one reader, who waits until a generation is live. Raises Unavailable for one too many."""
+        """The frames for one reader; waits until a generation is live. Raises Unavailable for one reader too many."""
         if self._readers >= READERS_MAX:
             raise Unavailable(f"{READERS_MAX} readers follow views already")
         return self._frames(view, tuple(key), wanted, last_id)
@@ -318,7 +316,7 @@ class ViewChanges:
             followed.left_s = time.monotonic()
 
     def _following(self, this: Wanted) -> FollowedView:
-        """What reads it, begun where nothing does yet. Raises Unavailable where too many views are followed."""
+        """What follows it, started if necessary. Raises Unavailable if too many views are followed."""
         for other, followed in list(self._followed.items()):
             if followed.trouble is not None:
                 del self._followed[other]
@@ -408,7 +406,7 @@ class _Reading:
             elif now_s - alive_s > _ALIVE_S:
                 yield b": nothing has changed\n\n"
                 alive_s = now_s
-            # The file may be ahead of what this loop was told of.
+            # The file may be ahead of the steps that this loop knows.
             if followed.recent.at is None or followed.recent.at.number <= self._at.number:
                 await followed.news(_TELL_S)
 
@@ -449,5 +447,5 @@ def _row_or_none(key: str, row: str | None) -> bytes:
 
 
 def scope_of(wanted: Filter) -> str:
-    """A filter in a few letters: of another one they are others."""
+    """A short hash of a filter."""
     return hashlib.sha256(orjson.dumps(sorted(wanted.items()))).hexdigest()[:12]

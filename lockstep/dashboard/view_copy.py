@@ -1,4 +1,4 @@
-"""A copy of a view's result in a file, with the offset at which each row came: for readers that begin, and go on.
+"""A copy of a view's result in a file, with the offset at which each row came, for readers that begin or catch up.
 
 One thread writes it, step by step. Each reader sees it as of one step, whatever is written meanwhile.
 """
@@ -18,14 +18,14 @@ from cdc.model.event import JsonValue
 from monitor.view_feed import ViewRecord
 
 GONE_S: Final = 24 * 3600.0
-"""For how long the copy knows of a row that is gone: who has been away for longer begins anew."""
+"""How long the copy remembers a deleted row. A reader that was away for longer starts from the beginning."""
 
 _FILE: Final = "rows.sqlite"
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """A step: the ``number``-th that was read here. Rows of later steps come at offset ``end`` or behind it."""
+    """A step: the ``number``-th that was read here. Rows of later steps come at offset ``end`` or after it."""
 
     number: int
     end: int
@@ -38,15 +38,13 @@ Filter = Mapping[str, str]
 
 
 def text_of(value: JsonValue) -> str:
-    """A key's value, as it is compared with a filter's."""
+    """A key's value as text, to be compared with a filter's."""
     return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
 class ViewCopy:
-    """Writes the copy, in one thread. ``directory`` is empty, and thrown away by its owner.
-
-    Raises LockstepError where the file can't be written.
-    """
+    """Writes the copy, in one thread. ``directory`` is empty, and its owner removes it. Raises LockstepError if the
+    file can't be written."""
 
     def __init__(self, directory: Path, key: Sequence[str]) -> None:
         self._file = directory / _FILE
@@ -73,7 +71,7 @@ class ViewCopy:
         return self._connection
 
     def add(self, records: Sequence[ViewRecord], *, now_s: float) -> None:
-        """Bring in rows of the next step. Readers see them once it is committed."""
+        """Add rows of the next step. Readers see them once it is committed."""
         places = ", ".join("?" * (4 + len(self._key)))
         rows = []
         for record in records:
@@ -87,7 +85,7 @@ class ViewCopy:
             raise _refused(self._file, error) from error
 
     def commit(self, at: At, *, now_s: float) -> None:
-        """The rows that were brought in are the result as of this step."""
+        """Commit the added rows: they are the result as of this step."""
         try:
             writing = self._writing()
             writing.execute("delete from rows where row is null and gone_s < ?", (now_s - GONE_S,))
@@ -106,14 +104,12 @@ class ViewCopy:
 
 
 class CopyReader:
-    """The copy as of one step, ``at``. Close it soon: the file grows meanwhile.
-
-    Any thread reads it, one at a time. Whoever closes it meanwhile ends what that one reads.
-    """
+    """The copy as of one step, ``at``. Close it soon: the file grows meanwhile. Any thread may read it, one at a time.
+    Closing it ends a read in progress."""
 
     def __init__(self, file: Path, key: tuple[str, ...]) -> None:
         self._key = key
-        # SQLite's module crashes where a connection is closed that another thread is using.
+        # SQLite's module crashes if a connection is closed while another thread uses it.
         self._use = threading.Lock()
         self._is_closed = False
         self._connection = _opened(file)
@@ -135,11 +131,11 @@ class CopyReader:
             self._connection.close()
 
     def rows(self, wanted: Filter, *, portion: int) -> Iterator[list[tuple[str, str | None]]]:
-        """All rows with these values in their key, so many at a time: the key and the row, both JSON."""
+        """All rows with these values in their key, in lists of at most ``portion``: the key and the row, both JSON."""
         return self._found("row is not null", [], wanted, portion)
 
     def since(self, end: int, wanted: Filter, *, portion: int) -> Iterator[list[tuple[str, str | None]]]:
-        """What has changed at this offset or behind it, each key once. None: there is no row of that key any more."""
+        """What has changed at this offset or after it, each key once. A row of None: the key has no row any more."""
         return self._found("at >= ?", [end], wanted, portion)
 
     def _found(
@@ -166,7 +162,7 @@ def _numbers(at: At) -> tuple[int, int, int, int]:
 
 def _opened(file: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
-    connection.execute("pragma synchronous = off")  # it is thrown away whenever its process ends
+    connection.execute("pragma synchronous = off")  # the file is thrown away whenever its process ends
     return connection
 
 

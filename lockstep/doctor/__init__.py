@@ -1,1 +1,1 @@
-"""``lockstep doctor``: everything that can be known to fail before it does. Reads only."""
+"""``lockstep doctor``: finds everything that can be known to fail before it does. Reads only."""

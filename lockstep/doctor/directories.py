@@ -1,6 +1,6 @@
-"""The directories in which processes keep something on their machine: whether they can be there, and be written.
+"""Checks that the directories in which processes store files can exist on this machine, and can be written.
 
-Nothing is made: it goes by what is there already, up to the file system's root.
+Creates nothing: it judges by what exists, up to the file system's root.
 """
 
 import errno
@@ -17,7 +17,7 @@ def _may_write(directory: Path) -> bool:
 
 
 def directory_findings(config: Config, *, may_write: Callable[[Path], bool] = _may_write) -> list[Finding]:
-    """A finding for each setting whose directory can't be there, or can't be written by who asks, on this machine."""
+    """A finding for each setting whose directory can't exist, or can't be written by this user, on this machine."""
     return [finding for setting, path in _named(config) for finding in _findings(setting, path, may_write)]
 
 
@@ -35,7 +35,7 @@ def _findings(setting: str, path: str, may_write: Callable[[Path], bool]) -> Ite
     why, fix = "a process that writes there doesn't start, or ends", f"set {setting} to a directory of your own"
     try:
         known = _nearest(Path(path))
-    except (OSError, ValueError) as error:  # as of a name that is too long, and of U+0000
+    except (OSError, ValueError) as error:  # for example, of a name that is too long, or of U+0000
         words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         yield Finding(Severity.ERROR, setting, f"no directory can be there: {words}", why, fix)
         return
@@ -52,10 +52,8 @@ def _findings(setting: str, path: str, may_write: Callable[[Path], bool]) -> Ite
 
 
 def _nearest(path: Path) -> Path:
-    """The path, or the nearest one above it that is there, also a link to nowhere.
-
-    Raises OSError and ValueError for one that can't be.
-    """
+    """The path, or the nearest one above it that exists; a link to nowhere counts. Raises OSError and ValueError for an
+    impossible path."""
     for each in (path, *path.parents):
         try:
             each.stat()

@@ -11,16 +11,14 @@ from cdc.model.finding import Finding, Severity
 _ORDER = (Severity.OK, Severity.WARNING, Severity.ERROR)
 
 _PLURALS = {"table": "tables", "sink": "sinks", "topic": "topics"}
-"""Kinds of subjects of which several can have the same finding."""
+"""Kinds of subjects that may share a finding."""
 
 _SIGNS = {Severity.OK: ("ok", "green"), Severity.WARNING: ("warning", "yellow"), Severity.ERROR: ("error", "red")}
 
 
 def findings_text(findings: Sequence[Finding]) -> Group:
-    """The findings for people: what, why, what to run; the same of several tables or sinks once. Then how many.
-
-    The worst come last, where a terminal stands. What is to run of one that is fine is in the JSON only.
-    """
+    """The findings for people: what, why, what to run. A finding of several tables or sinks is shown once. Then the
+    counts. The worst come last, where a terminal's cursor is. The fix of a finding that is fine is only in the JSON."""
     lines: list[Text] = []
     for group in sorted(_groups(findings), key=lambda group: _ORDER.index(group[0].severity)):
         finding = group[0]
@@ -37,7 +35,7 @@ def findings_text(findings: Sequence[Finding]) -> Group:
 
 
 def count_text(findings: Sequence[Finding]) -> str:
-    """How many findings need somebody."""
+    """How many errors and warnings there are."""
     counts = {
         word: sum(finding.severity is severity for finding in findings)
         for word, severity in (("error", Severity.ERROR), ("warning", Severity.WARNING))
@@ -46,7 +44,7 @@ def count_text(findings: Sequence[Finding]) -> str:
 
 
 def _groups(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Findings that say the same of several tables, or of several sinks, in the order of the first of each."""
+    """Groups of findings that say the same of several tables, or of several sinks, ordered by their first."""
     groups: dict[tuple[object, ...], list[Finding]] = {}
     for place, finding in enumerate(findings):
         kind = finding.subject.partition(" ")[0]
@@ -64,7 +62,7 @@ def _subject(subjects: Sequence[str]) -> str:
 
 
 def _sentence(text: str) -> str:
-    """In one line: where somebody's name has more, none of them may pass for another finding."""
+    """In one line: a line break in somebody's name must not look like another finding."""
     return " ".join(text.split("\n"))
 
 

@@ -1,4 +1,4 @@
-"""Whether rows and passwords cross a network as they are. Pure, but for the source, whose connection tells."""
+"""Whether rows and passwords cross a network unencrypted. Pure, except for the source, whose connection is asked."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from sinks.access import same_host
 from sinks.registry import SinkSettings, kind_of
 
 _SSLMODE_DEFAULT: Final = "prefer"
-"""libpq's own: it tries TLS, and goes on without where the server, or whoever answers in its place, has none."""
+"""libpq's default: it tries TLS, and goes on without if the server, or whoever answers in its place, has none."""
 
 _VERIFIED_MODES: Final = ("verify-ca", "verify-full")
 
@@ -27,7 +27,7 @@ _LIBPQ_FIX: Final = "add sslmode=verify-full, and sslrootcert= with the server's
 
 
 def source_encryption(connection: psycopg.Connection[Any]) -> list[Finding]:
-    """Whether this connection of ours to the source is encrypted, and would be if somebody interfered."""
+    """Whether our connection to the source is encrypted, and stays so if somebody interferes."""
     parameters = connection.info.get_parameters()
     mode = parameters.get("sslmode", _SSLMODE_DEFAULT)
     if _is_local(connection.info.hostaddr or connection.info.host) or mode in _VERIFIED_MODES:
@@ -60,14 +60,14 @@ def _sink(name: str, settings: SinkSettings, environment: Mapping[str, str]) -> 
     try:
         parts = kind_of(settings).libpq(settings)
     except LockstepError:
-        return []  # its own check says what is wrong with its address
+        return []  # its own check reports its address
     if parts:
         return _libpq(subject, parts, environment)
     return plain_findings(subject, settings.plain_addresses(), better=settings.TLS_ADDRESS)
 
 
 def plain_findings(subject: str, addresses: Iterable[str], *, better: str, why: str = WHY) -> list[Finding]:
-    """A finding where one of these addresses, which have no TLS, is of another machine."""
+    """A finding if one of these addresses, which have no TLS, belongs to another machine."""
     parts = map(urlsplit, addresses)
     if all(_is_local(part.hostname or "") for part in parts):
         return []
@@ -83,7 +83,7 @@ def _libpq(subject: str, parts: Mapping[str, Any], environment: Mapping[str, str
 
 
 def _optional(subject: str, mode: str, *, encrypted: bool | None, where: str) -> Finding:
-    """``encrypted`` is None where nobody has looked."""
+    """``encrypted`` is None if nobody has looked."""
     if mode == "require":
         what = "the connection is encrypted, but the server's certificate isn't checked (sslmode require)"
     elif encrypted or (encrypted is None and mode != "disable"):
@@ -94,5 +94,5 @@ def _optional(subject: str, mode: str, *, encrypted: bool | None, where: str) ->
 
 
 def _is_local(host: str) -> bool:
-    """This machine, by name, number or socket; no host at all is libpq's socket."""
+    """Whether it is this machine, by name, number or socket; no host at all is libpq's socket."""
     return host.startswith(("/", "@", "127.")) or same_host(host or "localhost") == "localhost"

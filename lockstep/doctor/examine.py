@@ -52,7 +52,7 @@ def examine(config: Config) -> list[Finding]:
     position = guarded("position", check_position, config) if has_source and has_kafka else []
     publication = publication_subject(config.publication)
     if any(finding.subject == publication for finding in position):
-        # It was there once: that capture creates it holds before its first start only.
+        # It existed once; capture creates it only before its first start.
         source = [finding for finding in source if finding.subject != publication]
     findings = [*chosen.findings, *source, *kafka, *position]
     shapes: dict[TableName, Table] = {}
@@ -81,7 +81,7 @@ def examine(config: Config) -> list[Finding]:
 def _sink(
     config: Config, name: str, shapes: Mapping[TableName, Table], *, has_kafka: bool
 ) -> tuple[list[Finding], bool]:
-    """What is found of a sink, and whether its store answers."""
+    """The findings about a sink, and whether its store answers."""
     way = f"check the address in {section_of(name, config.sinks[name])}, and that its server runs"
     findings = guarded(f"sink {name}", partial(check_sink, name=name, shapes=shapes), config, way=way)
     answers = was_reached(f"sink {name}", findings)
@@ -91,7 +91,7 @@ def _sink(
 
 
 def _of_this_machine(config: Config) -> list[Finding]:
-    """Java, directories, and what goes in and out."""
+    """Java, directories, and encryption."""
     findings: list[Finding] = []
     if config.stores:
         findings += java_findings(os.environ)
@@ -100,7 +100,6 @@ def _of_this_machine(config: Config) -> list[Finding]:
 
 
 def is_healthy(findings: Sequence[Finding]) -> bool:
-    """True when nothing would fail."""
     return all(finding.severity is not Severity.ERROR for finding in findings)
 
 
@@ -154,7 +153,7 @@ def rows_finding(what: str, code: CompiledCode) -> Finding:
 
 
 def ddl_finding(are_sent: bool, *, heartbeat_interval_s: float) -> Finding:
-    """Whether the source tells by itself that something was altered, and how to let it."""
+    """Whether the source reports by itself that something was altered, and how to make it."""
     if are_sent:
         return ok("ddl", "an event trigger reports each change of tables, types and publications to capture")
     return Finding(

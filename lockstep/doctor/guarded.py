@@ -1,4 +1,4 @@
-"""A check of something whose server may not answer, which is a finding too."""
+"""Runs a check of something whose server may not answer, which is a finding too."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -24,7 +24,7 @@ def was_reached(subject: str, findings: Sequence[Finding]) -> bool:
 def guarded(
     subject: str, check: Callable[[Config], Iterable[Finding]], config: Config, *, way: str | None = None
 ) -> list[Finding]:
-    """What a check finds. ``way`` is what to look at where a server doesn't answer and says no more."""
+    """What a check finds. ``way`` is what to look at if a server doesn't answer and says no more."""
     try:
         return list(check(config))
     except (LockstepError, psycopg.Error) as raised:
@@ -32,7 +32,7 @@ def guarded(
 
 
 def unanswered(subject: str, raised: LockstepError | psycopg.Error, way: str | None = None) -> Finding:
-    """That a server doesn't answer, which whoever was asked has raised."""
+    """The finding that a server doesn't answer, from what the check raised."""
     error = connection_error(raised) if isinstance(raised, psycopg.Error) else raised
     hint = (error.hint if error is raised else None) or way or _WAYS.get(subject, "")
     return Finding(Severity.ERROR, subject, error.message, "nothing works without it", hint)

@@ -1,4 +1,4 @@
-"""Whether Kafka answers, keeps what it commits, and holds our topics with nobody else's records in them."""
+"""Whether Kafka answers, keeps what it commits, and holds our topics without foreign records."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -26,7 +26,7 @@ from lockstep.config import Config
 
 
 def check_kafka(config: Config) -> list[Finding]:
-    """Brokers, topics, and records that aren't ours. Raises Unavailable when Kafka doesn't answer."""
+    """Findings about brokers, topics, and foreign records. Raises Unavailable if Kafka doesn't answer."""
     cluster = TopicAdmin(config.kafka.client())
     append_only = config.source.append_only
     plans = [
@@ -63,7 +63,7 @@ def check_kafka(config: Config) -> list[Finding]:
             )
         )
     if config.source.outbox_name is not None:
-        # Of these, only what stops capture: they are made when their first row comes, and kept as long as others say.
+        # Of outbox topics only what stops capture: their first row creates them, and others decide on their retention.
         findings += [
             _smaller_records(config, difference, limit)
             for difference in cluster.differences(cluster.outbox_plans(config.pipeline.name, config.kafka.topics))
@@ -114,7 +114,7 @@ def _brokers(cluster: TopicAdmin) -> list[Finding]:
 
 
 def replication_findings(topics: TopicSettings, brokers: int) -> list[Finding]:
-    """Whether there are brokers enough for topics that capture is to create."""
+    """Whether there are enough brokers for the topics that capture will create."""
     if topics.replication_factor <= brokers:
         return []
     return [
@@ -129,7 +129,7 @@ def replication_findings(topics: TopicSettings, brokers: int) -> list[Finding]:
 
 
 def foreign_record_findings(records: Sequence[NewestRecord]) -> list[Finding]:
-    """Records that aren't events of ours: somebody else writes to the topic."""
+    """Records that aren't our events: another program writes to the topic."""
     foreign = {record.topic: record for record in records if not _is_event(record)}
     return [
         error(
@@ -145,10 +145,8 @@ def foreign_record_findings(records: Sequence[NewestRecord]) -> list[Finding]:
 def foreign_control_record_findings(
     pipeline: str, compacted: Mapping[str, Mapping[bytes, StoredRecord]], newest: Sequence[NewestRecord]
 ) -> list[Finding]:
-    """Records of the control topics that no Lockstep wrote: the first of each topic, of ``__progress`` the newest.
-
-    ``compacted`` has all of ``__state`` and ``__schema``, and ``newest`` the newest records of any topics.
-    """
+    """Control records that no Lockstep wrote: the first of each topic; of ``__progress``, the newest record only.
+    ``compacted`` has all of ``__state`` and ``__schema``, and ``newest`` the newest records of any topics."""
     first: dict[str, str] = {}
     for name, read in ((STATE, CaptureState.from_bytes), (SCHEMA, SchemaRecord.from_bytes)):
         topic = control_topic(pipeline, name)
@@ -178,7 +176,7 @@ def _is_foreign(read: Callable[[bytes | None, str], object], value: bytes | None
     except ForeignRecord:
         return True
     except LockstepError:
-        return False  # Another version's: who needs the record says so.
+        return False  # Another version's: the reader that needs the record reports it.
     return False
 
 

@@ -1,4 +1,4 @@
-"""Who may write logical messages: by one, capture is asked to copy a table again."""
+"""Who may write logical messages, by which capture can be asked to copy a table again."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from migrations.source import messages_sql
 
 
 def message_findings(connection: psycopg.Connection[Any]) -> list[Finding]:
-    """A finding where every role may write them, as PostgreSQL lets it."""
+    """A finding if every role may write them, as by PostgreSQL's default."""
     functions = emit_functions(connection)
     row = connection.execute(
         "select current_user, exists (select from unnest(%s::regprocedure[]) as f(oid)"

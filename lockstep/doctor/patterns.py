@@ -1,4 +1,4 @@
-"""What the patterns of ``source.tables`` take in, and which tables match and aren't captured."""
+"""Which tables the patterns of ``source.tables`` take in, and which match and aren't captured."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,8 @@ _NAMED_MAX: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class ChosenTables:
-    """The configuration with the captured tables. ``waiting`` are those that match, and are to be looked at as well.
-
-    ``silent_kafka`` is that Kafka didn't answer: nobody needs to wait for it again.
-    """
+    """The configuration with the captured tables. ``waiting`` are matching tables to be checked as well.
+    ``silent_kafka`` is set if Kafka didn't answer, so that nobody waits for it again."""
 
     config: Config
     waiting: tuple[TableName, ...]
@@ -36,10 +34,10 @@ class ChosenTables:
 
 
 def choose_tables(config: Config) -> ChosenTables:
-    """Never raises for a server: that Kafka or the source doesn't answer is a finding of its own.
+    """The tables to check. Never raises for a server: a silent Kafka or source is a finding of its own.
 
-    Where Kafka doesn't say what capture has recorded, nobody knows what the patterns take in. What matches is looked at
-    then. Where the source doesn't answer, what is recorded stands for it.
+    If Kafka doesn't say what capture has recorded, nobody knows what the patterns take in: all matching tables are
+    checked. If the source doesn't answer, the recorded tables are used instead.
     """
     source, pipeline = config.source, config.as_pipeline()
     if source.is_resolved:
@@ -61,7 +59,7 @@ def choose_tables(config: Config) -> ChosenTables:
 
 
 def _selected(pipeline: Pipeline, state: CaptureState | None, shapes: Mapping[TableName, Table]) -> Selection | None:
-    """None where a server doesn't answer."""
+    """None if a server doesn't answer."""
     try:
         with contextlib.closing(connect(pipeline.source, application="lockstep doctor")) as sql:
             sql.execute("set default_transaction_read_only = on")
@@ -71,7 +69,7 @@ def _selected(pipeline: Pipeline, state: CaptureState | None, shapes: Mapping[Ta
 
 
 def _unknown(config: Config, why: str, matching: Selection | None) -> ChosenTables:
-    """What is looked at where nobody knows what is captured: all tables that match, as far as they are known."""
+    """What to check while nobody knows what is captured: all matching tables, as far as they are known."""
     tables = () if matching is None else matching.taken_in
     looked_at = f"; looked at here: all that match, {_listed(tables)}" if tables else ""
     findings = [

@@ -34,7 +34,7 @@ class SlotFacts:
 
 
 def check_position(config: Config) -> list[Finding]:
-    """Whether slot and state fit together. Raises LockstepError when Kafka or the source doesn't answer."""
+    """Whether slot and state fit together. Raises LockstepError if Kafka or the source doesn't answer."""
     # The slot comes first: a running capture moves it up to its state, never beyond.
     with connect(config.source, application="lockstep doctor") as connection:
         connection.execute("set default_transaction_read_only = on")
@@ -48,7 +48,7 @@ def check_position(config: Config) -> list[Finding]:
     is_listed = TopicAdmin(client).partition_counts([control_topic(own, STATE)], must_see=True)
     state = read_state(client, own, config.slot) if is_listed else None
     try:
-        # After the state: the WAL only grows, and a running capture goes on to publish.
+        # After the state: the WAL only grows, and a running capture goes on publishing.
         with ReplicationConnection(config.source) as replication:
             identity = replication.identify_system()
     except LockstepError:
@@ -60,7 +60,7 @@ def check_position(config: Config) -> list[Finding]:
 
 
 def position_findings(facts: SlotFacts, state: CaptureState | None) -> list[Finding]:
-    """Whether capture can continue from the state that Kafka holds of the pipeline."""
+    """Whether capture can continue from the pipeline's state in Kafka."""
     subject = f"slot {facts.name}"
     drop = f"select pg_drop_replication_slot('{facts.name}');"
     if state is None:
@@ -109,9 +109,9 @@ def position_findings(facts: SlotFacts, state: CaptureState | None) -> list[Find
 
 
 def dropped_publication_findings(config: Config, state: CaptureState, version: int) -> list[Finding]:
-    """A publication that isn't there, though capture has begun with it. ``version`` is the server's."""
+    """The publication is gone, though capture has begun with it. ``version`` is the server's."""
     if state.phase in (SnapshotPhase.CREATING, SnapshotPhase.RECOVERING):
-        return []  # whoever makes the slot makes the publication too
+        return []  # the process that makes the slot makes the publication too
     create = publication_sql(config.publication, config.source.published_names, version=version)
     return [
         error(
@@ -125,5 +125,5 @@ def dropped_publication_findings(config: Config, state: CaptureState, version: i
 
 
 def publication_subject(name: str) -> str:
-    """By which findings about the publication are told apart."""
+    """The subject that identifies findings about the publication."""
     return f"publication {name}"

@@ -39,7 +39,7 @@ _RIGHT_TO_SEE: Final = "where its role lacks the right cluster:monitor/tasks/lis
 def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table]) -> list[Finding]:
     """Whether the sink's server answers, what it holds, and whether the settings fit the source's tables.
 
-    ``shapes`` are the captured tables as they are; empty where the source wasn't reached. Raises LockstepError when the
+    ``shapes`` are the captured tables as they are; empty if the source wasn't reached. Raises LockstepError if the
     server doesn't answer or refuses.
     """
     settings = config.sinks[name]
@@ -66,7 +66,7 @@ def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table]) 
     if unseen:
         what = f"whether its server still has a write in hand of a job that was replaced can't be seen: {unseen}"
         findings.append(warning(f"view {name}", what, "it could bring a row back that is gone", _RIGHT_TO_SEE))
-    # What a generation was built with has been taken: a column that is gone since isn't a slip of the pen.
+    # A generation's settings were accepted: a column that is gone since isn't a typing error.
     used = settings if built is None else with_definition(settings, built.definition)
     tables = _of_sink(config, settings, shapes) if shapes else []
     if tables and settings.view is not None:
@@ -81,7 +81,7 @@ def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table]) 
     elif tables and built is None:
         findings += _setting_findings(name, settings, tables, why=JOB_STOPS)
     if tables and built is not None:
-        # These are evaluated from now on too, over the tables as they are by now.
+        # These are evaluated from now on too, over the tables as they are now.
         findings += _expression_findings(name, used, tables)
         findings += [
             warning(f"sink {name}", problem, "its job leaves that out", f"mend it in {section_of(name, settings)}")
@@ -100,10 +100,8 @@ def section_of(name: str, settings: SinkSettings) -> str:
 
 
 def check_view_topics(config: Config, *, name: str) -> list[Finding]:
-    """Whether the job of a view may write the topics of its generations, or create those that aren't there.
-
-    Raises LockstepError where its store or Kafka doesn't answer.
-    """
+    """Whether a view's job may write the topics of its generations, or create the missing ones. Raises LockstepError if
+    its store or Kafka doesn't answer."""
     opened = open_sink(name, config.sinks[name], 1)
     try:
         numbers = [each.number for each in list_generations(opened) if each.phase is not Phase.RETIRED] or [1]
@@ -117,7 +115,7 @@ def check_view_topics(config: Config, *, name: str) -> list[Finding]:
 
 
 def _refusals(name: str, refused: Refused, *, why: str) -> list[Finding]:
-    """Why a view's query can't be kept, each reason by itself."""
+    """Why a view's query can't be kept, one finding for each reason."""
     return [
         error(f"view {name}", f"{refusal.clause}: {refusal.reason}", why, refusal.remedy)
         for refusal in refused.refusals
@@ -125,7 +123,7 @@ def _refusals(name: str, refused: Refused, *, why: str) -> list[Finding]:
 
 
 def source_shapes(config: Config) -> dict[TableName, Table]:
-    """The captured tables as they are at the source; those that don't exist aren't in it. Raises LockstepError."""
+    """The captured tables as they are at the source, without those that don't exist. Raises LockstepError."""
     with connect(config.source, application="lockstep doctor") as connection:
         connection.execute("set default_transaction_read_only = on")
         return captured_shapes(connection, config.as_pipeline())
@@ -158,7 +156,7 @@ def _setting_findings(name: str, settings: SinkSettings, tables: Sequence[Table]
 def _unfit_findings(
     name: str, settings: SinkSettings, tables: Sequence[Table], *, why: str | None = None
 ) -> list[Finding]:
-    """Tables that the sink can't hold. ``why`` says what would stop; None: whatever its job does."""
+    """Tables that the sink can't hold. ``why`` says what would stop; None: what its job does then."""
     unfit = unfit_tables(name, settings, tables)
     goes_on = settings.view is None and len(unfit) < len(tables)
     why = why or (_SET_ASIDE if goes_on else JOB_STOPS)
@@ -177,7 +175,7 @@ def _expression_findings(
 
 
 def uncaptured_findings(config: Config) -> list[Finding]:
-    """Which sinks go on without a table that they name, and that isn't captured."""
+    """The sinks that name a table which isn't captured."""
     findings = []
     for name, settings in config.sinks.items():
         uncaptured = config.uncaptured_tables(settings)
@@ -197,7 +195,7 @@ def uncaptured_findings(config: Config) -> list[Finding]:
 
 
 def append_only_findings(config: Config) -> list[Finding]:
-    """Which sinks get the tables without a key: nothing that is captured is missing anywhere without a word."""
+    """The sinks that get each table without a key, so that nothing captured goes missing silently."""
     findings = []
     for table in config.source.append_only_names if config.sinks else ():
         having = list(config.sinks_of(table))

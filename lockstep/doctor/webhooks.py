@@ -7,7 +7,7 @@ from lockstep.doctor.encryption import plain_findings
 
 
 def webhook_findings(subject: str, webhook: Webhook, *, why: str) -> list[Finding]:
-    """What lacks for a webhook to be posted to. Nothing is sent: a receiver might take it for what it waits for."""
+    """What a webhook lacks to be posted to. Sends nothing: a receiver might mistake it for an alert it waits for."""
     found = []
     for ask in (webhook.address, webhook.headers):
         try:
@@ -18,10 +18,10 @@ def webhook_findings(subject: str, webhook: Webhook, *, why: str) -> list[Findin
 
 
 def webhook_encryption(subject: str, webhook: Webhook, *, why: str) -> list[Finding]:
-    """A warning where the webhook is of another machine and has no TLS; ``why`` says what others read then."""
+    """A warning if the webhook is on another machine and has no TLS; ``why`` says what others could read."""
     try:
         address = webhook.address().get_secret_value()
     except LockstepError:
-        return []  # its own check says what is wrong with it
+        return []  # its own check reports that
     plain = [address] if address.lower().startswith("http:") else []
     return plain_findings(subject, plain, better="let the webhook's address begin with https", why=why)

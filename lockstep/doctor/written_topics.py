@@ -1,4 +1,4 @@
-"""Whether jobs may write the topics of their results, which keep that, or create those that aren't there."""
+"""Whether jobs may write their results' topics, which keep the results, or create the missing ones."""
 
 from collections.abc import Collection, Mapping
 from typing import Final
@@ -23,10 +23,8 @@ def written_topics(
     rights: Collection[str] = _RIGHTS,
     kind: str = "topic",
 ) -> list[Finding]:
-    """What lacks for these topics, by their names; of those of ``named`` also that nothing does.
-
-    ``kind`` is what such a topic is called. Nothing is created. Raises what the brokers raise.
-    """
+    """What lacks for these topics, by their names. For topics in ``named``, also that nothing lacks. ``kind`` is the
+    word for such a topic. Creates nothing. Raises what the brokers raise."""
     existing = cluster.partition_counts(plans)
     lacking = cluster.lacking_rights(plans, rights)
     findings = [

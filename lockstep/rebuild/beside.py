@@ -1,7 +1,7 @@
 """Builds a generation beside the live one: loads, catches up, compares, switches.
 
-The destination keeps how far it is: the generation's record, its build inputs and its progress. So a build that was
-interrupted goes on when the command is run again.
+The destination stores how far it is: the generation's record, its build inputs and its progress. So an interrupted
+build goes on when the command is run again.
 """
 
 import time
@@ -44,14 +44,12 @@ from sinks.contract import OpenedSink, Progress
 from sinks.registry import SinkSettings, definition, open_sink, with_definition
 
 _BUILDS_MAX: Final = 4
-"""How many generations one command begins, where tables keep changing."""
+"""How many generations one command begins while tables keep changing."""
 
 
 def begin_beside(config: Config, name: str, settings: SinkSettings, say: Callable[[str], None]) -> tuple[int, Record]:
-    """The generation to build: one that was begun with the same settings, else a new one.
-
-    Raises LockstepError for a generation of another pipeline, and what the destination raises.
-    """
+    """The generation to build: one that was begun with the same settings, else a new one. Raises LockstepError for a
+    generation of another pipeline, and what the destination raises."""
     with open_generation(name, settings, 1) as opened:
         wanted = definition(settings)
         for generation in list_generations(opened):
@@ -83,7 +81,7 @@ def begin_beside(config: Config, name: str, settings: SinkSettings, say: Callabl
 
 
 def drop_half_built(config: Config, name: str, opened: OpenedSink, number: int) -> None:
-    """Drop what was being built. Raises LockstepError when readers see it, or may have seen it."""
+    """Drop a half-built generation. Raises LockstepError if readers see it, or may have seen it."""
     record = load_record(opened.records, number)
     if (
         record is None
@@ -100,16 +98,16 @@ def drop_half_built(config: Config, name: str, opened: OpenedSink, number: int) 
 
 
 def build_beside(context: RebuildContext, number: int, record: Record, *, switch_over: bool) -> Rebuilt:
-    """Build this generation, and another one where a table changes so that this one can't become right.
+    """Build this generation, and another one if a table changes so that this one can't become right.
 
-    ``switch_over`` lets readers see it when it is equal to the source. They see it as well where they saw none before.
-    Raises Interrupted, and LockstepError when it fails or when tables don't stop to change.
+    ``switch_over`` lets readers see it if it is equal to the source. They also see it if they saw none before. Raises
+    Interrupted, and LockstepError if it fails or if tables keep changing.
     """
     for builds in count(1):
         with open_generation(context.name, context.settings, number) as opened:
             try:
                 outcome = _Generation(context, number, record, opened).build(switch_over=switch_over)
-            except PositionMismatch:  # which says itself how to begin again
+            except PositionMismatch:  # its message says how to begin again
                 raise
             except LockstepError:
                 context.observer.say(
@@ -137,7 +135,7 @@ def build_beside(context: RebuildContext, number: int, record: Record, *, switch
 
 
 class _Generation:
-    """One generation, from what is there of it to what readers may see."""
+    """One generation, from what exists of it to what readers may see."""
 
     def __init__(self, context: RebuildContext, number: int, record: Record, opened: OpenedSink) -> None:
         self._context = context
@@ -146,7 +144,7 @@ class _Generation:
         self._opened = opened
 
     def build(self, *, switch_over: bool) -> Rebuilt | InputsChanged:
-        """Build it. Returns InputsChanged when it can't become what the source has by now."""
+        """Build it. Returns InputsChanged if it can't become what the source has by now."""
         watch = self._watch_inputs()
         if isinstance(watch, InputsChanged):
             return watch
@@ -159,7 +157,7 @@ class _Generation:
             raise
 
     def _watch_inputs(self) -> InputsWatch | InputsChanged:
-        """See what is to be read, before anything is. Raises LockstepError where topics lack rows."""
+        """Look at the inputs before anything is read. Raises LockstepError if topics lack rows."""
         begun = load_inputs(self._opened.records, self._number)
         if begun is not None:
             left = sorted(begun.topic_ids.keys() - set(self._context.tables))
@@ -194,7 +192,7 @@ class _Generation:
             changed = build.load()
             if changed is not None:
                 return changed
-            # Without a load, nothing is read yet: who goes on in a Spark of its own may load.
+            # Without a load, nothing is read yet: a later run in a Spark of its own may load.
             self._save(replace(self._record, loaded=self._context.loads))
         job = build.start()
         try:
@@ -215,7 +213,7 @@ class _Generation:
                     self._say_what_topics_lack(live, watch)
                 return build.result(report, is_live=live == self._number, explained=explained)
             is_switched = switch_over or live is None
-            # Our job still applies to it: it must not fall back before readers see it.
+            # Our job still applies to it, so that it doesn't fall back before readers see it.
             before = self._switch() if is_switched else None
         finally:
             job.stop()
@@ -224,10 +222,10 @@ class _Generation:
         return build.result(report, is_live=is_switched, switched_from=before, explained=explained)
 
     def _left_capture(self) -> InputsChanged | None:
-        """Whether something may be read of a table that isn't captured any more. Raises as ``sink_tables_now``.
+        """Whether the build may have read a table that isn't captured any more. Raises as ``sink_tables_now``.
 
-        The job doesn't read it to its end, and the live generation may have gone further: readers would see older rows.
-        A table that the build began with counts as well, also unread: readers would see what the generation has of it.
+        The job doesn't read such a table to its end, and the live generation may be further: readers would see older
+        rows. A table that the build began with counts even if unread: readers would see what the generation has of it.
         """
         context, records = self._context, self._opened.records
         known = self._opened.generations.load_progress(), load_first_read(records, self._number)
@@ -236,7 +234,7 @@ class _Generation:
         left = {*read, *map(self._topic, context.tables)} - captured
         if not left:
             return None
-        # What joined while it was built is known by its topic alone.
+        # A table that joined during the build is known by its topic alone.
         names = {self._topic(table): str(table) for table in context.tables}
         return InputsChanged(f"{_listed(sorted(names.get(topic, topic) for topic in left))} left capture meanwhile")
 
@@ -250,7 +248,7 @@ class _Generation:
         return switch(
             partial(open_sink, context.name, context.settings),
             self._number,
-            # Readers have tables of the live generation that were captured since this build began.
+            # Readers of the live generation have tables that were captured after this build began.
             log_ends=lambda: log_ends_now(context.config, context.settings),
         )
 
@@ -259,7 +257,7 @@ class _Generation:
         save_record(self._opened.records, self._number, record)
 
     def _explained(self, live: int | None) -> tuple[str, ...]:
-        """What readers will find different from the live generation, by what it was built with."""
+        """What readers will find different from the live generation, by the settings it was built with."""
         record = None if live is None or live == self._number else load_record(self._opened.records, live)
         if record is None:
             return ()
@@ -272,7 +270,7 @@ class _Generation:
         )
 
     def _say_what_topics_lack(self, live: int, watch: InputsWatch) -> None:
-        """Tell of topics that were recreated before this build began, after the live generation had read them."""
+        """Report topics that were recreated before this build began, after the live generation had read them."""
         context = self._context
         with open_generation(context.name, context.settings, live) as opened:
             ids_read = topic_ids_read(context.config, context.tables, opened.generations)

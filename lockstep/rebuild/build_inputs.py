@@ -1,7 +1,7 @@
 """What a build is made from: the topics that it reads, and the shapes that its tables had when it began.
 
-They are kept with the generation and looked at again while that is built. A topic that was recreated or trimmed lacks
-rows. A column that was renamed or retyped leaves the rows applied before as they were. Waiting mends neither.
+They are stored with the generation and checked while it is built. A topic that was recreated or trimmed lacks rows. A
+column that was renamed or retyped leaves the rows applied before as they were. Waiting mends neither.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,10 +24,8 @@ _FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class BuildInputs:
-    """Kafka's id of each table's topic, and the tables' shapes as the log knows them.
-
-    A table is absent where its topic or shape isn't there yet, or any more.
-    """
+    """Kafka's id of each table's topic, and the tables' shapes as the log knows them. A table is absent if its topic or
+    shape doesn't exist."""
 
     topic_ids: Mapping[TableName, str]
     shapes: Mapping[TableName, Table]
@@ -82,7 +80,7 @@ def read_inputs(config: Config, tables: Sequence[TableName]) -> BuildInputs:
 
 
 def check_complete(inputs: BuildInputs, tables: Sequence[TableName]) -> None:
-    """Raises LockstepError while capture hasn't published something of a table that is to be read. Pure."""
+    """Raise LockstepError while capture hasn't published the topic or shape of a table. Pure."""
     for name in tables:
         if name not in inputs.topic_ids or name not in inputs.shapes:
             raise LockstepError(
@@ -92,10 +90,8 @@ def check_complete(inputs: BuildInputs, tables: Sequence[TableName]) -> None:
 
 
 def load_inputs(records: CoordinationRecords, generation: int) -> BuildInputs | None:
-    """What a generation was begun with; None where nothing was read for it yet.
-
-    Raises LockstepError for a record that another version of Lockstep has written, and Unavailable.
-    """
+    """What a generation was begun with; None if nothing was read for it yet. Raises LockstepError for a record of
+    another version of Lockstep, and Unavailable."""
     text = records.load(_record_name(generation))
     if text is None:
         return None
@@ -109,7 +105,7 @@ def load_inputs(records: CoordinationRecords, generation: int) -> BuildInputs | 
 
 
 def save_inputs(records: CoordinationRecords, generation: int, inputs: BuildInputs) -> None:
-    """Keep them with the generation. Raises Unavailable."""
+    """Store them with the generation. Raises Unavailable."""
     records.save(_record_name(generation), inputs.to_json())
 
 
@@ -159,10 +155,8 @@ def _type(column: Column) -> str:
 def trimmed_partitions(
     config: Config, tables: Sequence[TableName], next_offsets: Mapping[TopicPartition, int]
 ) -> list[TrimmedPartition]:
-    """The partitions that have lost what is to be read next.
-
-    Raises Unavailable, also while the brokers don't list one of the topics.
-    """
+    """The partitions that have lost the records to be read next. Raises Unavailable, also while the brokers don't list
+    one of the topics."""
     topics = dict(zip(config.topics_of(tables), tables, strict=True))
     cluster = TopicAdmin(config.kafka.client())
     begins = cluster.begin_offsets(partitions_of(topics, cluster.partition_counts(topics)))
@@ -174,7 +168,7 @@ def trimmed_partitions(
 
 
 def recreated_topics_error(config: Config, tables: Sequence[TableName], *, commands: Sequence[str]) -> LockstepError:
-    """The error for topics that aren't the same any more; ``commands`` are those for when the copies are there."""
+    """The error for topics that were replaced. ``commands`` are those to run once the copies are there."""
     topics = ", ".join(config.topics_of(tables))
     return PositionMismatch(
         f"topic {topics} was deleted or recreated since this build began to read it: it lacks the rows that weren't"
@@ -186,10 +180,8 @@ def recreated_topics_error(config: Config, tables: Sequence[TableName], *, comma
 def trimmed_topics_error(
     config: Config, trimmed: Sequence[TrimmedPartition], *, to_copy: Iterable[TableName], commands: Sequence[str]
 ) -> LockstepError:
-    """The error for topics that have lost records which are still to be read.
-
-    Its way out copies the tables ``to_copy``, then runs ``commands``.
-    """
+    """The error for topics that have lost records which are still to be read. Its way out copies the tables
+    ``to_copy``, then runs ``commands``."""
     first = trimmed[0]
     more = f" (and so with {len(trimmed) - 1} more partitions)" if len(trimmed) > 1 else ""
     return PositionMismatch(
@@ -200,7 +192,7 @@ def trimmed_topics_error(
 
 
 def recopy_hint(tables: Iterable[TableName], commands: Sequence[str]) -> str:
-    """How rows that a log lacks come back into it, and what to run then. Pure."""
+    """How to bring rows back that a log lacks, and what to run then. Pure."""
     return (
         f"let capture copy what is missing: lockstep snapshot table {' '.join(map(str, tables))}\n"
         f"and when its log says that this is done: {', then '.join(commands)}"

@@ -1,4 +1,4 @@
-"""How a rebuild shows itself: bars on a terminal, a line now and then elsewhere, and what came out."""
+"""How a rebuild shows itself: bars on a terminal, an occasional line elsewhere, and the result."""
 
 import json
 import logging
@@ -24,12 +24,12 @@ logger = logging.getLogger("lockstep.rebuild")
 
 _LINE_EVERY_S = 5.0
 _PASSES = (SOURCE, "sink")
-"""What a comparison calls its passes over a table, before a comma where it looks into a part of it."""
+"""A comparison's names for its passes over a table. Before a comma if it looks into a part of the table."""
 _INTERRUPTED = 130
 
 
 class Bars:
-    """A bar for the build and one per table that is compared. Elsewhere than on a terminal, a line now and then."""
+    """A bar for the build and one per table that is compared. Without a terminal, an occasional line."""
 
     def __init__(self, console: Console, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._live = console.is_terminal
@@ -42,13 +42,13 @@ class Bars:
             console=console,
         )
         self._monotonic = monotonic
-        self._lock = threading.RLock()  # a job tells from a thread of its own that it waits
+        self._lock = threading.RLock()  # a job reports from a thread of its own that it waits
         self._bars: dict[str, TaskID] = {}
         self._of: dict[str, str] = {}
         self._generation = 0
         self._began = 0.0
         self._due = 0.0
-        self._rows: dict[TableName, int] = {}  # as the source's side has counted them
+        self._rows: dict[TableName, int] = {}  # as counted on the source's side
 
     def built(self, progress: BuildProgress) -> None:
         with self._lock:
@@ -74,7 +74,7 @@ class Bars:
         if step.what == SOURCE:
             self._rows[step.table] = step.count
         is_pass = step.what.partition(",")[0] in _PASSES
-        # Only the passes after the first are of a known length, and may be longer all the same: rows come meanwhile.
+        # Only the passes after the first have a known length, and may still be longer: rows come meanwhile.
         rows = self._rows.get(step.table) if is_pass and step.what != SOURCE else None
         counted = f"{step.what}: {step.count:,}" + ("" if rows is None else f" of {rows:,}")
         if not self._live:
@@ -87,7 +87,7 @@ class Bars:
         self._progress.update(bar, counted=counted)
 
     def finish(self) -> None:
-        """Leave on the screen what is there; what comes next begins below."""
+        """Leave the bars on the screen as they are; what comes next begins below."""
         if not self._live:
             return
         with self._lock:
@@ -97,7 +97,7 @@ class Bars:
             self._bars.clear()
 
     def _bar(self, what: str, *, of: str | None = None) -> TaskID:
-        """The bar with this name. It begins again when it is ``of`` something else than before."""
+        """The bar with this name. It begins again if it is ``of`` something else than before."""
         if what in self._bars and of is not None and self._of.get(what) != of:
             self._progress.remove_task(self._bars.pop(what))
         if what not in self._bars:
@@ -115,10 +115,8 @@ class Bars:
 
 
 def run_rebuild(config: Config, name: str, *, switch_over: bool, trimmed: bool, as_json: bool) -> int:
-    """Rebuild and show it; returns the exit code: 0 built and equal, 1 when it differs, 130 when it was interrupted.
-
-    Raises as ``rebuild``, but for Interrupted.
-    """
+    """Rebuild and show it; returns the exit code: 0 built and equal, 1 if it differs, 130 if it was interrupted. Raises
+    as ``rebuild``, except Interrupted."""
     stop = threading.Event()
     bars = Bars(err)
 

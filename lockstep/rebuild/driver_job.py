@@ -1,4 +1,4 @@
-"""The command's side of a build's job in the driver: asks for it, shows that it lives, and sees how it ends."""
+"""The command's side of a build's job in the driver: requests it, gives signs of life, and sees how it ends."""
 
 import threading
 import time
@@ -29,7 +29,7 @@ from sinks.contract import OpenedSink
 
 
 class BuildJob(Protocol):
-    """A job that applies the log to a generation. ``failure`` is what it ended with, once it isn't alive any more."""
+    """A job that applies the log to a generation. ``failure`` is its error, once it isn't alive any more."""
 
     @property
     def is_alive(self) -> bool: ...
@@ -38,7 +38,7 @@ class BuildJob(Protocol):
     def failure(self) -> Exception | None: ...
 
     def wait(self, seconds: float) -> None:
-        """Until it has ended, but no longer than this."""
+        """Wait until it has ended, at most this long."""
         ...
 
     def stop(self) -> None:
@@ -53,7 +53,7 @@ class StartJob(Protocol):
 
 
 class DriverJob:
-    """A job in the driver. It ends with NoDriver where none takes it, or its driver has gone and none comes after."""
+    """A job in the driver. It fails with NoDriver if no driver takes it, or its driver is gone and no other comes."""
 
     def __init__(self, plan: SinkPlan, *, report: Reporter) -> None:
         self.failure: Exception | None = None
@@ -77,7 +77,6 @@ class DriverJob:
         return self._thread.is_alive()
 
     def wait(self, seconds: float) -> None:
-        """Until it has ended, but no longer than this."""
         self._thread.join(seconds)
 
     def stop(self) -> None:
@@ -95,7 +94,7 @@ class DriverJob:
                     with suppress(LockstepError):
                         withdraw(opened.records, number, self._request.run)
                         forget(opened.records, number)
-        except Exception as error:  # raised by whoever waits for the job
+        except Exception as error:  # raised by the caller that waits for the job
             self.failure = error
 
     def _ask(self, opened: OpenedSink) -> None:
@@ -108,7 +107,7 @@ class DriverJob:
                     return
             except Unavailable:  # the driver can't show anything either
                 if is_stopping:
-                    return  # it learns from the silence that nobody asks any more
+                    return  # the driver learns from the silence that nobody asks any more
                 self._outages += 1
             if is_stopping:
                 time.sleep(BEAT_S / 4)
@@ -116,7 +115,7 @@ class DriverJob:
                 self._stop.wait(BEAT_S)
 
     def _is_over(self, opened: OpenedSink, silence: Silence, *, is_stopping: bool) -> bool:
-        """Show that the command lives, and look at the answer. Raises as ``_ask``, and Unavailable."""
+        """Give a sign of life, and look at the answer. Raises as ``_ask``, and Unavailable."""
         records, number = opened.records, self._plan.generation
         if is_stopping:
             withdraw(records, number, self._request.run)
@@ -124,7 +123,7 @@ class DriverJob:
             self._request = self._request.next()
             save_request(records, number, self._request)
         answer = load_answer(records, number)
-        # A driver that begins again after one that was killed shows for minutes that it starts.
+        # A driver that starts again after one was killed shows for minutes that it starts.
         signs = answer, records.load(STARTING_NAME), is_stopping, self._outages
         is_silent = silence.seconds(*signs) > patient(BUILD_SILENT_S)
         state = None
@@ -135,7 +134,7 @@ class DriverJob:
             raise self._known.error()
         if state is BuildState.REFUSED or (is_silent and not is_stopping):
             raise NoDriver
-        # What no driver has begun none begins: its next look finds no request.
+        # If no driver has begun it, none will: its next look finds no request.
         has_left = is_stopping and (state is BuildState.LEFT or self._known.beats == 0 or is_silent)
         return state is BuildState.DONE or has_left
 

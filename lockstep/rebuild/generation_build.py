@@ -28,15 +28,15 @@ from sinks.registry import SinkSettings, open_sink
 _LOOK_S: Final = 0.5
 
 CAPTURED_S: Final = 5.0
-"""How often it is asked whether the tables of a build are captured still."""
+"""How often to look whether a build's tables are still captured."""
 
 
 @dataclass(frozen=True, slots=True)
 class RebuildContext:
-    """One ``lockstep rebuild``: of which sink, from what, and with what. ``start_job`` starts its jobs.
+    """One ``lockstep rebuild``: its sink, its inputs and its means. ``start_job`` starts its jobs.
 
-    ``trimmed`` also reads topics that have lost their beginning. With ``loads``, a first job loads in the destination's
-    fastest way what the log holds; else the job that goes on reads that as well.
+    ``trimmed`` also reads topics that have lost their beginning. With ``loads``, a first job loads the log's present
+    content in the destination's fastest way; otherwise the job that goes on reads that as well.
     """
 
     config: Config
@@ -54,7 +54,7 @@ class RebuildContext:
         return self.source.tables_of(self.settings)
 
     def of_tables(self, tables: Collection[TableName]) -> Self:
-        """The same, as if these were all that is captured. A job takes up the others once it has loaded these."""
+        """The same, as if only these were captured. A job takes up the others once it has loaded these."""
         source, known = self.source, self.config.source
         return replace(
             self,
@@ -70,8 +70,8 @@ class RebuildContext:
 class Build:
     """Applies the log to one generation of a sink. ``opened`` is bound to it, ``watch`` looks at its inputs.
 
-    Whatever takes long returns InputsChanged as soon as the build can't become right any more. It raises Interrupted
-    when a stop is asked for, and LockstepError with which a job has failed.
+    Every long method returns InputsChanged as soon as the build can't become right any more. It raises Interrupted if a
+    stop is asked for, and the LockstepError with which a job has failed.
     """
 
     def __init__(self, context: RebuildContext, number: int, opened: OpenedSink, watch: InputsWatch) -> None:
@@ -85,10 +85,8 @@ class Build:
         self._load_s = self._compare_s = 0.0
 
     def start(self, *, bulk: bool = False) -> BuildJob:
-        """A job that applies the log to the generation, also of tables that are captured since the build began.
-
-        With ``bulk``: to the log's end as of now, and of the build's tables alone.
-        """
+        """A job that applies the log to the generation, including tables captured since the build began. With ``bulk``:
+        up to the log's present end, and only the build's tables."""
         context = self._context
         plan = context.source.plan(
             context.name,
@@ -102,10 +100,8 @@ class Build:
         return context.start_job(plan, report=self._report)
 
     def load(self) -> InputsChanged | None:
-        """Apply what the log holds now, in the destination's fastest way: nobody reads the generation yet.
-
-        Without a load, one that was interrupted is ended. Raises what the job failed with.
-        """
+        """Apply the log's present content in the destination's fastest way: nobody reads the generation yet. Without a
+        load, ends an interrupted one. Raises what the job failed with."""
         if self._context.loads:
             changed = self._read_to_end()
             if changed is not None:
@@ -137,10 +133,8 @@ class Build:
         return None
 
     def catch_up(self, job: BuildJob) -> InputsChanged | None:
-        """Apply what was published meanwhile, until only what came in the last moment is lacking.
-
-        Of a table that has left capture the job reads nothing any more, so nothing of it is waited for.
-        """
+        """Apply what was published meanwhile, until only the last moment's records are missing. The job stops reading a
+        table that has left capture, so nothing of it is waited for."""
         config = self._config_now()
         ends = log_ends(config, config.sink_tables(self._context.settings))
         looked_at = time.monotonic()
@@ -148,7 +142,7 @@ class Build:
             changed = self._wait_a_moment(job)
             if changed is not None:
                 return changed
-            if not job.is_alive:  # its request was lost, as with a store that was put back
+            if not job.is_alive:  # its request was lost, as when a store was put back
                 raise LockstepError(
                     f"the job of generation {self._number} has ended before it had read all",
                     hint=f"run `lockstep rebuild {self._context.name}` again: it goes on, or begins again",
@@ -162,7 +156,7 @@ class Build:
             applied = self._applied()
             lacking = missing_records(applied, ends)
             self._report_progress(ends, finished=not lacking)
-            # Before a job has begun there is nothing to compare with, also where all topics are empty.
+            # Before a job has begun there is nothing to compare with, even if all topics are empty.
             if not lacking and (applied is not None or self._load_began is not None):
                 self._has_read()
                 return None
@@ -186,7 +180,7 @@ class Build:
                 stopping=stopping,
             )
         except LockstepError:
-            # Why the comparison was stopped says more than that it was.
+            # The reason for which the comparison was stopped says more than the stop.
             changed = self._watch.changed or self._wait_a_moment(job)
             if changed is not None:
                 return changed
@@ -202,16 +196,14 @@ class Build:
         switched_from: int | None = None,
         explained: tuple[str, ...] = (),
     ) -> Rebuilt:
-        """What came out, with what was measured."""
+        """The result, with what was measured."""
         return Rebuilt(
             self._number, report, switched_from, is_live, explained, self._loaded, self._load_s, self._compare_s
         )
 
     def _config_now(self) -> Config:
-        """What the build began with, without the tables that have left capture since.
-
-        Raises as ``config_now``, and as ``require_captured`` where nothing can be built without those.
-        """
+        """What the build began with, without the tables that have left capture since. Raises as ``config_now``, and as
+        ``require_captured`` if nothing can be built without those."""
         context = self._context
         config = without_those_that_left(context.config, config_now(context.config))
         require_captured(config, context.name, context.settings)
@@ -234,7 +226,7 @@ class Build:
             case StatusReport():
                 self._events += report.rows
             case SinkFailed() | BatchGoesOn():
-                pass  # a failure is raised where the job is waited for, a long batch shows in the progress
+                pass  # a failure is raised to the caller that waits for the job, a long batch shows in the progress
             case SinkWaiting():
                 observer.say(f"waiting: {report.reason}")
             case _:
@@ -279,10 +271,10 @@ def topic_ids_read(config: Config, tables: Sequence[TableName], generations: Gen
 def check_not_trimmed(
     context: RebuildContext, applied: Progress | None, *, commands: Sequence[str], afresh: bool = False
 ) -> None:
-    """Raises PositionMismatch when a topic has lost what a generation with this progress still has to read.
+    """Raise PositionMismatch if a topic has lost what a generation with this progress still has to read.
 
-    ``commands`` are those for when the copies are there. With ``afresh`` they drop the generation, so that what it has
-    read already is to be copied too. Raises Unavailable as well.
+    ``commands`` are those to run once the copies are there. With ``afresh`` they drop the generation, so what it has
+    already read must be copied too. Raises Unavailable as well.
     """
     next_offsets = {} if applied is None else applied.next_offsets
     trimmed = trimmed_partitions(context.config, context.tables, next_offsets)

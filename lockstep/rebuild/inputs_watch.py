@@ -1,4 +1,4 @@
-"""Looks whether a build's inputs are still those that it was begun with."""
+"""Checks that a build's inputs are still those that it was begun with."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,11 +21,8 @@ _EVERY_S: Final = 5.0
 
 
 class InputsWatch:
-    """Compares the inputs of now with ``begun``, which has no shapes where tables may change.
-
-    ``again`` are the commands that begin a build again when its topics were recreated. ``changed`` is the change that
-    was seen, once one was.
-    """
+    """Compares the present inputs with ``begun``, which has no shapes if tables may change. ``again`` are the commands
+    that begin a build again after its topics were recreated. ``changed`` is the first change that was seen."""
 
     def __init__(
         self, config: Config, tables: Sequence[TableName], begun: BuildInputs, *, again: Sequence[str]
@@ -38,7 +35,7 @@ class InputsWatch:
         self._due = time.monotonic() + _EVERY_S
 
     def check(self, now: BuildInputs) -> InputsChanged | None:
-        """An incompatible change, if there is one. Raises PositionMismatch when topics were recreated."""
+        """An incompatible change, if there is one. Raises PositionMismatch if topics were recreated."""
         recreated = recreated_topics(self.begun, now)
         if recreated:
             raise recreated_topics_error(self._config, recreated, commands=self._again)
@@ -52,7 +49,7 @@ class InputsWatch:
         return self.check(read_inputs(self._config, self._tables))
 
     def look_if_due(self) -> InputsChanged | None:
-        """The same every few seconds. Raises as ``check``; what can't be read now is read later."""
+        """The same every few seconds. Raises as ``check``; an unavailable input is read later."""
         if self.changed is None and time.monotonic() >= self._due:
             self._due = time.monotonic() + _EVERY_S
             with suppress(Unavailable):
@@ -63,10 +60,8 @@ class InputsWatch:
 def cause_in_inputs(
     failure: LockstepError, watch: InputsWatch, check_not_trimmed: Callable[[], None]
 ) -> InputsChanged | None:
-    """What in a build's inputs has made it fail, where that can be told.
-
-    Raises PositionMismatch when topics were recreated or trimmed.
-    """
+    """The change in a build's inputs that made it fail, if one is found. Raises PositionMismatch if topics were
+    recreated or trimmed."""
     with suppress(Unavailable):
         if not isinstance(failure, Unavailable) and (changed := watch.look()) is not None:
             return changed

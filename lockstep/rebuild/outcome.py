@@ -1,4 +1,4 @@
-"""What a rebuild tells while it runs, and what comes out of it."""
+"""What a rebuild reports while it runs, and its result."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ class BuildProgress:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """What came out. ``switched_from`` is what readers saw before, where they see this generation now.
+    """The result. ``switched_from`` is what readers saw before, if they see this generation now.
 
-    ``explained`` are the settings that shape its rows in another way than those of the live one. ``loaded`` records
+    ``explained`` are the settings that make its rows different from those of the live generation. ``loaded`` records
     were read from the log's beginning in ``load_s`` seconds by this process, and compared in ``compare_s`` seconds.
     """
 
@@ -46,7 +46,7 @@ class InputsChanged:
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """Who watches: ``say`` gets sentences, ``progress`` and ``compared`` numbers, ``report`` what jobs tell."""
+    """``say`` gets sentences, ``progress`` and ``compared`` numbers, ``report`` the jobs' reports."""
 
     say: Callable[[str], None]
     progress: Callable[[BuildProgress], None]

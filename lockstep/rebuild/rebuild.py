@@ -1,6 +1,6 @@
-"""``lockstep rebuild SINK``: its rows from the log's beginning, in a generation beside the live one or in its place.
+"""``lockstep rebuild SINK``: builds its rows from the log's beginning, beside the live generation or in its place.
 
-A lock in the source keeps a second rebuild of the sink out, and goes with the process that holds it.
+A lock in the source excludes a second rebuild of the sink, and ends with the process that holds it.
 """
 
 import threading
@@ -32,11 +32,11 @@ from lockstep.rebuild.outcome import NoDriver, Observer, Rebuilt
 from sinks.registry import SinkSettings
 
 _LONG_LOG: Final = 300_000
-"""From so many offsets on, a load in bulk is worth a Spark of its own, with a compiler that takes its time: a driver
-that runs already has read a shorter log before both are ready."""
+"""From this many offsets on, a bulk load is worth a Spark of its own, with a slow and thorough compiler: a running
+driver has read a shorter log before both are ready."""
 
 _LOCK_WAIT_S: Final = 5
-"""The server learns only after a rebuild has ended, or was killed, that its connection is closed."""
+"""The server learns of a closed connection only after a rebuild has ended or was killed."""
 
 
 def rebuild(
@@ -49,16 +49,14 @@ def rebuild(
     observer: Observer,
     opened: SparkSession | None = None,
 ) -> Rebuilt:
-    """Build, catch up, compare, and switch when asked to.
+    """Build, catch up, compare, and switch if asked to.
 
-    ``trimmed`` reads topics that have lost their beginning; the comparison tells whether that was harmless. ``opened``
-    is a session to run in. Else the driver that runs applies to what is built, and a session is started where none
-    runs or the log is long.
+    ``trimmed`` reads topics that have lost their beginning; the comparison shows whether that was harmless. ``opened``
+    is a session to run in. Without it, a running driver applies to the generation; a session is started if none runs or
+    the log is long. Tables that aren't captured any more are left out, even if this configuration names them.
 
-    Tables that aren't captured any more are left out, also where this configuration names them.
-
-    Raises Interrupted when a stop is asked for, and ConfigurationError for a sink that isn't there. Raises
-    LockstepError when another rebuild runs or this one fails, and for a sink without any captured table.
+    Raises Interrupted if a stop is asked for, ConfigurationError for an unknown sink, and LockstepError if another
+    rebuild runs, if this one fails, and for a sink without any captured table.
     """
     settings = settings_of(config, name)
     with _only_rebuild(config, name):
@@ -98,7 +96,7 @@ def _spark_here(context: RebuildContext, opened: SparkSession | None) -> Iterato
 
 
 def _is_for_driver(context: RebuildContext) -> bool:
-    """Whether a driver is there that can apply to the build. For a long log, a Spark of its own is quicker."""
+    """Whether a driver runs that can apply to the build. For a long log, a Spark of its own is faster."""
     if _is_long(context):
         return False
     with open_generation(context.name, context.settings, 1) as opened:
@@ -107,9 +105,8 @@ def _is_for_driver(context: RebuildContext) -> bool:
 
 
 def _of_captured(config: Config, name: str, settings: SinkSettings, say: Callable[[str], None]) -> Config:
-    """The configuration without tables that capture was started without. Raises as ``config_now``, and
-    ``require_captured``.
-    """
+    """The configuration without tables that capture was started without. Raises as ``config_now`` and
+    ``require_captured``."""
     now = config_now(config)
     require_captured(now, name, settings)
     left = sorted(set(config.sink_tables(settings)).difference(now.sink_tables(settings)))
@@ -122,7 +119,7 @@ def _of_captured(config: Config, name: str, settings: SinkSettings, say: Callabl
 
 
 def _is_long(context: RebuildContext) -> bool:
-    """Whether there is much to read. Where nobody knows yet, it is said when that is to be read."""
+    """Whether there is much to read. If Kafka doesn't answer, that is reported later, when it is read."""
     try:
         ends = log_ends(context.config, context.tables)
     except Unavailable:
@@ -132,7 +129,7 @@ def _is_long(context: RebuildContext) -> bool:
 
 @contextmanager
 def _only_rebuild(config: Config, name: str) -> Iterator[None]:
-    """Hold the lock that one rebuild of a sink has. Raises LockstepError when another one runs."""
+    """Hold the lock of a sink's only rebuild. Raises LockstepError if another one runs."""
     lock = f"lockstep rebuild {config.pipeline.name} {name}"
     try:
         with connect(config.source, application="lockstep rebuild") as connection:

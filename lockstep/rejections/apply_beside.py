@@ -1,4 +1,4 @@
-"""Rejected events, applied beside their generation's job, in the shapes that it has prepared."""
+"""Applies rejected events beside their generation's job, in the shapes that the job has prepared."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -26,7 +26,7 @@ from sinks.contract import Batch, OpenedSink, Outcome
 from sinks.view_settings import ViewSettings
 
 _TRIES: Final = 5
-"""How often a portion is begun again because a job has started, or has prepared other shapes, meanwhile."""
+"""How often a batch is begun again because a job has started, or has prepared other shapes, meanwhile."""
 
 _LOOK_S: Final = 0.5
 
@@ -47,7 +47,7 @@ class Beside:
     """Reads all shapes, in the order of the topic."""
 
     still_open: Callable[[Portion], Portion] = lambda portion: portion
-    """What is open still of a portion: a row that was erased since its rejection was read isn't brought back."""
+    """Returns those still open. A row that was erased after its rejection was read isn't brought back."""
 
     evaluate: Evaluate = lambda events: events
 
@@ -55,12 +55,12 @@ class Beside:
     """The tables of which the sink keeps all versions."""
 
     view: ViewSettings | None = None
-    """Its rows are as they were refused: one that has changed since was given to the sink again."""
+    """Set for a view. Its rows are as they were refused: a row that has changed since was given to the sink again."""
 
     sleep: Callable[[float], None] = time.sleep
 
     def apply(self, portion: Portion) -> tuple[Portion, RetryEvents, Outcome]:
-        """Apply what is open of a portion. Returns that, its events, and what became of them. Raises LockstepError."""
+        """Apply what is still open. Returns that, its events, and what became of them. Raises LockstepError."""
         erasing = self.opened.erasing
         was_erased, label = False, f"generation {self.generation} of sink {self.name!r}"
         for _ in range(_TRIES):

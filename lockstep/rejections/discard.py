@@ -1,4 +1,4 @@
-"""``lockstep rejections discard``: rejections closed without being applied."""
+"""``lockstep rejections discard``: closes rejections without applying them."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,12 +19,12 @@ def discard(
     agreed: Callable[[str], bool],
     say: Callable[[str], None],
 ) -> int:
-    """Close what is meant once that is agreed to; returns the exit code.
+    """Close the selected rejections if ``agreed`` says so; returns the exit code.
 
-    The sink needn't exist any more, nor be in the configuration. Dead letters that can't be read are removed only with
-    all of the sink's. Those of what an extension writes to are closed while nobody retries them: a retry would go on
-    with those that it has found open. Raises LockstepError when no rejection has the given keys, as
-    ``RejectionBook.read``, and as ``AddedStore.closing``.
+    The sink needn't exist or be configured any more. Unreadable dead letters are removed only together with all of the
+    sink's. Rejections of an extension's store are closed while nobody retries them: a retry would go on with those that
+    it found open. Raises LockstepError if no rejection has the given keys, as ``RejectionBook.read``, and as
+    ``AddedStore.closing``.
     """
     book = RejectionBook(config)
     chosen, unreadable = book.read(sink, selection)

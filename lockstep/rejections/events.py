@@ -21,11 +21,9 @@ from sinks.view_settings import ViewSettings
 
 @dataclass(slots=True)
 class RetryEvents:
-    """Events made of dead letters.
-
-    ``refused`` have the reason for which they can't be one. ``void`` counts those that a later copy of their table has
-    replaced. ``origins`` are the operation and the commit time, in milliseconds since 1970, of the event at a position.
-    """
+    """Events made of dead letters. ``refused`` are those that can't become one, with the reason. ``void`` counts those
+    that a later copy of their table has replaced. ``origins`` are the operation and the commit time, in milliseconds
+    since 1970, of the event at a position."""
 
     events: list[tuple[DeadLetter, RowEvent]] = field(default_factory=list)
     refused: list[DeadLetter] = field(default_factory=list)
@@ -34,11 +32,11 @@ class RetryEvents:
 
 
 Evaluate = Callable[[RetryEvents], RetryEvents]
-"""Computes what has to be computed of the events' rows."""
+"""Evaluates the expressions over the events' rows."""
 
 
 def prepared_histories(records: Iterable[SchemaRecord], prepared: Prepared) -> dict[TableName, TableHistory]:
-    """How events of the shapes up to the prepared ones become rows of these; ``records`` in the order of the topic."""
+    """How events of shapes up to the prepared ones become rows of these; ``records`` in the order of the topic."""
     by_table: dict[TableName, list[SchemaRecord]] = {}
     for record in records:
         by_table.setdefault(record.table.name, []).append(record)
@@ -55,7 +53,7 @@ def prepared_histories(records: Iterable[SchemaRecord], prepared: Prepared) -> d
 
 
 def result_histories(view: ViewSettings) -> dict[TableName, TableHistory]:
-    """The same of a view's result, whose rows have the one shape that its query gives them."""
+    """The same for a view's result, whose rows have the one shape that its query gives them."""
     return {view.table: TableHistory(view.table, view.key, {"": ()})}
 
 
@@ -97,7 +95,7 @@ def retry_events(
 
 
 def versions_of(events: RetryEvents, keeps: Collection[TableName]) -> list[TableVersions]:
-    """The events of those tables of which all versions are kept."""
+    """The events of the tables of which all versions are kept."""
     versions = []
     for table in dict.fromkeys(event.table for _, event in events.events if event.table in keeps):
         rows = [event for _, event in events.events if event.table == table]
@@ -109,7 +107,7 @@ def versions_of(events: RetryEvents, keeps: Collection[TableName]) -> list[Table
 
 
 def stored(events: RetryEvents, append_only: Collection[TableName]) -> RetryEvents:
-    """The events with those of append-only tables as a sink holds them; one that is no row there is void."""
+    """The events, with those of append-only tables as a sink holds them; an event that is no row there is void."""
     result = replace(events, events=[])
     for dead_letter, event in events.events:
         if event.table in append_only:
@@ -125,7 +123,7 @@ def stored(events: RetryEvents, append_only: Collection[TableName]) -> RetryEven
 
 
 def evaluated(events: RetryEvents, *, computers: Mapping[TableName, RowComputer]) -> RetryEvents:
-    """Events with what the expressions of their tables make of them. Those of which one still fails are refused."""
+    """Events with their tables' expressions evaluated. An event for which one still fails is refused."""
     result = RetryEvents(refused=list(events.refused), void=events.void, origins=events.origins)
     for dead_letter, event in events.events:
         computer = computers.get(event.table)

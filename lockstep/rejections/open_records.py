@@ -12,10 +12,8 @@ from lockstep.rejections.selection import EVERYTHING, Selection
 
 
 class RejectionBook:
-    """The open rejections of a pipeline, as they are when asked: the newest dead letter of each row.
-
-    ``tables`` are those that are captured, and the results of views, by topic.
-    """
+    """The open rejections of a pipeline at each call: the newest dead letter of each row. ``tables`` are those that are
+    captured, and the results of views, by topic."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -26,11 +24,8 @@ class RejectionBook:
     def read(
         self, sink: str | None, selection: Selection = EVERYTHING
     ) -> tuple[list[DeadLetter], list[UnreadableDeadLetter]]:
-        """The rejections that are meant, oldest first, and all dead letters of the sink that can't be read.
-
-        Those that name no sink are among the second. ``sink`` may be what an extension writes to.
-        Raises ConfigurationError, Unavailable.
-        """
+        """The selected rejections, oldest first, and all unreadable dead letters of the sink, or that name no sink.
+        ``sink`` may be an extension's store. Raises ConfigurationError, Unavailable."""
         selection.check()
         readable, unreadable = self.topic.read()
         chosen = [
@@ -41,7 +36,7 @@ class RejectionBook:
         return chosen, [record for record in unreadable if sink is None or record.sink in (None, sink)]
 
     def single(self, sink: str, selection: Selection) -> DeadLetter:
-        """The one that is meant. Raises LockstepError when there is none, or more than one."""
+        """The one selected rejection. Raises LockstepError if there is none, or more than one."""
         chosen, _ = self.read(sink, selection)
         if not chosen:
             raise no_such_rejection(sink)
@@ -57,7 +52,7 @@ class RejectionBook:
         return chosen[0]
 
     def value(self, dead_letter: DeadLetter) -> bytes | None:
-        """The rejected event's value, None for a tombstone. Raises LockstepError when the rejection is closed."""
+        """The rejected event's value, None for a tombstone. Raises LockstepError if the rejection is closed."""
         for _, value in self.topic.values([dead_letter]):
             return value
         raise LockstepError(

@@ -1,7 +1,4 @@
-"""How ``lockstep rejections`` shows rejections, to people and to programs. Pure.
-
-It shows keys, and no other values of a row.
-"""
+"""How ``lockstep rejections`` shows rejections, to people and to programs: keys, no other values of a row. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -25,7 +22,7 @@ Tables = Mapping[str, TableName]
 
 
 def rejection_json(dead_letter: DeadLetter, tables: Tables) -> dict[str, Any]:
-    """One rejection, for programs. ``table`` is None when its topic belongs to no captured table."""
+    """One rejection, for programs. ``table`` is None if its topic belongs to no captured table."""
     table = tables.get(dead_letter.position.topic)
     return {
         "sink": dead_letter.sink,
@@ -59,7 +56,7 @@ def rejections_json(
 
 
 def rejections_table(dead_letters: Sequence[DeadLetter], tables: Tables, now_ms: int) -> Group:
-    """For people: a paragraph for each of them, then how many there are of each kind."""
+    """For people: a paragraph for each, then how many there are of each kind."""
     paragraphs: list[RenderableType] = []
     for dead_letter in dead_letters:
         age = readable_age((now_ms - dead_letter.rejected_at_ms) / 1000)
@@ -98,7 +95,7 @@ def unreadable_text(unreadable: Sequence[UnreadableDeadLetter]) -> str:
 
 
 def table_text(dead_letter: DeadLetter, tables: Tables) -> str:
-    """The table's name; the topic's when it belongs to no captured table."""
+    """The table's name, or the topic's if it belongs to no captured table."""
     topic = dead_letter.position.topic
     return str(tables.get(topic, topic))
 
@@ -109,7 +106,7 @@ def position_text(dead_letter: DeadLetter) -> str:
 
 
 def key_text(dead_letter: DeadLetter) -> str:
-    """The row's key for a table's cell. Some are so long that they are the very reason."""
+    """The row's key for a table's cell, cut if it is long. Some keys are so long that they are the very reason."""
     key = dead_letter.key.decode()
     return key if len(key) <= _KEY_CHARACTERS_SHOWN else f"{key[:_KEY_CHARACTERS_SHOWN]}..."
 
@@ -120,7 +117,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def readable_age(seconds: float) -> str:
-    """The largest unit that fits."""
+    """In the largest unit that fits."""
     for size, unit in _AGES:
         if seconds >= size:
             return f"{seconds // size:.0f} {unit}"
@@ -128,7 +125,6 @@ def readable_age(seconds: float) -> str:
 
 
 def _reasons_by_generation(dead_letters: Iterable[DeadLetter]) -> dict[tuple[str, int], list[str]]:
-    """The reasons of each sink's generation."""
     grouped: dict[tuple[str, int], list[str]] = {}
     for dead_letter in dead_letters:
         grouped.setdefault((dead_letter.sink, dead_letter.generation), []).append(dead_letter.reason)

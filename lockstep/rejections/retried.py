@@ -13,11 +13,11 @@ from lockstep.rejections.output import Tables, counted, key_text, position_text,
 
 @dataclass(slots=True)
 class Retried:
-    """What became of the rejections that were retried. ``generation`` is None where they are of several ones.
+    """What became of the rejections that were retried. ``generation`` is None if they are of several.
 
     ``taken`` counts those that the sink has now or had already, in this version or a newer one. ``void`` counts those
-    whose event means nothing to the table as it is now, ``gone`` those that were closed meanwhile. ``refused`` have
-    the reason for which they stay open.
+    whose event means nothing to today's table, ``gone`` those that were closed meanwhile. ``refused`` stay open, each
+    with its reason.
     """
 
     generation: int | None
@@ -27,7 +27,6 @@ class Retried:
     refused: list[DeadLetter] = field(default_factory=list)
 
     def sentence(self, sink: str) -> str:
-        """For people."""
         text = f"{sink} took {counted(self.taken, 'rejected event')}"
         if self.void:
             text += f"; void, since their table was copied again: {self.void:,}"
@@ -38,7 +37,6 @@ class Retried:
         return text
 
     def to_json(self, tables: Tables) -> dict[str, Any]:
-        """For programs."""
         return {
             "generation": self.generation,
             "taken": self.taken,

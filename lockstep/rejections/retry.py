@@ -1,8 +1,8 @@
-"""``lockstep rejections retry``: rejected events once more, through their sink and with their own tags.
+"""``lockstep rejections retry``: applies rejected events once more, through their sink and with their own tags.
 
 It writes beside a running job with that job's fence, so it fences nobody off. The tags keep it from making any row
-older. An event that the sink takes for the second time changes nothing. A rejection is closed after its event is
-durable in the sink, so a retry that was interrupted can be run again.
+older. An event that the sink takes a second time changes nothing. A rejection is closed after its event is durable in
+the sink, so an interrupted retry can be run again.
 """
 
 import random
@@ -40,9 +40,9 @@ _PORTION_BYTES: Final = 32 * 1024 * 1024
 
 
 def retry(config: Config, name: str, selection: Selection, *, say: Callable[[str], None]) -> Retried:
-    """Apply the rejections that are meant, of the live generation where none is named. Raises LockstepError.
+    """Apply the selected rejections, of the live generation unless one is named. Raises LockstepError.
 
-    What an extension writes to has its own way, for all generations where none is named. ``say`` hears of rejections of
+    An extension's store retries in its own way, for all generations unless one is named. ``say`` gets the rejections of
     other generations, which are left alone.
     """
     book = RejectionBook(config)
@@ -99,7 +99,7 @@ class _Attempt:
         self._unevaluated: Mapping[TableName, LockstepError] = {}
 
     def run(self, dead_letters: Sequence[DeadLetter]) -> Retried:
-        """Retry these, a portion at a time. Raises LockstepError."""
+        """Retry these, a bounded part at a time. Raises LockstepError."""
         beside = self._beside({self._book.tables.get(each.position.topic) for each in dead_letters})
         progress = self._opened.generations.load_progress()
         topics = {dead_letter.position.topic for dead_letter in dead_letters}
@@ -134,7 +134,7 @@ class _Attempt:
         )
 
     def _evaluation(self, tables: Collection[TableName | None]) -> Evaluate:
-        """``evaluated`` for these tables, but for those of which an expression can't be: they hold up no other one."""
+        """``evaluated`` for these tables, without those whose expressions fail: they hold up no other table."""
         expressions = {table: each for table, each in self._settings.expressions().items() if table in tables}
         if not expressions:
             return lambda events: events
@@ -150,7 +150,7 @@ class _Attempt:
         return cluster.topic_ids(list(existing)) if existing else {}
 
     def _foreign_reason(self, topic: str) -> str | None:
-        """Why the generation can't take events of this topic; None when it can."""
+        """Why the generation can't take events of this topic; None if it can."""
         table = self._book.tables.get(topic)
         if table is None:
             return "its table isn't captured any more; discard it"
@@ -161,10 +161,7 @@ class _Attempt:
         return None if table not in self._unevaluated else self._unevaluated[table].message
 
     def _take(self, beside: Beside, portion: Portion) -> int:
-        """Apply what is still open of a portion, then close what the sink took. Returns how many were open.
-
-        Raises LockstepError.
-        """
+        """Apply what is still open, then close what the sink took. Returns how many were open. Raises LockstepError."""
         portion, events, outcome = beside.apply(portion)
         by_row = {(event.table, str(event.key)): dead_letter for dead_letter, event in events.events}
         refused = events.refused + [
@@ -180,16 +177,14 @@ class _Attempt:
         return len(portion)
 
     def _still_open(self, portion: Portion) -> Portion:
-        """Its rejections that nobody has closed since they were read, as `lockstep erase` closes those of a row."""
+        """Those that nobody has closed since they were read, as `lockstep erase` closes a row's rejections."""
         now = {dead_letter.record_key for dead_letter in self._book.read(self._name)[0]}
         return [(dead_letter, value) for dead_letter, value in portion if dead_letter.record_key in now]
 
 
 def lost_topics(topics: Iterable[str], progress: Progress | None, topic_ids: Mapping[str, str]) -> dict[str, str]:
-    """The topics whose rejections can't be retried, and why; ``topic_ids`` are those of the existing topics. Pure.
-
-    What a generation has read of an earlier topic of the same name says nothing about today's rows.
-    """
+    """The topics whose rejections can't be retried, and why; ``topic_ids`` are those of the existing topics. Pure. What
+    a generation has read of an earlier topic of the same name says nothing about today's rows."""
     reasons = {}
     for topic in topics:
         known_topic_id = None if progress is None else progress.topic_ids.get(topic)
@@ -219,7 +214,7 @@ def _portions(
 def _generation(
     config: Config, name: str, generations: Mapping[int, Generation], wanted_number: int | None, rejections: int
 ) -> Generation:
-    """The one to retry into. Raises LockstepError when there is none, or when it isn't in use."""
+    """The generation to retry into. Raises LockstepError if there is none, or if it isn't in use."""
     if wanted_number is None:
         generation = next((generation for generation in generations.values() if generation.is_live), None)
         if generation is None:

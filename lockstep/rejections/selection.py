@@ -1,4 +1,4 @@
-"""Which rejections a command means: by table, generation, key or reason. Pure."""
+"""Which rejections a command selects: by table, generation, key or reason. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _POSITION: Final = re.compile(r"(?:(?P<where>.+):)?(?P<partition>\d{1,10}):(?P<o
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which rejections of a sink are meant; what isn't given excludes none. ``reason`` is part of one, or its kind."""
+    """Selects rejections of a sink; a missing field excludes none. ``reason`` is part of a reason, or its kind."""
 
     tables: tuple[str, ...] = ()
     generation: int | None = None
@@ -28,7 +28,6 @@ class Selection:
 
     @property
     def is_unlimited(self) -> bool:
-        """Whether it excludes none."""
         return self == EVERYTHING
 
     def check(self) -> None:
@@ -45,7 +44,7 @@ class Selection:
                 raise ConfigurationError("a key begins with { and isn't a JSON object", hint='for example {"id":42}')
 
     def takes(self, dead_letter: DeadLetter, pipeline: str) -> bool:
-        """Whether this dead letter of a pipeline is meant. The selection has been checked."""
+        """Whether this dead letter of a pipeline is selected. The selection has been checked."""
         topics = {table_topic(pipeline, TableName.parse(text)) for text in self.tables}
         return (
             (not topics or dead_letter.position.topic in topics)
@@ -66,10 +65,8 @@ def selection_of(
     reason: str | None,
     everything: bool,
 ) -> Selection:
-    """What a command that changes something was told.
-
-    Raises ConfigurationError when it wasn't told which, or two things at once.
-    """
+    """The selection of a command that changes something. Raises ConfigurationError if its options select nothing, or
+    two things at once."""
     if everything and (keys or reason is not None):
         raise ConfigurationError("--all excludes --key and --reason")
     if not (everything or keys or reason is not None):
@@ -78,11 +75,8 @@ def selection_of(
 
 
 def is_named(dead_letter: DeadLetter, text: str, pipeline: str) -> bool:
-    """Whether a text names a dead letter.
-
-    It does by the row's key as JSON, by the key's only value, or by ``[topic or table:]partition:offset``. A row of a
-    view has no position: all of them are told with the same one.
-    """
+    """Whether a text names a dead letter: by the row's key as JSON, by the key's only value, or by
+    ``[topic or table:]partition:offset``. A view's row has no position: all of them report the same one."""
     if _is_object(text):
         return _canonical(dead_letter.key) == _canonical(text)
     values = list(orjson.loads(dead_letter.key).values())
@@ -113,7 +107,7 @@ def _is_object(text: str) -> bool:
 
 
 def _canonical(key: str | bytes) -> bytes | None:
-    """A JSON object whatever its order and spaces; None for anything else."""
+    """A JSON object in canonical form, whatever its order and spaces; None for anything else."""
     try:
         parsed = orjson.loads(key)
     except orjson.JSONDecodeError:

@@ -43,8 +43,7 @@ def repair(
         say(f"asking capture to publish {rows_text(len(chosen))} of {table.name} again")
         point = sides.source.request_repair(table.name, chosen, slot=slot)
         ask_again_at = waiting.now_s() + _ASK_AGAIN_S
-        # A topic or a generation has no LSNs of the source to wait for. There, only the loop sees that the repair is
-        # done.
+        # A topic or a generation has no LSNs of the source to wait for. There, only the loop sees the end.
         if options.against == SOURCE:
             sides.applied.wait(point)
         while True:

@@ -88,8 +88,7 @@ def failure_of(error: LockstepError, *, began_ms: int, ended_ms: int) -> Verific
 
 
 def keep(config: Config, sink: str, generation: int | None, verification: Verification) -> None:
-    """Store it in the sink, for a generation or the live one. Retries while the sink is unavailable, then logs a
-    warning."""
+    """Store it in the sink, for a generation or the live one. Retries a while, then the log has a warning."""
     for wait_s in (*WAITS_S, None):
         try:
             _store(config, sink, generation, verification)

@@ -1,1 +1,1 @@
-"""What people are told of views: whether a query can be kept, how, and what it costs."""
+"""What people learn of views: whether a query can be kept, how, and what it costs."""

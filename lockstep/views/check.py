@@ -28,7 +28,7 @@ _APPLICATION: Final = "lockstep views check"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A view's query. Without a ``key`` the shortest one is taken. ``views`` are those that it may read."""
+    """A view's query. Without a ``key`` the shortest one is used. ``views`` are those that it may read."""
 
     sql: str
     key: tuple[str, ...] = ()
@@ -40,8 +40,8 @@ class Question:
 class Checked:
     """What is known of a query.
 
-    ``plan`` is None where it can't be kept: ``refusals`` say why. ``key`` is the one that was asked with, or found.
-    ``estimate`` is None where tables lack statistics: ``not_analysed`` are those.
+    ``plan`` is None if it can't be kept, and ``refusals`` say why. ``key`` is the given one, or the one that was found.
+    ``estimate`` is None if tables lack statistics; ``not_analysed`` are those tables.
     """
 
     key: tuple[str, ...]
@@ -57,23 +57,21 @@ def named_queries(views: Mapping[str, ViewSettings]) -> dict[TableName, NamedQue
 
 
 def check_configured(config: Config, question: Question) -> Checked:
-    """Look at a query over the captured tables, which are known, and the views. Raises LockstepError."""
+    """Check a query over the captured tables, which are known, and the views. Raises LockstepError."""
     question = replace(question, views=named_queries(config.views))
     with closing(connect(config.source, application=_APPLICATION)) as connection:
         return check(connection, question, captured_shapes(connection, config.as_pipeline()))
 
 
 def check_database(dsn: str, question: Question) -> Checked:
-    """Look at a query over all tables with a key of the database that ``--dsn`` names. Raises LockstepError."""
+    """Check a query over all tables with a key of the database that ``--dsn`` names. Raises LockstepError."""
     with closing(connect_to(source_of(dsn), application=_APPLICATION)) as connection:
         return check(connection, question, tables_of(connection).captured)
 
 
 def check(connection: psycopg.Connection[Any], question: Question, tables: Mapping[TableName, Table]) -> Checked:
-    """Look at a query over these tables of the database. Nothing is changed, and no row is read.
-
-    Raises psycopg.Error where the server can't be asked.
-    """
+    """Check a query over these tables of the database. Changes nothing, and reads no row. Raises psycopg.Error if the
+    server can't be asked."""
     connection.execute("set default_transaction_read_only = on")
     tables = stored_tables(tables)
     try:
@@ -98,7 +96,7 @@ def check(connection: psycopg.Connection[Any], question: Question, tables: Mappi
 
 
 def _without_key(refusal: Refusal) -> Refusal:
-    """The refusal, where it is that no key was named, as who was to find one says it."""
+    """Replaces the refusal that no key was named, since the check itself was to find one."""
     if refusal.clause != "key = []":
         return refusal
     return Refusal(
@@ -109,7 +107,7 @@ def _without_key(refusal: Refusal) -> Refusal:
 
 
 def _refused_by_postgres(connection: psycopg.Connection[Any], sql: str) -> Refusal | None:
-    """What the server says of the query, which it plans and doesn't run."""
+    """The server's error about the query, which it plans and doesn't run; None without one."""
     try:
         with connection.transaction():
             connection.execute("set transaction read only")

@@ -25,7 +25,7 @@ from views.sharding import whole_tables
 
 
 def checked_json(checked: Checked) -> dict[str, Any]:
-    """The whole of it. Numbers of rows and bytes are estimates."""
+    """All of it. Numbers of rows and bytes are estimates."""
     plan, estimate = checked.plan, checked.estimate
     return {
         "can_be_kept": plan is not None,
@@ -45,7 +45,7 @@ def refusal_json(refusal: Refusal) -> dict[str, str]:
 
 
 def plan_json(plan: ViewPlan, figures: Callable[[PlanStep], dict[str, Any]]) -> dict[str, Any]:
-    """The plan's operators, each with its ``figures`` and those that its rows come from."""
+    """The plan's operators, each with its ``figures`` and the operators that its rows come from."""
 
     def of(step: PlanStep) -> dict[str, Any]:
         sources = [of(source) for source in step.sources]
@@ -107,7 +107,6 @@ def checked_text(checked: Checked) -> RenderableType:
 
 
 def refusals_text(refusals: Sequence[Refusal]) -> Iterator[RenderableType]:
-    """A paragraph for each."""
     for refusal in refusals:
         yield Text(refusal.clause)
         yield Padding(Text(f"why: {refusal.reason}"), (0, 0, 0, 4), expand=False)
@@ -115,7 +114,7 @@ def refusals_text(refusals: Sequence[Refusal]) -> Iterator[RenderableType]:
 
 
 def plan_tree(plan: ViewPlan, kept_text: Callable[[PlanStep], str]) -> Tree:
-    """The operators, the last one first, each with what it keeps, and ``kept_text`` behind that."""
+    """The operators, the last one first, each with what it stores, followed by ``kept_text``."""
 
     def grown(step: PlanStep, tree: Tree | None) -> Tree:
         label = Text(step.text)
@@ -165,13 +164,13 @@ def rows_text(rows: float) -> str:
 
 
 def number_text(number: float) -> str:
-    """A number of rows, with a decimal where it is small."""
+    """A number of rows, with a decimal if it is small."""
     if 0 < number < 0.05:
         return "< 0.1"
     return f"{number:.1f}" if number < 10 and round(number, 1) != round(number) else f"{round(number):,}"
 
 
-# --- views that there are ---
+# --- existing views ---
 
 
 def views_table(statuses: Sequence[ViewStatus]) -> RenderableType:
@@ -222,7 +221,7 @@ def explained_json(explained: Explained) -> dict[str, Any]:
 
 
 def explained_text(explained: Explained) -> RenderableType:
-    """For people: the plan with what each operator keeps now, and what the view has done."""
+    """For people: the plan with what each operator stores now, and what the view has done."""
     status = explained.status
     at = "" if status.lsn is None else f" at {format_lsn(status.lsn)}"
     parts: list[RenderableType] = [

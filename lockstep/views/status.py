@@ -1,4 +1,4 @@
-"""``lockstep views list`` and ``explain``: which views there are, what each holds, and what its operators keep now."""
+"""``lockstep views list`` and ``explain``: the views, what each holds, and what its operators store now."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -33,7 +33,7 @@ class ViewState(StrEnum):
     """``BUILDING``: its state is being built, and its sink gets nothing meanwhile. ``READY``: it is kept up to date.
 
     ``WAITING``: a table that it reads isn't captured. ``STOPPED``, ``STARTING``, ``SILENT`` and ``ABSENT``: no job
-    keeps it, as in ``jobs.generations.status.JobState``. ``UNKNOWN``: its store couldn't be asked.
+    keeps it up to date, as in ``jobs.generations.status.JobState``. ``UNKNOWN``: its store couldn't be asked.
     """
 
     BUILDING = "building"
@@ -48,11 +48,11 @@ class ViewState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ViewStatus:
-    """One generation of a view, in the store of the section ``sink``. ``number`` is None where nothing of
-    the view is there yet, or where nobody knows.
+    """One generation of a view, in the store of the section ``sink``. ``number`` is None if nothing of the view exists
+    yet, or if nobody knows.
 
-    ``since_ms`` is since when it is in its state, None where nobody knows. ``reason`` and ``hint`` say why it isn't
-    kept. ``figures`` are None where neither its state is on this machine nor its job has told any.
+    ``since_ms`` is since when it is in its state, None if nobody knows. ``reason`` and ``hint`` say why it isn't kept.
+    ``figures`` are None if its state isn't on this machine and its job has reported none.
     """
 
     settings: ViewSettings
@@ -68,13 +68,13 @@ class ViewStatus:
 
     @property
     def label(self) -> str:
-        """The view's name; that of a generation that isn't live has its number with it."""
+        """The view's name, with the number of a generation that isn't live."""
         name = self.settings.name
         return name if self.is_live or self.number is None else f"{name} g{self.number}"
 
     @property
     def needs_somebody(self) -> bool:
-        """Whether it isn't kept, and nobody has wanted it so. Of one that isn't live only an error counts."""
+        """Whether it isn't kept although nobody wanted that. If it isn't live, only an error counts."""
         if self.state is ViewState.STOPPED:
             return True
         return self.is_live and self.state in (ViewState.SILENT, ViewState.UNKNOWN)
@@ -97,7 +97,7 @@ class ViewStatus:
 
     @property
     def sentence(self) -> str | None:
-        """Why it isn't there, or isn't kept, with the next step on a line of its own; None where it is."""
+        """Why it doesn't exist or isn't kept, with the next step on a line of its own; None if it is ready."""
         if self.state is ViewState.READY:
             return None
         since = "" if self.since_ms is None else f" since {time_text(self.since_ms)}"
@@ -106,22 +106,20 @@ class ViewStatus:
 
 
 def views_now(config: Config) -> Iterator[ViewStatus]:
-    """All generations of all views, the live one of each first. A store that doesn't answer is told of in its views."""
+    """All generations of all views, the live one of each first. A silent store shows in its views' state."""
     for name in config.views:
         yield from view_now(config, name)
 
 
 def view_now(config: Config, name: str) -> list[ViewStatus]:
-    """The generations of a view, the live one first. Raises ConfigurationError for a name that isn't there."""
+    """The generations of a view, the live one first. Raises ConfigurationError for an unknown name."""
     uncaptured = config.uncaptured_tables(config.sinks[name]) if name in config.views else ()
     return [waiting_for(status, uncaptured) for status in _statuses(config, name)]
 
 
 def waiting_for(status: ViewStatus, uncaptured: Sequence[TableName]) -> ViewStatus:
-    """What is known of a view that reads these tables, which aren't captured. Pure.
-
-    An error of its job, and a store that doesn't answer, come first.
-    """
+    """The status of a view that reads these uncaptured tables. Pure. An error of its job, and a store that doesn't
+    answer, take precedence."""
     if not uncaptured or status.state in (ViewState.STOPPED, ViewState.SILENT, ViewState.UNKNOWN):
         return status
     return replace(
@@ -134,7 +132,7 @@ def waiting_for(status: ViewStatus, uncaptured: Sequence[TableName]) -> ViewStat
 
 
 def _statuses(config: Config, name: str) -> list[ViewStatus]:
-    """The same without a look at what is captured."""
+    """The same, regardless of what is captured."""
     view, sink = _settings_of(config, name), config.sinks[name].lender
     try:
         descriptions = describe(config, name)
@@ -148,7 +146,7 @@ def _statuses(config: Config, name: str) -> list[ViewStatus]:
 
 
 def _figures(config: Config, of: Description, name: str) -> ViewFigures | None:
-    """Those of the state's file, where it is on this machine and no earlier one, else those that the job has told."""
+    """The figures of the state's file if it is on this machine and not older, else those that the job has reported."""
     told = None if of.view is None else of.view.figures
     directory = state_directory(config.spark, pipeline=config.pipeline.name, sink=name, generation=of.generation.number)
     try:
@@ -168,7 +166,7 @@ def _settings_of(config: Config, name: str) -> ViewSettings:
 
 
 def _built_with(config: Config, today: ViewSettings, of: Description) -> ViewSettings:
-    """With the query of a generation."""
+    """The settings with a generation's query."""
     built = settings_of_generation(config, today.name, of.generation).view
     return today if built is None else built
 
@@ -194,7 +192,7 @@ def _status(config: Config, of: Description, view: ViewSettings, *, is_only: boo
             state = ViewState.BUILDING if is_building else ViewState.READY
             if is_building:
                 reason = "it begins" if of.view is None else view_text(of.view)
-    # A view's only generation goes by its name, before readers see it too.
+    # A view's only generation goes by its name, even before readers see it.
     is_live = of.generation.is_live or is_only
     return ViewStatus(
         view, config.sinks[view.name].lender, number, is_live, state, since_ms, reason, hint, lsn, figures
@@ -203,10 +201,10 @@ def _status(config: Config, of: Description, view: ViewSettings, *, is_only: boo
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """The plan of one generation of a view, and what each operator keeps now, by its place among ``plan.nodes``.
+    """The plan of one generation of a view, and what each operator stores now, by its place among ``plan.nodes``.
 
-    Without a state on this machine nobody knows that: ``kept`` is None, and ``why`` says why. Of a view that is
-    divided, it is what all shards keep together.
+    Without a state on this machine ``kept`` is None, and ``why`` says why. For a divided view, it is what all shards
+    store together.
     """
 
     status: ViewStatus
@@ -217,10 +215,10 @@ class Explained:
 
 
 def explain(config: Config, name: str, generation: int | None = None) -> Explained:
-    """The live generation of a view, or another one. Reads all of its state, where that is on this machine.
+    """The live generation of a view, or another one. Reads all of its state, if that is on this machine.
 
-    Raises ConfigurationError for a name that isn't there, Unavailable when Kafka doesn't answer, and LockstepError when
-    the generation isn't there, or the query can't be kept.
+    Raises ConfigurationError for an unknown name, Unavailable if Kafka doesn't answer, and LockstepError if the
+    generation doesn't exist, or the query can't be kept.
     """
     statuses = view_now(config, name)
     status = next((of for of in statuses if generation in (None, of.number)), None)
