@@ -1,6 +1,7 @@
-"""Parts that users of the core may do without. Each is a folder here and a line below; without them, it is gone.
+"""Extensions, which the core works without. Each is a folder here and a line in ``ALL``; delete both to remove it.
 
-Importing it loads none: Spark's executors import what an extension runs there, and have not all that the others need.
+Importing this package loads none of them: Spark's executors import what an extension runs there, and lack the packages
+that its other parts need.
 """
 
 from typing import Final
@@ -12,5 +13,4 @@ ALL: Final = (
     "extensions.searches.extension:SEARCHES",
     "extensions.streams.extension:STREAMS",
 )
-"""Where each one's ``lockstep.extension.Extension`` is. The core works without any folder of ``extensions/``, and each
-extension without the others."""
+"""The paths of the ``lockstep.extension.Extension`` objects. No extension needs another one."""

@@ -31,7 +31,7 @@ COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
     "lines of the core": 88_856,
-    "lines of extensions": 14_529,
+    "lines of extensions": 14_411,
     "lines of stack and bench": 9_238,
     "lines of tests": 94_438,
     "words of docs": 43_081,

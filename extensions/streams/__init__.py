@@ -1,4 +1,3 @@
-"""Stream queries: Spark's own event-time operators over Kafka topics with JSON, patterns, and webhooks of their rows.
-
-``jobs`` runs in the driver, and ``executor`` in Spark's tasks, where nothing of ``lockstep`` is.
+"""Stream queries: Spark's event-time operators over Kafka topics with JSON, patterns, and webhooks for their rows.
+``jobs`` runs in the driver. ``executor`` runs in Spark's tasks, which have no ``lockstep`` package.
 """

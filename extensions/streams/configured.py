@@ -1,4 +1,4 @@
-"""The streams and the queries of a whole configuration, and how they go with the rest of it. Pure."""
+"""The streams and queries of a whole configuration, and their conflicts with the rest of it. Pure."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -10,21 +10,19 @@ from extensions.streams.topic_names import is_stream_query_topic
 from lockstep.config import Config
 
 _MEANING: Final = ("spark.sql.ansi.enabled", "spark.sql.caseSensitive", "spark.sql.session.timeZone")
-"""What a query means would depend on these."""
+"""Settings of Spark that would change what a query means."""
 
 
 def streams_of(config: Config) -> dict[str, StreamSettings]:
-    """The streams of a configuration, by name."""
     return config.section(Streams).root
 
 
 def queries_of(config: Config) -> dict[str, StreamQuerySection]:
-    """Its queries, by name."""
     return config.section(StreamQueries).root
 
 
 def problems(config: Config) -> Iterator[str]:
-    """How streams and queries don't go with each other, and with what is captured."""
+    """Conflicts of streams and queries with each other and with what is captured."""
     streams, queries = streams_of(config), queries_of(config)
     yield from name_problems("streams", list(streams))
     yield from name_problems("stream_queries", list(queries))

@@ -1,4 +1,4 @@
-"""Whether stream queries can be kept, as their jobs would ask Spark at their start, and whether their topics exist."""
+"""Checks that stream queries can run, by asking Spark as their jobs do at the start, and that their topics exist."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
@@ -28,7 +28,7 @@ _SIDE_RIGHTS: Final = ("Describe", "DescribeConfigs", "Read", "Write")
 
 
 def check_streams(reached: Reached, config: Config) -> Iterator[Finding]:
-    """All findings of streams and queries; a store that can't be reached is one, too."""
+    """All findings of streams and queries. A store that can't be reached is a finding too."""
     read: dict[str, list[str]] = {}
     queries, streams = queries_of(config), streams_of(config)
     with ExitStack() as closing:
@@ -51,7 +51,7 @@ def check_streams(reached: Reached, config: Config) -> Iterator[Finding]:
 
 
 def token_findings(kafka: KafkaSettings, spark: SparkSettings, queries: Collection[str]) -> list[Finding]:
-    """What executors on other machines read by Java's client of Kafka, which needs leave to get tokens there. Pure."""
+    """Executors on other machines read with Java's Kafka client, which needs permission to fetch tokens there. Pure."""
     if kafka.sasl_mechanism != OAUTHBEARER or spark.is_local:
         return []
     return [
@@ -67,9 +67,8 @@ def token_findings(kafka: KafkaSettings, spark: SparkSettings, queries: Collecti
 
 
 def check_stream_query(config: Config, *, name: str, sql: SparkSql, read: dict[str, list[str]]) -> list[Finding]:
-    """Whether Spark takes the query and its store answers. Raises LockstepError when the store doesn't.
-
-    Where all is well, ``read`` gets the streams that the query reads.
+    """Whether Spark accepts the query and its store answers. Raises LockstepError when the store doesn't. If all is
+    well, ``read`` gets the streams that the query reads.
     """
     subject, plan = f"stream query {name}", stream_query_plan(config, name)
     opened = plan.opened(1)
@@ -89,9 +88,8 @@ def check_stream_query(config: Config, *, name: str, sql: SparkSql, read: dict[s
 
 
 def check_stream_query_topics(config: Config, *, name: str) -> list[Finding]:
-    """Whether the job of a query may write its topics, or create those that aren't there.
-
-    Raises LockstepError where its store or Kafka doesn't answer.
+    """Whether a query's job may write its topics, or create those that are missing. Raises LockstepError when its store
+    or Kafka doesn't answer.
     """
     plan, cluster = stream_query_plan(config, name), TopicAdmin(config.kafka.client())
     subject, side = f"stream query {name}", plan.side_topic
@@ -106,7 +104,7 @@ def check_stream_query_topics(config: Config, *, name: str) -> list[Finding]:
         opened.sink.close()
     plans = {topic.name: topic for number in numbers if (topic := plan.result_topic(number)) is not None}
     findings += written(plans, named=plans)
-    if plan.query.webhook is not None:  # rows that it refuses are kept
+    if plan.query.webhook is not None:  # rows that the webhook refuses are stored there
         letters = dead_letter_plan(config.pipeline.name, config.kafka.topics)
         plans, kind = {letters.name: letters}, "the dead-letter topic"
         findings += written(plans, named=(), rights=_SIDE_RIGHTS, kind=kind)
@@ -114,14 +112,14 @@ def check_stream_query_topics(config: Config, *, name: str) -> list[Finding]:
 
 
 def row_webhook_findings(query: str, settings: WebhookSettings) -> list[Finding]:
-    """What lacks for rows to be posted, and whether others can read them."""
+    """What prevents rows from being posted, and whether others can read them on the way."""
     subject, webhook = f"stream query {query}", row_webhook(query, settings)
     why = "its rows wait on their topic, and aren't posted"
     return [*webhook_findings(subject, webhook, why=why), *webhook_encryption(subject, webhook, why=WHY)]
 
 
 def state_findings(spark: SparkSettings, queries: Collection[str]) -> list[Finding]:
-    """A warning where each machine of a cluster would keep the state of stream queries for itself. Pure."""
+    """A warning if each machine of a cluster would store the state of stream queries on its own disk. Pure."""
     scheme, separator, _ = spark.checkpoint_directory.partition(":")
     if not queries or spark.is_local or (separator and scheme != "file"):
         return []
@@ -137,7 +135,7 @@ def state_findings(spark: SparkSettings, queries: Collection[str]) -> list[Findi
 
 
 def unread_streams(streams: Collection[str], queries: Collection[str], read: Mapping[str, list[str]]) -> list[Finding]:
-    """Streams that no query reads, where it is known what each of these queries reads. Pure."""
+    """Streams that no query reads, if it is known what every query reads. Pure."""
     if not set(queries) <= read.keys():
         return []
     used = {stream for names in read.values() for stream in names}
@@ -155,7 +153,7 @@ def unread_streams(streams: Collection[str], queries: Collection[str], read: Map
 
 
 def check_stream_topics(config: Config) -> list[Finding]:
-    """Whether the topics of streams are there. Raises Unavailable when Kafka doesn't answer."""
+    """Whether the topics of streams exist. Raises Unavailable when Kafka doesn't answer."""
     topics = {stream.topic: name for name, stream in streams_of(config).items()}
     counts = TopicAdmin(config.kafka.client()).partition_counts(topics, must_see=True)
     return [

@@ -1,7 +1,6 @@
-"""Erases rows from the results of stream queries, in their store.
-
-A row of a result is deleted with its own tag, and then its mark goes too. The mark has to stay for as long as the row's
-batch isn't done: what is remembered of erased rows of a batch would keep out the batch's other rows.
+"""Erases rows from the results of stream queries, in their store. A row of a result is deleted with its own tag, which
+leaves a mark; then the mark is removed too. The mark has to stay until the row's batch is done: removing marks of a
+batch under way would keep the batch's other rows out.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from sinks.contract import Batch, OpenedSink
 from sinks.wrappers.retrying import retrying
 
 _AT_ONCE: Final = 1_000
-"""So many rows are deleted in one batch, and looked through between two checks whether to stop."""
+"""How many rows are deleted in one batch, and read between two checks whether to stop."""
 
 _IN_A_BATCH: Final = (
     "they are of a batch that its job hasn't ended: run the command again once it has, as `lockstep streams list` shows"
@@ -48,7 +47,7 @@ class ResultErasing:
     def places(
         self, columns: Sequence[str], is_of_row: Callable[[Mapping[str, JsonValue]], bool], *, only_look: bool
     ) -> Iterator[Place]:
-        """Every build, oldest first. ``is_of_row`` goes by a key of the result's, and these columns of it."""
+        """Every build, oldest first. ``is_of_row`` tests a key of the result, by these columns."""
         query = self._plan.name
         try:
             with closing((opened := self._plan.opened(1)).sink):
@@ -105,7 +104,7 @@ class ResultErasing:
         erasing = opened.erasing
         if erasing is None:
             return without_erasing(name, self._plan.settings.type)
-        marks = erasing.leftovers(table, None)  # of a run before that was interrupted, or found a batch under way
+        marks = erasing.leftovers(table, None)  # of an earlier run that was interrupted or found a batch under way
         counted = Leftover(f"{len(rows):,} row{'s' * (len(rows) != 1)} of the result", has_values=True)
         found = (*([counted] if rows else []), *marks)
         if only_look:
@@ -121,7 +120,7 @@ class ResultErasing:
     def _rows(
         self, opened: OpenedSink, table: Table, is_of_row: Callable[[Mapping[str, JsonValue]], bool]
     ) -> list[RowEvent]:
-        """The deletions of the rows that are there."""
+        """Deletions of the rows that exist."""
         found = list[RowEvent]()
         only_keys = replace(table, columns=table.key_columns)
         for place, row in enumerate(opened.sink.scan(only_keys)):
@@ -140,7 +139,7 @@ class ResultErasing:
 
 
 def _tag_after(figures: Figures) -> str:
-    """The least tag that no batch has which is done."""
-    from extensions.streams.executor.results import batch_tag  # which has PyArrow with it
+    """The smallest tag that no finished batch has."""
+    from extensions.streams.executor.results import batch_tag  # it imports PyArrow
 
     return batch_tag(figures.batch + 1)

@@ -1,7 +1,6 @@
-"""Erases what stream queries have of a row: from results in their store, and by tombstones from their topics.
-
-A stream's `rows_of` says which columns of its events hold the key of a table's row, and a query's which columns of its
-result's key do. What isn't said so can't be known: it stays, and is told of.
+"""Erases a row from stream queries: from results in their store, and by tombstones from their topics. `rows_of` of a
+stream names the columns of its events that hold the key of a table's row, `rows_of` of a query those of its result's
+key. What `rows_of` doesn't cover can't be found: it stays, and is reported.
 """
 
 import re
@@ -51,10 +50,9 @@ _IN_SIDE: Final = RecordWords(with_what="of the row's events and results")
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """How a row is found in what a query has: the columns that hold the key's values, in the key's order.
-
-    ``in_events`` has those of each stream that the query reads, by the stream's name, and ``in_result`` those of the
-    result's key. None where nobody has said which.
+    """How to find a row in a query: the columns that hold the row's key, in the key's order. ``in_events`` has the
+    columns of each stream that the query reads, by the stream's name; ``in_result`` has those of the result's key. None
+    if the configuration doesn't name them.
     """
 
     in_events: Mapping[str, tuple[str, ...] | None]
@@ -66,14 +64,13 @@ class Mapped:
 
     @property
     def unsaid(self) -> list[str]:
-        """The streams whose events can't be told apart."""
+        """The streams without such columns."""
         return sorted(name for name, columns in self.in_events.items() if columns is None)
 
 
 def mapped(config: Config, query: str, row: DeletedRow) -> Mapped:
-    """What the configuration says of a query. Pure.
-
-    Raises ConfigurationError where it doesn't fit to the table's key.
+    """What the configuration says about finding the row in a query. Pure. Raises ConfigurationError when the number of
+    columns differs from the table's key.
     """
     section, table = queries_of(config)[query], str(row.table.name)
     streams = {name: stream for name, stream in streams_of(config).items() if _reads(section, name)}
@@ -93,7 +90,7 @@ def mapped(config: Config, query: str, row: DeletedRow) -> Mapped:
 
 
 def place_of_reading(config: Config, query: str, how: Mapped, has_had: Callable[[str], bool]) -> Place | None:
-    """What a query keeps that reads a topic which ``has_had`` values of the row; None where it reads none. Pure."""
+    """A report on a query that reads a topic which ``has_had`` values of the row; None if it reads none. Pure."""
     topics = [topic for name in how.in_events if has_had(topic := streams_of(config)[name].topic)]
     if not topics:
         return None
@@ -104,7 +101,7 @@ def place_of_reading(config: Config, query: str, how: Mapped, has_had: Callable[
 
 
 def has_key(values: Any, columns: Sequence[str] | None, key: Mapping[str, JsonValue]) -> bool:
-    """Whether these columns of an object have the values of a key, as texts: events may have them otherwise. Pure."""
+    """Whether these columns of an object equal a key, compared as text, since events may have other types. Pure."""
     if columns is None or not isinstance(values, dict):
         return False
     return all(
@@ -114,7 +111,7 @@ def has_key(values: Any, columns: Sequence[str] | None, key: Mapping[str, JsonVa
 
 
 def is_of_row(record_key: bytes, value: bytes, how: Mapped, key: Mapping[str, JsonValue]) -> bool:
-    """Whether a record of a side topic is about an event or a row of the result that is of the row. Pure."""
+    """Whether a record of a side topic is about an event of the row or a row of the result that belongs to it. Pure."""
     facts = _parsed(value)
     if not isinstance(facts, dict):
         return False
@@ -125,13 +122,13 @@ def is_of_row(record_key: bytes, value: bytes, how: Mapped, key: Mapping[str, Js
 
 
 def _names_row(record_key: bytes, how: Mapped, key: Mapping[str, JsonValue]) -> bool:
-    """Whether a record's key in a side topic has the key of such a row of the result itself."""
+    """Whether the key of a side topic's record contains the key of such a row of the result."""
     named = _parsed(record_key)
     return isinstance(named, dict) and has_key(named.get("key"), how.in_result, key)
 
 
 def may_come_again(record_key: bytes, figures: Figures | None) -> bool:
-    """Whether a job that goes on from these figures may write a record of the side topic again. Pure."""
+    """Whether a job that resumes from these figures may write a record of the side topic again. Pure."""
     if figures is None:
         return False
     named = _parsed(record_key)
@@ -147,9 +144,9 @@ def may_come_again(record_key: bytes, figures: Figures | None) -> bool:
 class Found:
     """What a topic has of a row.
 
-    ``wanted`` are the keys of records that have values of the row, and ``removed`` all that have a tombstone, each with
-    its newest tag. ``others`` are those of the first whose newest record has none, with where it is: a position of a
-    topic that was made anew is another event's.
+    ``wanted`` are the keys of records with values of the row, ``removed`` all keys with a tombstone, each with its
+    newest tag. ``others`` are the wanted keys whose newest record has no values of the row, with that record's
+    partition and offset. That happens when a topic was recreated and a position belongs to another event now.
     """
 
     wanted: dict[bytes, str] = field(default_factory=dict)
@@ -158,7 +155,7 @@ class Found:
 
     @property
     def to_remove(self) -> dict[bytes, str]:
-        """The keys that get a tombstone. Of the others compaction takes what is before their newest record."""
+        """The keys that get a tombstone. For the others, compaction removes what is before their newest record."""
         return {key: tag for key, tag in self.wanted.items() if key not in self.others}
 
 
@@ -177,7 +174,7 @@ def found_in(records: Iterable[Record], is_wanted: Callable[[Record], bool]) -> 
 
 
 class StreamQueryErasing(Eraser):
-    """Erases from the topics of stream queries, each of which may have the row by keys of its own."""
+    """Erases from the topics of stream queries, whose keys may or may not contain the row's key."""
 
     def __init__(self, config: Config, row: DeletedRow, means: Means) -> None:
         self._config = config
@@ -190,7 +187,7 @@ class StreamQueryErasing(Eraser):
         self._mapped = {query: mapped(config, query, row) for query in queries_of(config)}
 
     def is_rejected(self, topic: str, key: bytes) -> bool:
-        """Whether a rejection of this topic and key is of the row: the webhook of a query has refused it."""
+        """Whether a rejection of this topic and key belongs to the row: a query's webhook has refused it."""
         return self._query_of(topic, key) is not None
 
     def _query_of(self, topic: str, key: bytes) -> str | None:
@@ -203,9 +200,8 @@ class StreamQueryErasing(Eraser):
         return next(of_row, None)
 
     def places(self, has_had: Callable[[str], bool], *, only_look: bool) -> Iterator[Place]:
-        """Results and topics of queries of which it is known how to find the row there.
-
-        And a place for each query over a stream whose topic ``has_had`` the row, or what the row has led to.
+        """Results and topics of all queries for which the configuration says how to find the row there. Also a place
+        for each query over a stream whose topic ``has_had`` the row or what follows from it.
         """
         for query, how in self._mapped.items():
             if how.is_any:
@@ -225,7 +221,7 @@ class StreamQueryErasing(Eraser):
                 yield place
 
     def unchecked(self, topics: Collection[str]) -> Iterator[str]:
-        """What of each query isn't looked at, whatever it has, and what to do about it; then topics of others."""
+        """What isn't checked, per query, and what to do about it; then topics of queries that aren't configured."""
         yield "stream queries that aren't in this configuration."
         for query, how in self._mapped.items():
             side, section = stream_query_topic(self._pipeline, query), queries_of(self._config)[query]
@@ -257,7 +253,7 @@ class StreamQueryErasing(Eraser):
         yield from self._of_others(topics)
 
     def _of_others(self, topics: Iterable[str]) -> Iterator[str]:
-        """Which of these topics are of stream queries that aren't in the configuration: of those nothing is found."""
+        """Those of these topics that belong to stream queries outside of the configuration; they are not searched."""
         sides = {stream_query_topic(self._pipeline, query) for query in self._mapped}
         for topic in sorted(topics):
             known = topic in sides or any(
@@ -276,7 +272,7 @@ class StreamQueryErasing(Eraser):
         newest, figures = self._newest(query)
         if side in there:
             found = self._found(side, lambda record: is_of_row(record.key, record.value or b"", how, self._row.key))
-            # Whose tombstones those of earlier runs are nobody can tell.
+            # Nobody can tell which rows the tombstones of earlier runs were for.
             is_again = any(may_come_again(key, figures) for key in (*found.wanted, *found.removed))
 
             def of_row(record_key: bytes) -> bool:
@@ -300,9 +296,8 @@ class StreamQueryErasing(Eraser):
             yield self._erased(topic, found, of_result, remove=remove, is_again=is_again, only_look=only_look)
 
     def _remove_posted(self, query: str, topic: str, generation: int, keys: Mapping[bytes, str]) -> None:
-        """Write the tombstones while the job posts nothing, and let it know: what it hasn't posted yet it never does.
-
-        The topic holds such rows until compaction. No tombstone is written behind the last of which the job knows.
+        """Write the tombstones while the job posts nothing, and record their end, so that the job never posts those
+        rows. The topic still has the rows until compaction. No tombstone is written behind the end that the job knows.
         """
         if not keys:
             return
@@ -312,10 +307,8 @@ class StreamQueryErasing(Eraser):
             records.save(erased_name(generation), str(end))
 
     def close_rejections(self, rejections: Collection[bytes], close: Callable[[Collection[bytes]], None]) -> str | None:
-        """Neither a job nor `lockstep rejections retry` posts a row meanwhile.
-
-        Returns why those of a webhook stay open, None where they don't. Raises Stopped, and what ``close`` raises of
-        others.
+        """Close rejections while neither a job nor `lockstep rejections retry` posts a row. Returns why rejections of a
+        webhook stay open, or None. Raises Stopped, and what ``close`` raises for others.
         """
         whys, of_query = list[str](), dict[str, list[bytes]]()
         for rejection in rejections:
@@ -337,7 +330,7 @@ class StreamQueryErasing(Eraser):
 
     @contextmanager
     def _turn(self, query: str) -> Iterator[CoordinationRecords]:
-        """A turn to post, in which this posts nothing. Raises as ``PostingTurn.take``."""
+        """Take the turn to post, and post nothing. Raises as ``PostingTurn.take``."""
         clock = Clock(sleep=self._sleep)
         with posting_turns(stream_query_plan(self._config, query), say=self._say, clock=clock) as turn:
             turn.take()
@@ -348,7 +341,7 @@ class StreamQueryErasing(Eraser):
         time.sleep(seconds)
 
     def _newest(self, query: str) -> tuple[int | None, Figures | None]:
-        """The build that its job works on, and what that has done; None where there is none."""
+        """The build that the query's job works on, and its figures; None if there is none."""
         plan = stream_query_plan(self._config, query)
         opened = plan.opened(1)
         with closing(opened.sink):
@@ -370,7 +363,7 @@ class StreamQueryErasing(Eraser):
         is_again: bool,
         only_look: bool,
     ) -> Place:
-        """Tombstones for what is found, and a compaction. Keys that ``has_row`` names have the row's key in them."""
+        """Write tombstones for what is found, and compact. Keys for which ``has_row`` is true contain the row's key."""
         of_others = set(found.others.values())
 
         def read() -> list[KeyRecord]:
@@ -383,7 +376,7 @@ class StreamQueryErasing(Eraser):
                 return is_wanted
 
             records = self._topics.records(topic, noted)
-            # A tombstone of an event has a position for its key, and nothing of the row.
+            # A tombstone of an event has only a position as its key, and nothing of the row.
             return [
                 record
                 for key, record in zip(keys, records, strict=True)
@@ -398,13 +391,12 @@ class StreamQueryErasing(Eraser):
 
 
 def _tag_of(figures: Figures | None) -> str:
-    from extensions.streams.executor.results import batch_tag  # which has PyArrow with it
+    from extensions.streams.executor.results import batch_tag  # it imports PyArrow
 
     return batch_tag(-1 if figures is None else figures.batch)
 
 
 def _reads(query: StreamQuerySettings, stream: str) -> bool:
-    """Whether a query names a stream."""
     if query.pattern is not None:
         return stream in query.pattern.streams
     return re.search(rf"\b{re.escape(stream)}\b", query.sql or "") is not None
@@ -415,7 +407,7 @@ def _text(value: JsonValue) -> str:
 
 
 def _parsed(text: object) -> Any:
-    """JSON as a value, None for what is none."""
+    """JSON as a value; None if it can't be parsed."""
     try:
         return orjson.loads(text) if isinstance(text, str | bytes) else None
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""Stream queries, as Lockstep gets them."""
+"""The extension ``streams``."""
 
 from typing import Final
 
@@ -70,4 +70,4 @@ STREAMS: Final = Extension(
     panel=later("extensions.streams.watch:panel_now"),
     eraser=later("extensions.streams.erasing:StreamQueryErasing"),
 )
-"""The queries' jobs run in the driver of ``lockstep apply``, in the Spark session of those of sinks."""
+"""The queries' jobs run in the driver of ``lockstep apply``, in the same Spark session as those of sinks."""

@@ -1,4 +1,4 @@
-"""What newer builds of a stream query's result have of rows that its webhook refused in earlier ones."""
+"""Finds rows in newer builds of a stream query's result whose keys the webhook refused in earlier builds."""
 
 import hashlib
 from collections.abc import Collection
@@ -16,7 +16,7 @@ _ONLY: Final = 0
 
 
 class NewerBuilds:
-    """The rows of these keys in the topics of builds after ``generation``, as they are when asked."""
+    """The current rows of these keys in the topics of builds after ``generation``."""
 
     def __init__(
         self, client: ClientSettings, pipeline: str, query: str, *, keys: Collection[bytes], generation: int
@@ -32,8 +32,7 @@ class NewerBuilds:
         """Key -> the newest build that has a row of it, and that row's digest."""
 
     def other_row_in(self, key: bytes, row: bytes, generation: int) -> int | None:
-        """The newest build after this one that has another row of this key; None where the row is still the newest.
-
+        """The newest build after ``generation`` with another row of this key; None if the row is still the newest.
         Raises Unavailable.
         """
         self.read()
@@ -41,7 +40,7 @@ class NewerBuilds:
         return newest if newest > generation and digest != _digest(row) else None
 
     def read(self) -> None:
-        """Read what there is by now: the next question reads no more than what is new then. Raises Unavailable."""
+        """Read the topics up to their present end. The next call reads only what is new then. Raises Unavailable."""
         topics = {
             topic: number
             for topic in self._cluster.all_partition_counts()
@@ -62,5 +61,5 @@ class NewerBuilds:
 
 
 def _digest(row: bytes) -> bytes:
-    """That of the row's values: a dead letter has them in another text."""
+    """A digest of the row's values: a dead letter has them in another text."""
     return hashlib.sha256(orjson.dumps(orjson.loads(row), option=orjson.OPT_SORT_KEYS)).digest()

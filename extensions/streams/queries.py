@@ -1,4 +1,4 @@
-"""What the jobs of configured stream queries are about."""
+"""The plans of configured stream queries."""
 
 from extensions.streams.configured import queries_of, streams_of
 from extensions.streams.jobs.plan import StreamQueryPlan
@@ -10,7 +10,7 @@ from lockstep.config import Config
 def stream_query_plan(
     config: Config, name: str, *, spark: SparkSettings | None = None, once: bool = False
 ) -> StreamQueryPlan:
-    """What the job of this stream query is about. Raises ConfigurationError for a name of none."""
+    """The plan of this stream query's job. Raises ConfigurationError when there is no query of this name."""
     queries = queries_of(config)
     if name not in queries:
         raise config.not_among(queries, [name], "stream query", "stream queries")
@@ -28,10 +28,9 @@ def stream_query_plan(
 
 
 def stream_query_plans(config: Config) -> list[StreamQueryPlan]:
-    """What the jobs of all stream queries are about."""
     return [stream_query_plan(config, name) for name in queries_of(config)]
 
 
 def rebuild_stream_query(config: Config, name: str) -> int:
-    """Begin to build a query's result again; returns the build's number. Raises as ``begin_again``."""
+    """Begin to build a query's result again. Returns the build's number. Raises as ``begin_again``."""
     return begin_again(stream_query_plan(config, name))

@@ -1,9 +1,8 @@
-"""``lockstep rejections retry`` of a stream query: its rows once more to its webhook, in the order in which they were
-refused.
+"""``lockstep rejections retry`` of a stream query: posts its rows to its webhook again, in the order of their refusal.
 
-The query's job posts none meanwhile: else it could post a newer one after this has looked for one. A rejection is
-closed once its row is received, so an interrupted retry can be run again. Of a key only the newest row is posted, of
-all builds of the result: the receiver would go back with any other. Those before it are closed with it.
+The query's job posts nothing meanwhile; otherwise it could post a newer row after this has looked for one. A rejection
+is closed once its row is received, so an interrupted retry can be run again. Of each key, only the newest row of all
+builds is posted, since any other would take the receiver back. Older rejections of the key are closed with it.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +27,7 @@ _NO_ROW = "it is no row of a stream query; discard it"
 
 
 def post_again(config: Config, name: str, chosen: Sequence[DeadLetter], *, say: Callable[[str], None]) -> RetriedRows:
-    """Post the rows that are meant to the query's webhook. Raises LockstepError."""
+    """Post the chosen rows to the query's webhook. Raises LockstepError."""
     settings = queries_of(config)[name].webhook
     if settings is None:
         raise ConfigurationError(
@@ -45,7 +44,7 @@ def post_again(config: Config, name: str, chosen: Sequence[DeadLetter], *, say: 
 
 
 class _Posting:
-    """What becomes of each of the chosen rejections, by the keys of their records."""
+    """The outcome of each chosen rejection, by the key of its record."""
 
     def __init__(self, config: Config, name: str, book: RejectionBook, chosen: Sequence[DeadLetter]) -> None:
         self._pipeline = config.pipeline.name
@@ -78,10 +77,10 @@ class _Posting:
             generation=min((each.generation for each in self.to_post), default=0),
         )
         if self.to_post:
-            self._newer.read()  # topics may be long, and a turn isn't
+            self._newer.read()  # before the turn begins: topics may be long, and a turn is short
 
     def post(self, dead_letter: DeadLetter, row: bytes | None, webhook: Webhook, turn: PostingTurn) -> None:
-        """Post a row that is still open, unless a newer build has another one of its key."""
+        """Post a row whose rejection is still open, unless a newer build has another row of its key."""
         if row is not None:
             is_open, build = turn.looked(partial(self._look, dead_letter=dead_letter, row=row))
             if not is_open:
@@ -112,16 +111,15 @@ class _Posting:
         self._closed |= {each.record_key for each in received}
 
     def _look(self, is_another: bool, dead_letter: DeadLetter, row: bytes) -> tuple[bool, int | None]:
-        """Whether it is still open, and which newer build has another row of its key."""
+        """Whether the rejection is still open, and which newer build has another row of its key."""
         if is_another:
-            # Another `retry` may have posted it meanwhile, and `lockstep erase` may have removed it.
+            # Another `retry` may have posted it meanwhile, or `lockstep erase` may have removed it.
             self._still_open = {each.record_key for each in self._book.read(self._name)[0]}
         if dead_letter.record_key not in self._still_open:
             return False, None
         return True, self._newer.other_row_in(dead_letter.key, row, dead_letter.generation)
 
     def retried(self) -> RetriedRows:
-        """What has become of all of them."""
         closed = [each for each in self._chosen if each.record_key in self._closed]
         unread = {each.record_key for each in self.to_post} - self._seen - self._closed
         refused = [

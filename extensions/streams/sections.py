@@ -1,6 +1,5 @@
-"""The sections ``[streams.NAME]`` and ``[stream_queries.NAME]``, and what a query takes over of the sink that it names.
-
-A query says of which sink it takes the store, the address and the login, as a view does.
+"""The sections ``[streams.NAME]`` and ``[stream_queries.NAME]``. A query names a sink, and takes the store, the address
+and the login from it, as a view does.
 """
 
 from collections.abc import Mapping
@@ -13,10 +12,9 @@ from lockstep.view_sections import kind_of_sink
 from sinks.registry import SinkSettings
 
 _QUERY: Final = tuple(StreamQuerySettings.model_fields)
-"""The settings of a query."""
 
 _OWN: Final = ("sink", *_QUERY)
-"""What a query's section has besides settings of its kind of sink."""
+"""The settings of a query's section that don't belong to its kind of sink."""
 
 _NOT_OF_A_QUERY: Final = "a stream query has no such setting; its query says which rows and columns it has"
 _OF_ITS_SINK: Final = {
@@ -26,14 +24,13 @@ _OF_ITS_SINK: Final = {
 
 
 class StreamQuerySection(StreamQuerySettings):
-    """A query, and the sink of its result. ``lender`` is the section that it has the address from."""
+    """A query, and the sink of its result. ``lender`` is the section that the address comes from."""
 
     sink: SinkSettings
     lender: str = ""
 
     @property
     def query(self) -> StreamQuerySettings:
-        """The query alone."""
         return StreamQuerySettings(**{name: getattr(self, name) for name in _QUERY if name in self.model_fields_set})
 
     @model_validator(mode="after")
@@ -44,33 +41,28 @@ class StreamQuerySection(StreamQuerySettings):
 
     @model_validator(mode="after")
     def _is_in_postgresql(self) -> "StreamQuerySection":
-        # A row is final once it is there, and a batch that is done again must find it as it was written. No test shows
-        # that of the other stores, and Redis may forget rows and has no fence.
+        # A row is final once written, and a batch that is done again must find it as it was written. No test shows this
+        # for other stores, and Redis may forget rows and has no fence.
         if not self.sink.takes_sql:
             raise ValueError("a stream query's result is in a warehouse in PostgreSQL: name such a sink")
         return self
 
 
 class Streams(RootModel[dict[str, StreamSettings]]):
-    """The streams, by name."""
-
     model_config = ConfigDict(frozen=True)
 
     root: dict[str, StreamSettings] = {}
 
 
 class StreamQueries(RootModel[dict[str, StreamQuerySection]]):
-    """The queries, by name."""
-
     model_config = ConfigDict(frozen=True)
 
     root: dict[str, StreamQuerySection] = {}
 
 
 def with_stream_queries(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The document in which each query has its sink's settings, and the problems that the models won't find.
-
-    Such a query isn't in it. One that has its sink's settings already stays as it is.
+    """The document with each query's settings completed from its sink, and problems that the models won't find. A query
+    with such a problem is left out. A query that already has its sink's settings stays as it is.
     """
     sections, sinks = document.get("stream_queries"), document.get("sinks", {})
     if not isinstance(sections, dict) or not isinstance(sinks, dict):
@@ -82,7 +74,7 @@ def with_stream_queries(document: Mapping[str, Any]) -> tuple[dict[str, Any], li
             problems.append(f"{at}: must be a section, or a table in {{ }}")
             continue
         lender = section.get("sink")
-        if isinstance(lender, dict) and "lender" in section:  # the settings themselves
+        if isinstance(lender, dict) and "lender" in section:  # already complete
             made[name] = section
             continue
         if lender is not None and not isinstance(lender, str):
@@ -95,7 +87,7 @@ def with_stream_queries(document: Mapping[str, Any]) -> tuple[dict[str, Any], li
             )  # fmt: skip
             continue
         kind = kind_of_sink(sinks[lender])
-        if kind is None:  # which is told of the sink itself
+        if kind is None:  # reported for the sink itself
             continue
         refused = [setting for setting in section if setting in kind.NOT_OF_VIEWS | {"tables", "view", "lender"}]
         problems += [f"{at}.{setting}: {_NOT_OF_A_QUERY}" for setting in refused]

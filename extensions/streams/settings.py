@@ -1,4 +1,4 @@
-"""What is configured of streams and of the queries over them. Pure data."""
+"""Settings of streams and of the queries over them. Pure data."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -11,13 +11,13 @@ from cdc.settings import Settings
 from cdc.webhook import WEBHOOK_VARIABLE_END, Webhook, WebhookSettings
 
 STREAM_QUERIES_SCHEMA: Final = "stream_queries"
-"""A query's result is a table of this schema, under the query's name."""
+"""A query's result is a table of this schema, with the query's name."""
 
 RECEIVED: Final = "received_at"
 """The column of every stream with the time of the record in Kafka."""
 
 CLOCK_OFFSET: Final = "clock_offset_ms"
-"""The column with what was added to the time of a stream that has ``sent``, in milliseconds."""
+"""The column with the correction of the event's time in a stream that has ``sent``, in milliseconds."""
 
 BEGAN: Final = "began_at"
 """The column of a pattern's result with the time of a match's first event."""
@@ -26,13 +26,13 @@ ENDED: Final = "ended_at"
 """The column of a pattern's result with the time of a match's last event."""
 
 TIMES_MAX: Final = 100
-"""A match has so many events of a step at most: all are kept until it is one."""
+"""The most events of one step in a match: all are stored until the match is complete."""
 
 STEPS_MAX: Final = 20
-"""Which steps an event fits is a bit each in one number, and nobody reads longer patterns."""
+"""The steps that an event fits are bits of one number, and nobody reads longer patterns."""
 
 PRIVATE: Final = "__lockstep_"
-"""What the names of columns of our own begin with, beside those of a stream."""
+"""The prefix of our own columns, which stream columns may not have."""
 
 _COLUMN: Final = re.compile(r"[A-Za-z0-9_@$:-]{1,63}")
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,40}")
@@ -72,7 +72,7 @@ def duration_ms(text: str) -> int:
 
 
 def spark_type(type_name: str) -> str | None:
-    """Spark's name of a column's type, None for one that streams don't have."""
+    """Spark's name of a column's type; None for a type that streams don't have."""
     if (match := _NUMERIC.fullmatch(type_name)) is not None:
         precision, scale = int(match["precision"]), int(match["scale"])
         return f"decimal({precision},{scale})" if 0 < precision <= _PRECISION_MAX and scale <= precision else None
@@ -80,7 +80,7 @@ def spark_type(type_name: str) -> str | None:
 
 
 def column_of(name: str, spark_name: str) -> Column | None:
-    """A result's column of this type of Spark's, as sinks know it; None for a type that they don't get."""
+    """A result's column for sinks, from its type in Spark; None for a type that sinks don't get."""
     if (match := _DECIMAL.fullmatch(spark_name)) is not None:
         precision, scale = int(match["precision"]), int(match["scale"])
         type_name, modifier = f"numeric({precision},{scale})", (precision << 16 | scale) + 4
@@ -98,7 +98,7 @@ _ROWS_OF: Final = (
 
 
 class StreamSettings(Settings):
-    """A Kafka topic whose records are events: JSON objects, each with the time at which it happened."""
+    """A Kafka topic whose records are events: JSON objects with the time at which they happened."""
 
     topic: Annotated[str, Field(min_length=1, description="the Kafka topic; any program may write it")]
     columns: Annotated[
@@ -234,7 +234,7 @@ class PatternSettings(Settings):
         return tuple(dict.fromkeys(step.stream for step in self.steps))
 
     def problems(self, streams: Mapping[str, StreamSettings]) -> list[str]:
-        """What doesn't fit to the streams that are configured, a sentence each."""
+        """Conflicts with the configured streams, a sentence each."""
         problems = [
             f"steps.{step.name}: there is no section [streams.{step.stream}]"
             for step in self.steps
@@ -251,7 +251,7 @@ class PatternSettings(Settings):
 
 
 class StreamQuerySettings(Settings):
-    """A query in Spark SQL over streams, or a pattern. Its rows are final: none changes, and none goes."""
+    """A query in Spark SQL over streams, or a pattern. Its rows are final: none is changed or deleted."""
 
     sql: Annotated[str | None, Field(default=None, min_length=1)]
     key: Annotated[tuple[str, ...], Field(default=(), min_length=1)]
@@ -282,10 +282,8 @@ class StreamQuerySettings(Settings):
         return self
 
     def key_of_row(self, table: str, streams: Mapping[str, StreamSettings]) -> tuple[str, ...] | None:
-        """The columns of the result's key that hold the key of a table's row, None where nobody has said so.
-
-        A pattern's ``per`` are columns that all events of a match have in common: what they hold in one of its streams
-        they hold in the result.
+        """The columns of the result's key that hold the key of a table's row; None if the settings don't name them. A
+        pattern's ``per`` columns are the same in all events of a match, so ``rows_of`` of any of its streams applies.
         """
         if table in self.rows_of:
             return self.rows_of[table]
@@ -299,22 +297,22 @@ class StreamQuerySettings(Settings):
 
     @property
     def has_topic(self) -> bool:
-        """Whether its rows are on a topic. Those for a webhook wait there."""
+        """Whether its rows are on a topic. Rows for a webhook wait there."""
         return self.topic or self.webhook is not None
 
     @property
     def order_columns(self) -> tuple[str, ...]:
-        """Rows that have these in common come in order: matches of the same events' key, by their time."""
+        """Rows with equal values in these columns come in order: matches of the same events' key, by their time."""
         return self.key if self.pattern is None else self.pattern.per
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """The columns by which the result's rows are told apart."""
+        """The columns that identify the result's rows."""
         return self.key if self.pattern is None else (*self.pattern.per, BEGAN)
 
 
 def _column_problems(columns: Collection[str], added: Collection[str]) -> list[str]:
-    """What is wrong with the names of a stream's columns, to which these are added. Case counts, as in JSON."""
+    """Problems of the names of a stream's columns, to which ``added`` are added. Case counts, as in JSON."""
     problems = [
         f"columns.{name}: a column's name has up to 63 letters, digits and _ @ $ : -; Spark takes others for something"
         " else"
@@ -331,7 +329,7 @@ def _column_problems(columns: Collection[str], added: Collection[str]) -> list[s
 
 
 def _problems_of_rows(rows_of: Mapping[str, Sequence[str]], columns: Collection[str], whose: str) -> list[str]:
-    """What is wrong with the columns that hold keys of tables' rows. Their number isn't known here."""
+    """Problems of the columns that hold keys of tables' rows. The required number isn't known here."""
     problems = []
     for table, names in rows_of.items():
         try:
@@ -355,22 +353,19 @@ def _once(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def webhook_variable(query: str) -> str:
-    """The environment variable that may hold the address of a query's webhook."""
     return f"LOCKSTEP_STREAM_QUERY_{query.upper()}{WEBHOOK_VARIABLE_END}"
 
 
 def row_webhook(query: str, settings: WebhookSettings) -> Webhook:
-    """Where a query's rows are posted."""
     return Webhook(settings, setting=f"stream_queries.{query}.webhook", variable=webhook_variable(query))
 
 
 def result_name(query: str) -> TableName:
-    """What the result of a query is called in its store."""
     return TableName(STREAM_QUERIES_SCHEMA, query)
 
 
 def name_problems(section: str, names: Sequence[str]) -> list[str]:
-    """What is wrong with the names of sections. They are names in SQL and in topics."""
+    """Problems of the names of sections, which are names in SQL and in topics."""
     return [
         f"{section}.{name}: a name is a lower-case letter followed by up to 40 lower-case letters, digits or"
         " underscores"

@@ -1,4 +1,4 @@
-"""Whether Spark takes stream queries, as their jobs would ask it at their start."""
+"""Checks whether Spark accepts stream queries, as their jobs do at the start."""
 
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class SparkSql:
-    """Starts Spark on this machine for the first query that it is asked about. It ends with ``closing``."""
+    """Starts Spark on this machine for the first query. ``closing`` stops it."""
 
     def __init__(self, settings: SparkSettings, closing: ExitStack) -> None:
         self._settings = settings
@@ -20,18 +20,17 @@ class SparkSql:
         self._session: SparkSession | None = None
 
     def examine(self, plan: StreamQueryPlan) -> tuple[list[str], list[str]]:
-        """What is wrong in a stream query, a sentence each, and where nothing is, the streams that it reads.
-
-        Raises LockstepError when Spark doesn't start.
+        """The problems of a stream query, a sentence each; if there are none, the streams that it reads. Raises
+        LockstepError when Spark doesn't start.
         """
         from extensions.streams.jobs.planning import examined
 
         return examined(self._opened().newSession(), plan.name, plan.query, plan.streams)
 
     def _opened(self) -> "SparkSession":
-        """A session in this process, whatever cluster the jobs run on. One that runs here already isn't stopped."""
+        """A session in this process, wherever the jobs run. A session that runs already isn't stopped later."""
         if self._session is None:
-            # Imported when needed: to load PySpark takes as long as all that doctor does without it.
+            # Imported when needed: PySpark takes as long to load as everything else that doctor does.
             from pyspark.sql import SparkSession
 
             from jobs.spark.session import open_session

@@ -1,6 +1,5 @@
-"""What each stream query has done, and whether a job runs it: asks the stores of the results alone.
-
-A store that hangs is waited for some seconds, and said to be silent then. The others are told meanwhile.
+"""What each stream query has done, and whether a job runs it. Asks only the results' stores. A store that hangs is
+reported as silent after some seconds. The others are reported meanwhile.
 """
 
 import logging
@@ -24,16 +23,16 @@ from sinks.contract import OpenedSink
 logger = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S: Final = 10.0
-"""How long each store is waited for. To see whether a job that was killed is gone takes seconds of them."""
+"""How long to wait for each store. Detecting that a killed job is gone takes several seconds of it."""
 
 WAITING: Final = "waiting"
-"""The state of a job that runs, and waits for a topic that isn't there."""
+"""The state of a running job whose topic doesn't exist."""
 
 UNKNOWN: Final = "unknown"
-"""The state where the store couldn't be asked."""
+"""The state if the store couldn't be asked."""
 
 STATES: Final = (*(state.value for state in JobState), WAITING)
-"""Every state that is known to be one."""
+"""Every known state."""
 
 _DOCTOR: Final = "`lockstep doctor` looks at every server"
 RECEIVER_STEP: Final = (
@@ -43,10 +42,11 @@ RECEIVER_STEP: Final = (
 
 @dataclass(frozen=True, slots=True)
 class StreamQueryStatus:
-    """One build of a query's result. ``generation`` is None where nothing of it is there, or where nobody knows.
+    """One build of a query's result. ``generation`` is None if there is no build, or if the store is unknown.
 
-    ``is_only``: there is no other build. ``waits_for`` says what a job that runs waits for. ``problem`` says why the
-    store couldn't be asked, and the rest is what it said last then. ``posted`` says how far the webhook has its rows.
+    ``is_only`` means that there is no other build. ``waits_for`` says what a running job waits for. ``problem`` says
+    why the store couldn't be asked; the other fields are from its last answer then. ``posted`` is how far the webhook
+    has the rows.
     """
 
     name: str
@@ -85,18 +85,18 @@ class StreamQueryStatus:
 
     @property
     def in_hand(self) -> int | None:
-        """How many records the job has read whose results it hasn't written, None where nobody knows."""
+        """How many records the job has read without having written their results; None if unknown."""
         read = None if self.job is None or self.problem is not None else self.job.read
         return None if read is None else max(0, read.records - sum(self.figures.offsets.values()))
 
     @property
     def since_ms(self) -> int | None:
-        """Since when nothing moves, where that is known, in milliseconds since 1970."""
+        """Since when nothing moves, in milliseconds since 1970; None if unknown."""
         return None if self.job is None or self.problem is not None else self.job.since_ms
 
     @property
     def reason(self) -> str:
-        """Why nothing moves, "" where all is well."""
+        """Why nothing moves; "" if all is well."""
         if self.problem is not None:
             return self.problem.message
         if self._is_waiting:
@@ -110,14 +110,14 @@ class StreamQueryStatus:
 
     @property
     def why_undelivered(self) -> str:
-        """Why the webhook hasn't got rows that are there, "" where nothing is in the way."""
+        """Why the webhook lacks rows that exist; "" if nothing is in the way."""
         if not self.posted.reason:
             return ""
         return f"{self.posted.reason}; {self.posted.waiting:,} rows wait for it"
 
     @property
     def hint(self) -> str:
-        """What to do about it, "" where nothing is to be done."""
+        """What to do about it; empty if there is nothing to do."""
         if self.problem is not None:
             return self.problem.hint or _DOCTOR
         if self.why_undelivered and self.reason == self.why_undelivered:
@@ -161,19 +161,19 @@ class _Store:
         self._known = [StreamQueryStatus(plan.name, plan.side_topic.name, is_only=True)]
 
     def ask(self) -> None:
-        """Begin to ask, where an earlier question isn't open any more."""
+        """Ask, unless an earlier question is still open."""
         self._question = self._question or Question(self._ask)
 
     def answer(self, until: float) -> list[StreamQueryStatus]:
-        """What it says, by ``until`` of the monotonic clock at the latest."""
+        """The answer, by ``until`` of the monotonic clock at the latest."""
         assert self._question is not None
         asked_at, age_s = self._question.asked_at, self._question.age_s
-        # One that has been asked for long is known to hang: it isn't waited for again.
+        # A store that hasn't answered for long is known to hang, and isn't waited for again.
         answer: list[StreamQueryStatus] | LockstepError | None
         try:
             answer = self._question.wait(max(0.0, min(until, asked_at + ANSWER_TIMEOUT_S) - time.monotonic()))
         except Exception as error:
-            # Of one store: the others are told all the same, and this one is asked again.
+            # An error of one store: the others are reported all the same, and this one is asked again.
             answer = bug(error)
             if answer.message != self._said:
                 logger.exception("stream query %s can't be looked at, which is tried again", self._plan.name)
@@ -195,7 +195,6 @@ class _Store:
             self._opened.sink.close()
 
     def _ask(self) -> list[StreamQueryStatus]:
-        """Raises LockstepError."""
         try:
             return self._statuses(self._opened or self._open())
         except BaseException:
@@ -205,7 +204,7 @@ class _Store:
             raise
 
     def _open(self) -> OpenedSink:
-        # Any generation's object can be asked for all of them.
+        # The object of any generation can be asked for all of them.
         self._opened = self._plan.opened(1)
         return self._opened
 
@@ -236,15 +235,14 @@ class _Store:
 
 
 class StreamQueryCollector:
-    """Asks each time that it is told to, until it is closed. All stores are asked at once."""
+    """Asks all stores at once on each call of ``look``."""
 
     def __init__(self, plans: Sequence[StreamQueryPlan]) -> None:
         self._stores = [_Store(plan) for plan in plans]
 
     def look(self) -> list[StreamQueryStatus]:
-        """Each build of each query that isn't on its way out.
-
-        Where a store can't be asked, whatever the reason is, its query's status says so: the others are told.
+        """Each build of each query, except builds that are being dropped. If a store can't be asked, for whatever
+        reason, its query's status says so; the others are reported.
         """
         for store in self._stores:
             store.ask()

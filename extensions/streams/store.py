@@ -1,4 +1,4 @@
-"""A stream query's result as commands see it, as ``lockstep.added_stores.AddedStore``."""
+"""A stream query's result for commands, as a ``lockstep.added_stores.AddedStore``."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 
 class StreamQueryStore:
-    """The result of the query of this name."""
-
     kind: Final = "stream query"
     section: Final = "stream_queries"
     discarded: Final = "Its webhook never gets these rows, unless a newer build of the result has them"
@@ -39,7 +37,7 @@ class StreamQueryStore:
         )
 
     def job(self, spark: SparkSettings, *, once: bool) -> "StreamQueryJob":
-        from extensions.streams.jobs.thread import StreamQueryJob  # which has PySpark with it
+        from extensions.streams.jobs.thread import StreamQueryJob  # it imports PySpark
         from extensions.streams.queries import stream_query_plan
 
         return StreamQueryJob(stream_query_plan(self._config, self._name, spark=spark, once=once))
@@ -51,7 +49,7 @@ class StreamQueryStore:
 
     @contextmanager
     def closing(self, *, say: Callable[[str], None]) -> Iterator[None]:
-        """A turn to post: `lockstep rejections retry` would go on to post those that it has found open."""
+        """Takes the turn to post: `lockstep rejections retry` would otherwise post rows that it found open."""
         if queries_of(self._config)[self._name].webhook is None:
             yield
             return
@@ -64,5 +62,4 @@ class StreamQueryStore:
 
 
 def stores(config: Config) -> Mapping[str, StreamQueryStore]:
-    """Those of all queries, by name."""
     return {name: StreamQueryStore(config, name) for name in queries_of(config)}

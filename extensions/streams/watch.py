@@ -1,4 +1,4 @@
-"""What the page, alerts and metrics learn of stream queries."""
+"""Stream queries for the page, alerts and metrics."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -45,12 +45,11 @@ _WATERMARK: Final = "watermark"
 
 
 def metrics() -> Sequence[Definition]:
-    """Of all figures."""
     return (*_OF_JOBS, _JOB, _IN_HAND, _UNDELIVERED)
 
 
 def found_of(statuses: Sequence[StreamQueryStatus]) -> Found:
-    """What these builds of queries' results come to. Pure."""
+    """The conditions, figures and panel of these builds. Pure."""
     return Found(
         tuple(_conditions(statuses)),
         tuple(figure for status in statuses for figure in _figures(status)),
@@ -105,7 +104,7 @@ def _figures(status: StreamQueryStatus) -> Iterator[Figure]:
 
 
 def panel_of(statuses: Sequence[StreamQueryStatus]) -> Panel | None:
-    """The builds as a table; None where there are none. Pure."""
+    """The builds as a table; None if there are none. Pure."""
     columns = (_WATERMARK, "results", "late", "malformed", "refused", "kept rows")
     rows = tuple(map(_row, statuses))
     times = frozenset({_WATERMARK})
@@ -128,8 +127,6 @@ def _row(status: StreamQueryStatus) -> PanelRow:
 
 
 class StreamQueriesWatch:
-    """As ``monitor.watching.Watch``."""
-
     def __init__(self, config: Config) -> None:
         self._collector = StreamQueryCollector(stream_query_plans(config))
 
@@ -141,7 +138,7 @@ class StreamQueriesWatch:
 
 
 def panel_now(config: Config) -> Panel | None:
-    """What is known now. Asks the stores alone."""
+    """The panel for a command. Asks only the stores."""
     if not queries_of(config):
         return None
     with StreamQueryCollector(stream_query_plans(config)) as collector:

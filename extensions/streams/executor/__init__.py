@@ -1,1 +1,1 @@
-"""What runs inside the tasks of stream queries. It is shipped to executors, and imports nothing that isn't."""
+"""The code that runs in the tasks of stream queries. It is shipped to executors, and imports only what is there."""

@@ -1,19 +1,18 @@
 """Events of one key, in the order of their time -> the matches of a pattern. Pure.
 
-A pattern is a row of stages, each of which takes one event. A match begins with the first event that can be its first,
-and takes for each stage the first event with which it can still be completed. The next match has only events that come
-after the last one of it.
+A pattern is a row of stages, each of which takes one event. A match begins with the earliest possible first event. Each
+stage takes the first event with which the match can still be completed. The next match uses only events after the last
+one of this match.
 
-Nothing is looked at before the watermark has passed it: from then on no event can come that is earlier. So matches
-don't depend on the order in which events came, nor on the batches that they came in.
+An event is processed only after the watermark has passed it, when no earlier event can come any more. So matches depend
+neither on the order in which events arrive nor on the batches in which they arrive.
 
-For each event that may begin a match there is an attempt. Of two ways to a stage the one with the earlier events stays
-as good as the other whatever follows, so an attempt keeps its first way to each stage. For the same reason an attempt
-that began later never completes before an earlier one that still can.
+For each event that may begin a match there is an attempt. Of two ways to a stage, the one with the earlier events is
+never worse, whatever follows, so an attempt keeps its first way to each stage. For the same reason, a later attempt
+never completes before an earlier one that still can.
 
-Attempts share their ways: an event takes all of them to the next stage at once that are before it, and it is the same
-event for all. Those that it takes follow each other in the order of their beginning, so they are told by the first and
-the last of them. So an event costs the same however many attempts there are.
+Attempts share their ways: one event takes all attempts that are before a stage to it at once. These are consecutive, so
+the first and the last number describe them. So the cost of an event doesn't depend on the number of attempts.
 """
 
 from bisect import bisect_left
@@ -27,10 +26,9 @@ import orjson
 
 @dataclass(frozen=True, slots=True, order=True)
 class Event:
-    """An event, as far as its pattern asks for it.
-
-    ``at_us`` is its time in microseconds since 1970, and ``tie`` orders events of one time. ``steps`` has bit 1 << n
-    where the event fits the pattern's step n. ``values`` is a text that matches pass on.
+    """An event, as far as its pattern needs it. ``at_us`` is its time in microseconds since 1970; ``tie`` orders events
+    of one time. ``steps`` has bit 1 << n if the event fits the pattern's step n. ``values`` is a text that matches pass
+    on.
     """
 
     at_us: int
@@ -41,9 +39,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The event of a match that fits ``step``. None may follow it that fits a step of the bits ``without``.
-
-    That counts until the event of the next stage. After the last one it counts until the pattern's time is over.
+    """The event of a match that fits ``step``. No event that fits a step of the bits ``without`` may follow it. This
+    holds until the event of the next stage, and after the last stage until the pattern's time is over.
     """
 
     step: int
@@ -52,10 +49,8 @@ class Stage:
 
 @dataclass(frozen=True)
 class Pattern:
-    """What a match has to be: one event for each of ``stages``, all of them no more than ``within_us`` after the first.
-
-    There are two stages at least, or one that something must not follow. ``within_us`` is in microseconds and more
-    than 0.
+    """What a match must be: one event for each of ``stages``, all at most ``within_us`` after the first. There are at
+    least two stages, or one with ``without``. ``within_us`` is in microseconds and greater than 0.
     """
 
     stages: tuple[Stage, ...]
@@ -63,7 +58,7 @@ class Pattern:
 
     @cached_property
     def waits(self) -> bool:
-        """Whether a match is known only once its time is over, since something must not follow."""
+        """Whether a match is known only once its time is over, because something must not follow."""
         return self.stages[-1].without != 0
 
 
@@ -72,10 +67,9 @@ Path = tuple[Event, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Way:
-    """How attempts got to a stage: all with the numbers ``first`` to ``last`` that are in ``before``, by this event.
-
-    ``before`` are their ways to the stage before; None where that is the first one, at which each attempt has its own
-    event. The number ``last`` is always there.
+    """How attempts got to a stage by this event: all those with numbers ``first`` to ``last`` that are in ``before``.
+    ``before`` are their ways to the stage before. It is None if that is the first stage, where each attempt has its own
+    event. The number ``last`` is always among the attempts.
     """
 
     first: int
@@ -92,10 +86,9 @@ _last: Callable[[Way], int] = attrgetter("last")
 
 @dataclass(slots=True)
 class Attempts:
-    """What may become matches. An attempt's number is its place in ``began``, their first events.
-
-    Those from the number ``since`` on may go on from their first event. ``ways`` are those to the second stage, the
-    third one and so on, as far as any attempt is.
+    """What may become matches. An attempt's number is its position in ``began``, the list of first events. Attempts
+    from number ``since`` on may go on from their first event. ``ways`` has the ways to the second stage, the third and
+    so on, as far as any attempt has got.
     """
 
     began: list[Event] = field(default_factory=list)
@@ -108,36 +101,35 @@ class Attempts:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is kept of a key: events that the watermark hasn't passed yet, and attempts."""
+    """What is stored for a key: events that the watermark hasn't passed yet, and attempts."""
 
     events: tuple[Event, ...] = ()
     attempts: Attempts = field(default_factory=Attempts)
 
     def next_us(self, pattern: Pattern) -> int | None:
-        """When there is something to do: once the watermark, in microseconds, is this or more. None for never."""
+        """There is something to do once the watermark has reached this time, in microseconds. None: never."""
         times = [event.at_us for event in self.events]
         times += [event.at_us + pattern.within_us for event in self.attempts.began[:1]]
         return min(times, default=None)
 
 
 def advance(pattern: Pattern, kept: Kept, *, until_us: int) -> tuple[list[Path], Kept]:
-    """Look at all that is no later than the watermark: the matches that are final now, and what is kept.
-
-    No event of this time or earlier may come after that. A match is its events, in the order of the stages. The
-    attempts that are given are used up.
+    """Process everything up to the watermark. Returns the matches that are final now, and what to store. No event of
+    this time or earlier may come after that. A match is its events, in the order of the stages. ``kept.attempts`` must
+    not be used again.
     """
     matcher = _Matcher(pattern, kept.attempts)
     for event in sorted(event for event in kept.events if event.at_us <= until_us):
         matcher.end_before(event.at_us)
         matcher.take(event)
-    # An event of the time at which an attempt ends may have come until now, and none can from now on.
+    # Events of the time at which an attempt ends may have come until now; from now on none can.
     matcher.end_before(until_us + 1)
     events = tuple(event for event in kept.events if event.at_us > until_us)
     return matcher.matches, Kept(events, matcher.kept())
 
 
 class _Matcher:
-    """The attempts of a key while its events pass by."""
+    """The attempts of a key while its events are processed."""
 
     def __init__(self, pattern: Pattern, attempts: Attempts) -> None:
         self.matches: list[Path] = []
@@ -157,15 +149,15 @@ class _Matcher:
                 self._match(self._path(count, ended))
 
     def take(self, event: Event) -> None:
-        """Look at the next event, with all attempts ended whose time was over before it."""
+        """Process the next event. ``end_before`` must have been called with its time."""
         stages = self._pattern.stages
         fits, last = event.steps, len(stages) - 1
         if last and not self._pattern.waits and fits >> stages[last].step & 1:
             number = self._earliest(last, self._first)
             if number is not None:
                 self._match((*self._path(last, number), event))
-                return  # it isn't the first event of another one
-        # From the last stage on: an event takes an attempt one stage further, and no more.
+                return  # it isn't also the first event of another match
+        # From the last stage on, so that an event takes an attempt only one stage further.
         for place in range(min(last, len(self._ways) + 1), 0, -1):
             if fits & stages[place].without and place <= len(self._ways):
                 self._ways[place - 1] = []
@@ -177,7 +169,7 @@ class _Matcher:
             self._began.append(event)
 
     def _take_further(self, place: int, event: Event) -> None:
-        """Take all attempts at the stage before this one to it that have no way to it."""
+        """Take all attempts that are at the stage before, and have no way to this one yet, to this stage."""
         if place > 1:
             before = self._ways[place - 2]
             first, last = self._first, before[-1].last if before else -1
@@ -193,7 +185,7 @@ class _Matcher:
         self._ways[place - 1].append(Way(first, last, event, before))
 
     def _earliest(self, count: int, number: int) -> int | None:
-        """The first attempt from this number on that has so many events; None where there is none."""
+        """The first attempt from this number on that has ``count`` events; None if there is none."""
         if count == 1:
             number = max(number, self._since)
             return number if number < len(self._began) else None
@@ -206,7 +198,7 @@ class _Matcher:
         return number
 
     def _path(self, count: int, number: int) -> Path:
-        """The events of an attempt that has so many."""
+        """The first ``count`` events of an attempt."""
         found = list[Event]()
         ways = self._ways[count - 2] if count > 1 else None
         while ways is not None:
@@ -216,7 +208,9 @@ class _Matcher:
         return (self._began[number], *reversed(found))
 
     def _match(self, path: Path) -> None:
-        """The next match has later events only. It begins at another time, by which a key's matches are told apart."""
+        """Add a match. The next one has only later events, and begins at another time, which distinguishes a key's
+        matches.
+        """
         self.matches.append(path)
         self._began_us = path[0].at_us
         while self._first < len(self._began):
@@ -227,8 +221,7 @@ class _Matcher:
 
     def kept(self) -> Attempts:
         """What may still become matches, with new numbers."""
-        # What of each list may still be asked for: from the first of these numbers to the last one. Others are of
-        # attempts that are over.
+        # For each list, the range of numbers that is still needed. Ways outside of it belong to attempts that are over.
         asked = {id(ways): (self._first, len(self._began)) for ways in self._ways}
         levels = list[list[Ways]]()
         for level in reversed(_levels(self._ways)):
@@ -273,7 +266,7 @@ def _between(ways: Ways, low: int, high: int) -> Iterator[Way]:
 
 
 def _levels(live: Sequence[Ways]) -> list[list[Ways]]:
-    """All lists of ways that these lead to, for each stage from the second one on. The one of ``live`` is the first."""
+    """All lists of ways that these lead to, for each stage from the second one on. That of ``live`` comes first."""
     levels = list[list[Ways]]()
     for ways in reversed(live):
         found = {id(ways): ways}
@@ -290,7 +283,7 @@ def to_text(attempts: Attempts) -> str:
 
 
 def to_text_and_count(attempts: Attempts) -> tuple[str, int]:
-    """The same, and how many events are in it."""
+    """The same, and the number of events in it."""
     places: dict[Event, int] = {}
     began = [places.setdefault(event, len(places)) for event in attempts.began]
     found = list[list[list[int]]]()
@@ -314,7 +307,7 @@ def to_text_and_count(attempts: Attempts) -> tuple[str, int]:
 
 
 def from_text(text: str) -> Attempts:
-    """The same backwards."""
+    """The inverse of ``to_text``."""
     events, began, since, found = orjson.loads(text)
     known = [Event(*event) for event in events]
     live, below = list[Ways](), list[Ways | None]([None])

@@ -1,4 +1,4 @@
-"""What Spark keeps of each key for a pattern, and when it is looked at. It runs in Spark's tasks."""
+"""Spark's state of each key for a pattern, and its timers. It runs in Spark's tasks."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from extensions.streams.executor.pattern_matching import (
 )
 
 INPUT: Final = ("at_us", "tie", "steps", "values")
-"""The columns of an event beside its key, as those of ``Event``."""
+"""The columns of an event beside its key, as in ``Event``."""
 
 KEY: Final = "per"
 """The column by which events are grouped, a text."""
@@ -37,30 +37,30 @@ _TOLD: Final = re.compile(r"TooManyEvents: one key would have more than (\d+) ev
 
 
 EVENTS_MAX: Final = 100_000
-"""Of one key: some tens of MB in a task, which reads and writes them all in each batch."""
+"""For one key: some tens of MB in a task, which reads and writes them all in each batch."""
 
 
 class TooManyEvents(Exception):
-    """A pattern would keep more events of one key than it may. Spark tells no more of it than its text."""
+    """A pattern would store more events of one key than allowed. Of this error, Spark passes on only the text."""
 
     def __init__(self, events_max: int) -> None:
         super().__init__(f"one key would have more than {events_max} events")
 
 
 def too_many_events(text: str) -> int | None:
-    """The limit that a pattern has met, where that is what Spark's message says, else None. Pure."""
+    """The limit that a pattern has exceeded, if Spark's message says so, else None. Pure."""
     found = _TOLD.search(text)
     return None if found is None else int(found[1])
 
 
 class PatternState(StatefulProcessor):
-    """Keeps a key's events until the watermark has passed them, and then looks for matches.
+    """Stores a key's events until the watermark has passed them, and then looks for matches.
 
-    There is one timer for each key, at the first time at which there is something to do. Spark has the events of a
-    batch that the batch's own watermark has passed already, and no earlier ones come after that.
+    Each key has one timer, at the first time at which there is something to do. The events of a batch may already be
+    passed by the batch's own watermark; no earlier events come after that.
 
-    Of a key no more than ``events_max`` events are kept, and looked at. Its methods raise TooManyEvents where there are
-    more: whoever has so many of one key fills a task's memory, and each batch reads and writes them all.
+    At most ``events_max`` events of a key are stored and processed. Methods raise TooManyEvents if there are more: they
+    would fill a task's memory, and each batch reads and writes them all.
     """
 
     def __init__(self, pattern: Pattern, events_max: int) -> None:
@@ -68,14 +68,16 @@ class PatternState(StatefulProcessor):
         self._events_max = events_max
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Spark's call before the others, in each task."""
+        """Called by Spark before the others, in each task."""
         self._handle = handle
         self._events = handle.getListState("events", _EVENT)
         self._attempts = handle.getValueState("attempts", "attempts string")
         self._known = handle.getValueState("known", "timer_ms bigint, events bigint")
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Iterator[Row]:  # noqa: N802, N803
-        """Keep a key's events of this batch, all of which are here. Tell its matches if any event counts by now."""
+        """Store a key's events of this batch, all of which are in ``rows``. Returns matches if the watermark has passed
+        any.
+        """
         events = [Event(*(getattr(row, name) for name in INPUT)) for row in rows]
         watermark_us = timerValues.getCurrentWatermarkInMs() * _US_PER_MS
         first_us = min(event.at_us for event in events)
@@ -95,15 +97,14 @@ class PatternState(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
     ) -> Iterator[Row]:
-        """Tell the matches of a key that are final by now."""
-        # Spark removes the timer after this, and logs the key where it isn't there any more.
+        """Return the matches of a key that are final now."""
+        # Spark removes the timer after this, and logs the key if the timer is gone already.
         return self._look(key, (), timerValues.getCurrentWatermarkInMs() * _US_PER_MS, None)
 
-    def close(self) -> None:
-        """Nothing is open."""
+    def close(self) -> None: ...
 
     def _look(self, key: Any, new: Sequence[Event], watermark_us: int, timer_ms: int | None) -> Iterator[Row]:
-        """The matches of a key that are final, and what is kept for the next ones. At once: Spark changes keys."""
+        """Return the final matches of a key, and store the rest. Not lazily, since Spark changes keys."""
         events = (*(Event(*row) for row in self._events.get()), *new)
         attempts = self._attempts.get()
         kept = Kept(events, Attempts() if attempts is None else from_text(attempts[0]))
@@ -121,7 +122,7 @@ class PatternState(StatefulProcessor):
         return iter([_match(key[0], match) for match in matches])
 
     def _set_timer(self, known_ms: int | None, at_us: int | None, count: int) -> None:
-        """Have the key's one timer at this time instead, or none, beside the number of its events."""
+        """Move the key's only timer to this time, or remove it, and store it with the number of events."""
         at_ms = None if at_us is None else -(-at_us // _US_PER_MS)
         if known_ms is not None and known_ms != at_ms:
             self._handle.deleteTimer(known_ms)

@@ -1,4 +1,4 @@
-"""Rows of a stream query -> sink, inside Spark's tasks. A row is final, and no other one may have its key."""
+"""Rows of a stream query -> sink, inside Spark's tasks. A row is final, and no other row may have its key."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,10 +25,10 @@ from jobs.executor.task_input import Task
 from sinks.contract import Batch
 
 _ROWS_AT_ONCE: Final = 1_000
-"""As many as a sink is asked for at once."""
+"""How many rows are looked up in the sink at once."""
 
 _LSN_STEP: Final = 8
-"""OpenSearch keeps commit LSNs as multiples of this."""
+"""OpenSearch stores commit LSNs as multiples of this."""
 
 _TIMES: Final = frozenset({"date", "timestamp", "timestamptz"})
 
@@ -37,7 +37,7 @@ REPEATED: Final = "an earlier row has this key, and rows of a stream query are f
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row of the result. ``text`` orders rows of one key: the same comes first, in whatever order they arrive."""
+    """A row of the result. ``text`` orders rows of one key, so that the same one wins in any order of arrival."""
 
     key: Mapping[str, JsonValue]
     values: Mapping[str, JsonValue]
@@ -45,19 +45,19 @@ class _Row:
 
 
 def batch_tag(batch_id: int) -> str:
-    """The tag of all rows of a batch: written again they change nothing."""
+    """The tag of all rows of a batch, so that a repetition changes nothing."""
     return str(Tag(0, (batch_id + 1) * _LSN_STEP, 0))
 
 
 def read_row(text: str, table: Table) -> _Row:
-    """A row as Spark tells it: JSON in which each value is a text."""
+    """A row from Spark's JSON, in which each value is a text."""
     texts: Mapping[str, str | None] = orjson.loads(text)
     values = {column.name: typed_value(texts[column.name], column.value_type) for column in table.columns}
     return _Row({name: values[name] for name in table.key}, values, orjson.dumps(values))
 
 
 def typed_value(text: str | None, value_type: str) -> JsonValue:
-    """A text of Spark's as a value in the form that its type has in events."""
+    """Spark's text of a value -> the value in the form that its type has in events."""
     if text is None:
         return None
     if value_type == "bool":
@@ -70,7 +70,7 @@ def typed_value(text: str | None, value_type: str) -> JsonValue:
 
 
 def distinct(rows: Iterable[_Row], *, key: Sequence[str]) -> tuple[list[_Row], list[tuple[_Row, str]]]:
-    """The rows to be kept, one of each key, and the others with the reason: a key that has a null, or is another's."""
+    """One row of each key, and the others with the reason: a null in the key, or a key that another row has."""
     kept: dict[bytes, _Row] = {}
     refused = list[tuple[_Row, str]]()
     for row in rows:
@@ -89,7 +89,7 @@ def distinct(rows: Iterable[_Row], *, key: Sequence[str]) -> tuple[list[_Row], l
 
 
 def why_unfit(row: _Row, table: Table) -> str | None:
-    """Why PostgreSQL can't have this row whatever its key is, None where it can: one bad event stops no query. Pure."""
+    """Why PostgreSQL can't store this row, apart from its key; None if it can. One bad event stops no query. Pure."""
     for column in table.columns:
         value = row.values[column.name]
         if not isinstance(value, str):
@@ -102,7 +102,7 @@ def why_unfit(row: _Row, table: Table) -> str | None:
 
 
 def why_too_long(row: _Row, stream: StreamInput) -> str | None:
-    """Why the result's topic can't have this row, None where it can, or there is none. Pure."""
+    """Why the result's topic can't take this row; None if it can, or there is no topic. Pure."""
     size = len(orjson.dumps(row.key)) + len(row.text) + RECORD_OVERHEAD_BYTES
     if stream.result_topic is None or size <= stream.result_record_bytes_max:
         return None
@@ -118,7 +118,7 @@ def apply_results(
     try:
         rows = [read_row(text, table) for batch in remaining for text in batch.column("row").to_pylist()]
         if rows:
-            # All that the batch reads is read by now, so these are rows of the topics' own records, or none is written.
+            # All input is read by now. If the topics are the same ones, these rows come from their records.
             assert task.client is not None
             check_same_topics(stream.query, task.client, stream.topic_ids)
             apply_rows(task, stream, table, batch_id, rows, topics_for(task.client, stream, task.run), result)
@@ -127,13 +127,13 @@ def apply_results(
         close_sink(task)  # the next attempt starts with new connections
         close_topics(stream)
         result.failures.append(Failure.of(error))
-        for _ in remaining:  # a worker whose input isn't read to its end is thrown away
+        for _ in remaining:  # Spark discards a worker whose input isn't read to the end
             pass
     yield to_arrow(result)
 
 
 class Topics(Protocol):
-    """Where rows go besides the sink, as ``StreamTopics``."""
+    """Where rows go besides the sink: the protocol of ``StreamTopics``."""
 
     def write_row(self, key: bytes, row: bytes, tag: str) -> None: ...
 
@@ -151,9 +151,8 @@ def apply_rows(
     topics: Topics,
     result: Result,
 ) -> None:
-    """Apply rows to the sink, and then to the topics: what is on them is in the sink. ``result`` gets the counts.
-
-    Raises what the sink and ``topics`` raise, and LockstepError where the sink has rows of a later batch.
+    """Apply rows to the sink, and then to the topics, so that every row on a topic is in the sink. Adds to ``result``.
+    Raises what the sink and ``topics`` raise, and LockstepError if the sink has rows of a later batch.
     """
     result.rows = len(rows)
     tag = batch_tag(batch_id)
@@ -186,7 +185,7 @@ def apply_rows(
             for row in by_place.values():
                 topics.write_row(orjson.dumps(row.key), row.text, tag)
     in_order = sorted(refused, key=lambda one: (one[0].text, one[1]))
-    # However many these are: nobody has to hold them all, and a wrong mapping shows in the figures.
+    # There may be many: they are passed on one by one, and a wrong mapping shows in the figures.
     topics.set_aside(
         batch_id,
         (
@@ -198,7 +197,7 @@ def apply_rows(
 
 
 def _stored_tags(task: Task, table: Table, rows: Sequence[_Row]) -> dict[bytes, str]:
-    """The tags of those of these rows' keys that the sink has, by the key's JSON."""
+    """The tags of those of the rows' keys that the sink has, by the key's JSON."""
     wanted = {orjson.dumps(row.key) for row in rows}
     names = table.key
     stored = {

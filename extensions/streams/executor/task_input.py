@@ -1,4 +1,4 @@
-"""What the driver tells each task of a stream query, besides what it tells each task of a sink."""
+"""What each task of a stream query gets from the driver, besides the input of a sink's task."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StreamInput:
-    """What a task needs to know besides its sink.
-
-    ``topic_ids`` are Kafka's ids of the topics whose records it was given. ``result_topic`` gets the result besides the
-    sink. Records have so many bytes at most.
+    """A task's input besides its sink. ``topic_ids`` are Kafka's ids of the topics whose records it was given.
+    ``result_topic`` gets the rows after the sink. The limits are the largest records of the topics, in bytes.
     """
 
     query: str

@@ -1,7 +1,6 @@
-"""What the tasks of a stream query write to Kafka: rows of its result, and rows that the result can't have.
-
-A batch that is done again writes the same records again: the same keys, and the same bytes. So whoever goes by the key
-has each row once. One producer per worker writes, and nothing counts as written before the brokers have confirmed it.
+"""What the tasks of a stream query write to Kafka: rows of its result, and rows that the result can't have. A repeated
+batch writes the same records again, with the same keys and the same bytes. So a consumer that goes by the key has each
+row once. One producer per worker writes. Nothing counts as written before the brokers have confirmed it.
 """
 
 import hashlib
@@ -25,10 +24,10 @@ from jobs.executor.log_reader import Client
 from jobs.executor.result import RejectedEvent
 
 RECORD_OVERHEAD_BYTES: Final = 128
-"""What a record of the result has besides key and value, at most: its header, and Kafka's own fields."""
+"""The most bytes of a result record besides key and value: its header, and Kafka's own fields."""
 
 _SIDE_FACTS_BYTES: Final = 2048
-"""As many bytes at most has a record of the side topic besides what it keeps: names, times, a position, a reason."""
+"""The most bytes of a side topic's record besides key and value: names, times, a position, a reason."""
 
 _SIDE_KEY_BYTES_MAX: Final = 1000
 _REASON_MAX: Final = 300
@@ -38,12 +37,12 @@ _QUEUE_KBYTES: Final = 32 * 1024
 
 
 def check_same_topics(query: str, client: Client, topic_ids: Mapping[str, str]) -> None:
-    """Raise PositionMismatch where one of these topics was recreated: what was read may be other records."""
+    """Raise PositionMismatch if one of these topics was recreated: its records may not be those that were read."""
     check_topic_ids(query, topic_ids, TopicAdmin(client).topic_ids(sorted(topic_ids)))
 
 
 def check_topic_ids(query: str, known: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Raise PositionMismatch where a topic isn't the one that was known: its offsets mean other records. Pure."""
+    """Raise PositionMismatch if a topic isn't the known one: its offsets mean other records. Pure."""
     changed = sorted(topic for topic, topic_id in known.items() if now.get(topic, topic_id) != topic_id)
     if changed:
         raise PositionMismatch(
@@ -53,10 +52,8 @@ def check_topic_ids(query: str, known: Mapping[str, str], now: Mapping[str, str]
 
 
 class StreamTopics:
-    """Writes to the topics of one stream query. ``flush`` returns once all is durable.
-
-    Every method raises Unavailable where the brokers don't answer, and LockstepError where they refuse. It is to be
-    closed then, and opened anew.
+    """Writes to the topics of one stream query. ``flush`` returns once everything is durable. Every method raises
+    Unavailable if the brokers don't answer, and LockstepError if they refuse. Close it then, and open a new one.
     """
 
     def __init__(self, client: Client, where: StreamInput) -> None:
@@ -70,7 +67,7 @@ class StreamTopics:
             Producer,
             {
                 **client,
-                "enable.idempotence": True,  # and so all brokers confirm, and a retry neither repeats nor reorders
+                "enable.idempotence": True,  # so all brokers confirm, and a retry neither repeats nor reorders
                 "compression.type": "lz4",
                 "linger.ms": 5,
                 "batch.size": batch_bytes(*limits),
@@ -92,7 +89,7 @@ class StreamTopics:
             self._produce(self._where.side_topic, key.encode(), value.encode(), [])
 
     def flush(self) -> None:
-        """Wait until all that was added is durable."""
+        """Wait until everything added is durable."""
         fewest, moved = None, time.monotonic()
         while left := self._producer.flush(_SLICE_S):
             self._check()
@@ -104,7 +101,7 @@ class StreamTopics:
         self._check()
 
     def close(self) -> None:
-        """What isn't confirmed is given up."""
+        """Gives up records that aren't confirmed."""
         self._producer.purge()
         self._producer.flush(_SLICE_S)
 
@@ -113,7 +110,7 @@ class StreamTopics:
         while True:
             try:
                 self._producer.produce(topic, value, key, headers=headers or None, on_delivery=self._on_delivery)
-            except BufferError:  # the queue is full: the brokers take their time
+            except BufferError:  # the queue is full: the brokers are slow
                 self._producer.poll(_SLICE_S)
                 self._check()
             except KafkaException as error:
@@ -155,7 +152,7 @@ _open: dict[str, _Open] = {}
 
 
 def topics_for(client: Client, where: StreamInput, run: str) -> StreamTopics:
-    """This worker's writer: that of an earlier task of the same run, else a new one. Raises as ``new_client``."""
+    """This worker's writer for the run; a new one if the open one is of another run. Raises as ``new_client``."""
     opened = _open.get(where.query)
     if opened is not None and opened.purpose == (run, where):
         return opened.topics
@@ -166,7 +163,6 @@ def topics_for(client: Client, where: StreamInput, run: str) -> StreamTopics:
 
 
 def close_topics(where: StreamInput) -> None:
-    """Close this worker's writer, if it has one."""
     opened = _open.pop(where.query, None)
     if opened is not None:
         with suppress(Exception):  # it was given up; how it ends doesn't matter
@@ -174,15 +170,14 @@ def close_topics(where: StreamInput) -> None:
 
 
 def side_room(bytes_max: int) -> tuple[int, int]:
-    """How many bytes a key and a value may have in JSON, in a record of the side topic of so many. Pure."""
+    """How many bytes of JSON a key and a value may have in a side topic's record of this size. Pure."""
     room = max(0, bytes_max - _SIDE_FACTS_BYTES)
     return room // 4, room * 3 // 4
 
 
 def refused_record(batch_id: int, row: RejectedEvent, generation: int, *, bytes_max: int) -> tuple[str, str]:
-    """Key and value of a row that this build of the result can't have, for the side topic. Pure.
-
-    Of a key or a row that is too long for that the beginning of its JSON is kept as a text, beside its length.
+    """Key and value of the side topic's record for a row that this build of the result can't have. Pure. If a key or
+    row is too long, the beginning of its JSON is stored as text, with its length.
     """
     key: dict[str, JsonValue] = {"batch": batch_id, "row": row.position.offset}
     if len(row.key) <= _SIDE_KEY_BYTES_MAX:
@@ -202,7 +197,7 @@ def refused_record(batch_id: int, row: RejectedEvent, generation: int, *, bytes_
 
 
 def _kept_json(name: str, document: bytes | None, room: int) -> dict[str, JsonValue]:
-    """A document under its name, or what fits of it."""
+    """A document under its name, or as much of it as fits."""
     if document is None or len(document) <= room:
         return {name: None if document is None else orjson.loads(document)}
     part = document.decode()[:room]

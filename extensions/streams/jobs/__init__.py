@@ -1,1 +1,1 @@
-"""The jobs of stream queries, in the driver of the jobs of sinks, and what they leave for commands to see."""
+"""The jobs of stream queries, which run in the driver beside the jobs of sinks, and their records for commands."""

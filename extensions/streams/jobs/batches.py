@@ -1,8 +1,8 @@
 """The batches of a stream query: each one's final rows go to a sink before Spark commits it.
 
-A batch in order: what takes no part in it goes to the side topic, the rows go to the sink and then to their own topic,
-the figures are stored, Spark commits. A job that is killed anywhere runs the batch again, with the same offsets and the
-same watermark. Records of the topics then have the same keys and values, and rows the same tag.
+The order of a batch: records without a part in it go to the side topic, rows go to the sink and then to their own
+topic, the figures are stored, Spark commits. A job that is killed anywhere runs the batch again with the same offsets
+and the same watermark. Records on the topics then have the same keys and values, and rows the same tag.
 """
 
 from collections.abc import Callable, Iterable
@@ -33,7 +33,9 @@ from jobs.spark.arrow_map import ArrowMap
 
 
 class Batches:
-    """Of one run, one after the other. ``figures`` are those of all that were done, ``read`` counts what was read."""
+    """The batches of one run, one after the other. ``figures`` cover all finished batches; ``read`` counts records
+    read.
+    """
 
     def __init__(
         self,
@@ -46,7 +48,7 @@ class Batches:
         sources: int,
         cluster: TopicAdmin,
     ) -> None:
-        """Raises LockstepError where the checkpoint doesn't fit to the figures. ``sources`` counts the streams."""
+        """Raises LockstepError when the checkpoint doesn't match the figures. ``sources`` is the number of streams."""
         self._plan = plan
         self._lease = lease
         self._generation = generation
@@ -55,7 +57,7 @@ class Batches:
         self._sources = sources
         self._cluster = cluster
         self._late_of: tuple[int, int] = (-1, 0)
-        """A batch, and how many late events it has set aside."""
+        """A batch, and how many of its late events went to the side topic."""
         self.figures = load_figures(lease.record, generation)
         self._check_checkpoint()
         self.read = ReadSoFar(sum(self.figures.offsets.values()))
@@ -74,9 +76,8 @@ class Batches:
         side: SideTopic,
         apply: Callable[[DataFrame, int], Result],
     ) -> StreamReport:
-        """Do a batch; when this returns, all of it is durable. ``recent_progress`` is what Spark says of those before.
-
-        Raises LockstepError, and Unavailable where the job is to begin again.
+        """Do a batch; when this returns, all of it is durable. ``recent_progress`` is Spark's report on earlier
+        batches. Raises LockstepError, and Unavailable if the job has to begin again.
         """
         self._lease.check()
         self._check_figures()
@@ -85,13 +86,13 @@ class Batches:
         before = self._planned(batch_id - 1) if batch_id else None
         if this is None or (batch_id and before is None):
             raise LockstepError(f"the checkpoint {self._checkpoint.location} has no offsets of batch {batch_id}")
-        # Offsets were planned in a topic that may have been recreated since: they would mean other records now.
+        # If a topic was recreated since, the planned offsets would mean other records now.
         self._check_topics()
         self.read = ReadSoFar(sum(this.ends.values()))
         starts = self._begun.start if before is None else before.ends
         counts = side.write(frame.sparkSession, starts, this.ends, None if before is None else before.watermark_ms)
         result = apply(frame, batch_id)
-        # Or while it was read, which a batch without rows finds out here: Spark doesn't commit it then.
+        # Also if it was recreated during the batch. Spark doesn't commit the batch then.
         self._check_topics()
         self._late_of = batch_id, counts[LATE]
         done = Figures(
@@ -124,23 +125,21 @@ class Batches:
         return self._checkpoint.planned(batch_id, sources=self._sources)
 
     def _check_figures(self) -> None:
-        """Raise Unavailable where the store has other figures than this job: it was put back meanwhile.
-
-        The job begins again then, and finds whether it may go on. Raises Fenced where they are a newer job's.
+        """Raise Unavailable if the store has other figures than this job because it was put back. The job begins again
+        then, and finds out whether it may go on. Raises Fenced if the figures are a newer job's.
         """
         if load_figures(self._lease.record, self._generation) != self.figures:
             self._lease.look()
             raise Unavailable(f"the result of stream query {self._plan.name!r} was put back while its job ran")
 
     def _check_topics(self) -> None:
-        """Raise PositionMismatch where a topic was recreated since the result was begun."""
+        """Raise PositionMismatch if a topic was recreated since the result was begun."""
         known = self._begun.topic_ids
         check_topic_ids(self._plan.name, known, self._cluster.topic_ids(sorted(known)))
 
     def _compare_dropped(self, recent_progress: Iterable[Any]) -> int:
-        """How many rows Spark keeps, as of the last batch. Raises LockstepError where it has dropped others than we.
-
-        What Spark drops has to be on the side topic, to the last event.
+        """How many rows Spark's state has, as of the last batch. Raises LockstepError if Spark dropped another number
+        of events than went to the side topic: every one has to be there.
         """
         batch_id, late = self._late_of
         kept, dropped = self.figures.state_rows, 0
@@ -159,7 +158,7 @@ class Batches:
 
 
 def applied(task: Task, stream: StreamInput, table: Table, frame: DataFrame, batch_id: int) -> Result:
-    """Have tasks apply a batch's rows. Raises what they have met, and what passes by itself last."""
+    """Let tasks apply a batch's rows. Raises one of their errors, Unavailable only if there is no other."""
     work = ArrowMap(partial(apply_results, task, stream, table, batch_id), RESULT_SCHEMA)
     result = from_arrow(work(frame).toArrow())
     if result.failures:

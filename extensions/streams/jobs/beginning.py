@@ -1,4 +1,4 @@
-"""How a run of a stream query begins: its topics are there, and fit to what its result was begun with."""
+"""How a run of a stream query begins: its topics exist, and match what its result was begun with."""
 
 import logging
 import threading
@@ -37,7 +37,7 @@ _RECORD_BYTES: Final = "max.message.bytes"
 
 
 class Beginning:
-    """Of one run, into one generation."""
+    """The beginning of one run, into one generation."""
 
     def __init__(
         self,
@@ -59,10 +59,9 @@ class Beginning:
     def await_topics(
         self, streams: Mapping[str, StreamSettings], *, stop: threading.Event, report: Reporter
     ) -> bool | None:
-        """Wait for the topics of these streams, and let who looks at the query know for which one.
-
-        None once all are there, else whether another run is due. Raises LockstepError where the job ends by itself and
-        one isn't there, and what the lease raises.
+        """Wait for the topics of these streams, and record for observers which one is missing. Returns None once all
+        exist, otherwise whether another run is due. Raises LockstepError if one is missing for a job that ends by
+        itself (``once``), and what the lease raises.
         """
         look_at, told = 0.0, None
         while True:
@@ -98,7 +97,7 @@ class Beginning:
         result_topic: TopicPlan | None,
         checkpoint_of: Callable[[int], Checkpoint],
     ) -> Begun:
-        """What the result was begun with; noted now where it is new. Raises LockstepError where that doesn't fit."""
+        """What the result was begun with; recorded now for a new result. Raises LockstepError if it doesn't match."""
         records, name = self._records, begun_name(self._generation)
         topics = sorted(stream.topic for stream in streams.values())
         counts = self._cluster.partition_counts(topics, must_see=True)
@@ -117,12 +116,12 @@ class Beginning:
         check_definition(self._plan.name, begun, definition)
         check_state_form(self._plan.name, begun, form=self._plan.state_form)
         check_topic_ids(self._plan.name, begun.topic_ids, topic_ids)
-        # Where nothing was read yet, Spark wants an offset of partitions too that have joined since.
+        # If nothing was read yet, Spark needs an offset of new partitions too.
         joined = dict.fromkeys(partitions_of(topics, counts), 0)
         return replace(begun, start={**joined, **begun.start})
 
     def _tell_unfinished(self, checkpoint_of: Callable[[int], Checkpoint]) -> None:
-        """Log which builds, whose rows are posted before this one's, have begun a batch that nobody ends any more."""
+        """Log which earlier builds, whose rows are posted before this one's, have a batch that nobody will finish."""
         if self._plan.query.webhook is None:
             return
         for number in self._builds.look_shown():
@@ -139,7 +138,9 @@ class Beginning:
 
 
 def record_bytes_max(cluster: TopicAdmin, plan: TopicPlan) -> int:
-    """How long a record of a topic may be: as planned, which it is altered for, or else what it takes as it is."""
+    """The largest record of a topic. The topic is altered to the planned size; if that is refused, its own limit
+    counts.
+    """
     wanted = int(plan.config[_RECORD_BYTES])
     known = int(cluster.configs([plan.name])[plan.name][_RECORD_BYTES])
     if known >= wanted:
@@ -156,7 +157,7 @@ def record_bytes_max(cluster: TopicAdmin, plan: TopicPlan) -> int:
 
 
 def lacking_topic(query: str, streams: Mapping[str, StreamSettings], topics: Collection[str]) -> LockstepError | None:
-    """Why a query over these streams can't begin where Kafka has these topics, None where it has them all. Pure."""
+    """The error if Kafka lacks a topic of a query's streams; None if it has them all. Pure."""
     for name, stream in sorted(streams.items()):
         if stream.topic not in topics:
             return LockstepError(

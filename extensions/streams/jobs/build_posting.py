@@ -1,4 +1,4 @@
-"""Posts the rows of one build after the other, each row in a turn that no command has."""
+"""Posts the rows of one build, each at a moment when no command has a turn."""
 
 import logging
 import time
@@ -26,22 +26,20 @@ from jobs.generations.lease import GenerationLease
 logger = logging.getLogger("lockstep.streams")
 
 TICK_S: Final = 0.2
-"""So often it looks whether a command has its turn, at least; no row is posted without a look before."""
+"""How often, at least, it looks whether a command has its turn. It also looks before each row."""
 
 
 class Closed(Exception):
-    """It is to end now."""
+    """Posting has to end now."""
 
 
 class Erased(Exception):
-    """Rows were erased since the topic was looked at."""
+    """Rows were erased since the topic was last read."""
 
 
 class BuildPosting:
-    """For the thread that posts.
-
-    ``gate``: one is inside who posts a row. A command that has its turn holds it. ``pause`` waits so many seconds, and
-    raises Closed where posting is to end, as it does for 0 s.
+    """Posts one build at a time. For the thread that posts. ``gate`` is entered to post a row; a command that has its
+    turn holds it. ``pause`` waits the given seconds, and raises Closed if posting has to end, also for 0 s.
     """
 
     def __init__(
@@ -56,7 +54,7 @@ class BuildPosting:
     ) -> None:
         assert plan.query.webhook is not None
         self.has_moved = False
-        """A row was taken or refused for good since who reads it has set it back."""
+        """Whether a row was taken or refused for good since the reader of this flag reset it."""
         self._plan = plan
         self._lease = lease
         self._progress = progress
@@ -68,15 +66,16 @@ class BuildPosting:
         self._refused = RefusedRows(plan)
         self._refused_in_a_row = 0
         self._delivery: tuple[str, RowDelivery] | None = None
-        """Of the topic with this id, whose rows are being posted, or were last."""
+        """The delivery of the present or last build, by its topic's id."""
         self._looked_at: float | None = None
 
     def close(self) -> None:
-        """Let the connection go."""
         self._webhook.close()
 
     def post(self, generation: int) -> None:
-        """Post what a build's topic holds by now. Raises Closed, Erased, Replaced, TooManyRefused, and as the lease."""
+        """Post what a build's topic holds by now. Raises Closed, Erased, Replaced, TooManyRefused, and what the lease
+        raises.
+        """
         topic, progress = self._progress.topic(generation), self._progress
         at, lost = progress.found(generation)
         if lost:
@@ -84,7 +83,7 @@ class BuildPosting:
                 return
             subject = {"stream_query": self._plan.name, "topic": topic}
             logger.error(LogMessage("rows may be lost to the webhook", subject, lost))
-            self._erased.forget()  # tombstones may be lost too, and it may go on further back
+            self._erased.forget()  # tombstones may be lost too, and posting may go on further back
         progress.remember(generation, at)
         if not at.waiting and not at.reason:
             if lost:
@@ -105,14 +104,13 @@ class BuildPosting:
             at = replace(at, offset=max(at.offset, end), waiting=0, since_ms=None, reason="")
             progress.save(generation, at)
         except Closed:
-            with suppress(LockstepError, Replaced):  # the next process posts again what isn't noted
+            with suppress(LockstepError, Replaced):  # the next process posts again what isn't stored
                 progress.save(generation, at)
             raise
 
     def _is_taken(self, delivery: RowDelivery, topic: str, generation: int, record: Record) -> bool:
-        """Whether the receiver has the row, or the row is kept as a rejection.
-
-        Raises as ``RowDelivery.refusal`` and as ``RefusedRows.keep``.
+        """Whether the row is done: the receiver has it, or it was erased. False if it became a rejection. Raises what
+        ``RowDelivery.refusal`` and ``RefusedRows.keep`` raise.
         """
         if record.value is None or self._erased.has(record):
             return True
@@ -132,7 +130,6 @@ class BuildPosting:
         return False
 
     def _row(self, generation: int, record: Record) -> Mapping[str, str | int]:
-        """Which row it is, for the log."""
         return {"stream_query": self._plan.name, "generation": generation, "offset": record.offset}
 
     def _read(self, topic: str, offset: int) -> Generator[Record, None, None]:
@@ -141,7 +138,7 @@ class BuildPosting:
                 yield record
 
     def _delivery_of(self, topic_id: str, generation: int) -> RowDelivery:
-        """The delivery of a build's rows: what it knows of them holds for one topic."""
+        """The delivery of a build's rows: what it knows about them holds for one topic."""
         if self._delivery is not None and self._delivery[0] == topic_id:
             return self._delivery[1]
 
@@ -167,10 +164,8 @@ class BuildPosting:
 
     @contextmanager
     def _gate_passed(self, generation: int) -> Iterator[None]:
-        """Wait while a command has its turn; none has one inside.
-
-        Raises Closed where it is to end, Replaced where another job posts, Erased where rows were erased in such a
-        turn, and what the lease raises.
+        """Wait while a command has its turn; no command can begin one inside the block. Raises Closed if posting has to
+        end, Replaced if another job posts, Erased if rows were erased in such a turn, and what the lease raises.
         """
         now = time.monotonic()
         if self._looked_at is None or now - self._looked_at > TICK_S:
@@ -189,7 +184,7 @@ class BuildPosting:
             self._gate.leave()
 
     def _check_going_on(self) -> None:
-        """Raise Closed where it is to end, and what the lease raises."""
+        """Raises Closed if posting has to end, and what the lease raises."""
         self._pause(0)
         self._lease.check()
 
@@ -199,7 +194,7 @@ class BuildPosting:
 
 
 def _after(at: Posted, offset: int, end: int, *, is_taken: bool) -> Posted:
-    """Once the row before this offset is taken or kept."""
+    """The progress after the row before this offset was taken or rejected."""
     return replace(
         at,
         offset=offset,

@@ -1,4 +1,4 @@
-"""The builds of a stream query's result: which one is worked on, which ones readers have, and which ones go."""
+"""The builds of a stream query's result: which one is worked on, which ones readers see, and which ones are dropped."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -12,13 +12,13 @@ from sinks.contract import OpenedSink
 
 
 def newest_generation(plan: StreamQueryPlan, opened: OpenedSink) -> int | None:
-    """The newest build of a query's result, None where there is none. Raises LockstepError for another pipeline's."""
+    """The newest build of a query's result; None if there is none. Raises LockstepError for another pipeline's."""
     generations = [each for each in plan.builds(opened) if each.phase is not Phase.RETIRED]
     return generations[-1].number if generations else None
 
 
 class Builds:
-    """As the job of build ``generation`` sees them. ``opened`` is that build's."""
+    """The builds from the point of view of the job of build ``generation``. ``opened`` is that build's sink."""
 
     def __init__(
         self,
@@ -31,9 +31,9 @@ class Builds:
         self._opened = opened
         self._generation = generation
         self._checkpoint_of = checkpoint_of
-        # Whether readers have this one.
+        # Whether readers see this build.
         self.is_live = False
-        # The builds whose rows readers have or had, this one the last, once it is live.
+        # The builds whose rows readers see or have seen; once this one is live, it is the last.
         self.shown: list[int] = []
         self._may_have_earlier = True
 
@@ -43,15 +43,15 @@ class Builds:
 
     @property
     def has_earlier(self) -> bool:
-        """Whether builds before the one that readers have may be there still."""
+        """Whether builds before the live one may still exist."""
         return self.is_live and self._may_have_earlier
 
     def look(self) -> None:
-        """See whether readers have this one."""
+        """Refresh ``is_live``."""
         self.is_live = self._opened.generations.live() == self._generation
 
     def look_shown(self) -> list[int]:
-        """See which ones are shown."""
+        """Refresh ``shown``."""
         earlier = [
             each.number
             for each in list_generations(self._opened)
@@ -61,27 +61,25 @@ class Builds:
         return self.shown
 
     def go_live(self) -> bool:
-        """Show readers this build, unless another one is to be worked on. Returns whether they have it."""
+        """Show readers this build, unless another one is to be worked on. Returns whether they see it."""
         if self.has_other():
             return False
         self._keep_shown()
         self._opened.generations.switch()
-        self._keep_shown()  # a rebuild may have given this one up meanwhile, and not seen that it is live
+        self._keep_shown()  # a rebuild may have given this one up meanwhile, without seeing that it is live
         self.is_live = True
         self.look_shown()
         return True
 
     def _keep_shown(self) -> None:
-        """Note that readers have the build that is live. It was given up where a rebuild began as it went live."""
+        """Mark the live build as ready again. A rebuild that began as it went live has given it up."""
         for each in list_generations(self._opened):
             if each.is_live and each.phase is Phase.RETIRED:
                 set_phase(self._opened.records, each.number, Phase.READY)
 
     def drop_earlier(self, cluster: TopicAdmin, has_posted: Callable[[int], bool] | None = None) -> None:
-        """Drop the builds before the one that readers have. A job that was killed may have left some.
-
-        One whose rows the webhook hasn't got yet stays until it ``has_posted`` them: its topic has rows that this build
-        may lack.
+        """Drop the builds before the live one, including any that a killed job left. With ``has_posted``, a build that
+        was shown stays until the webhook has all of its rows: its topic may have rows that this build lacks.
         """
         self._may_have_earlier = False
         for earlier in list_generations(self._opened):
@@ -93,7 +91,7 @@ class Builds:
                 continue
             set_phase(self._opened.records, earlier.number, Phase.RETIRED)
             self.shown = [number for number in self.shown if number != earlier.number]
-            # Before the build: what is left of one that isn't listed any more is found by nobody.
+            # Before the build: once the build isn't listed any more, nobody finds its topic.
             topic = stream_result_topic(self._plan.pipeline, self._plan.name, earlier.number)
             if cluster.exists(topic):
                 cluster.remove([topic])

@@ -1,4 +1,4 @@
-"""Spark's checkpoint of a stream query: where a batch ends, what is committed. Read through Hadoop's file systems."""
+"""Spark's checkpoint of a stream query: where batches end, and what is committed. Read with Hadoop's file systems."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,26 +13,25 @@ from jobs.spark.jvm import JVM_ERRORS
 
 _VERSION = "v1"
 _NOTHING = "-"
-"""The line of a source of which nothing was planned yet."""
+"""The line of a source for which nothing is planned yet."""
 
 
 def checkpoint_location(directory: str, *, pipeline: str, query: str, generation: int) -> str:
-    """One checkpoint per pipeline, query and generation. Two pipelines may share the directory."""
+    """The checkpoint of one pipeline, query and generation. Pipelines may share the directory."""
     return f"{directory.rstrip('/')}/{pipeline}/{query}/g{generation}"
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """Where a batch ends, and the watermark of event time that it has, in milliseconds since 1970."""
+    """Where a batch ends, and its watermark of event time in milliseconds since 1970."""
 
     ends: Offsets
     watermark_ms: int
 
 
 def parse_planned(text: str, *, sources: int) -> PlannedBatch:
-    """The content of ``offsets/<batch>``: version, metadata, then one line per source. Raises LockstepError.
-
-    No two sources may have a topic in common.
+    """Parse ``offsets/<batch>``: version, metadata, then one line per source. Raises LockstepError. No two sources may
+    have a topic in common.
     """
     lines = text.splitlines()
     if len(lines) != 2 + sources or lines[0] != _VERSION:
@@ -50,37 +49,36 @@ def parse_planned(text: str, *, sources: int) -> PlannedBatch:
 
 
 class Checkpoint:
-    """The checkpoint directory of one query. Spark writes it."""
+    """The checkpoint directory of one query, which Spark writes."""
 
     def __init__(self, spark: SparkSession, location: str) -> None:
         self.location = location
         context: Any = spark.sparkContext
         jvm = context._jvm  # PySpark has no public way to Hadoop's file systems
-        # Each name on the way to a class is looked for in all jars, 10 ms in all: not in every batch.
+        # Each lookup of a class by name searches all jars, which takes 10 ms in all: too slow for every batch.
         self._path_of = jvm.org.apache.hadoop.fs.Path
         self._io = jvm.org.apache.commons.io.IOUtils
         self._files = self._path_of(location).getFileSystem(context._jsc.hadoopConfiguration())
 
     def planned(self, batch_id: int, *, sources: int) -> PlannedBatch | None:
-        """What Spark has planned of a batch of a query with so many sources, None where that isn't known."""
+        """Spark's plan of a batch of a query with this many sources; None if unknown."""
         text = self._read(f"offsets/{batch_id}")
         return None if text is None else parse_planned(text, sources=sources)
 
     def newest_planned(self) -> int | None:
-        """The newest batch that was planned, be it complete or not; None when there is none."""
+        """The newest batch that was planned, complete or not; None if there is none."""
         return self._newest("offsets")
 
     def newest_committed(self) -> int | None:
-        """The newest batch that is complete; None when there is none."""
+        """The newest batch that is complete; None if there is none."""
         return self._newest("commits")
 
     def remove(self) -> None:
-        """Delete the directory, where that can be. No query may have it: one would read the log from its start."""
+        """Delete the directory if possible. No query may use it: one would read the log from its start."""
         with suppress(*JVM_ERRORS):
             self._files.delete(self._path_of(self.location), True)
 
     def _newest(self, kind: str) -> int | None:
-        """The newest batch of which there is a file of this kind."""
         directory = self._path(kind)
         if not self._files.exists(directory):
             return None

@@ -1,4 +1,4 @@
-"""Which rows of a result's topic were erased before they were posted: a tombstone of their key stands behind them."""
+"""Finds rows of a result's topic that were erased before they were posted: a later tombstone has their key."""
 
 from contextlib import closing
 
@@ -8,23 +8,23 @@ from extensions.streams.jobs.posted import Posted
 
 
 class ErasedRows:
-    """Of the build at work, as of the last look at its topic."""
+    """The erased rows of the build at work, as of the last read of its topic."""
 
     def __init__(self, client: ClientSettings) -> None:
         self._client = client
         self.erased_to: str | None = None
-        """What the record says of the build: up to which offset there may be tombstones."""
+        """The build's record of where tombstones may end."""
         self._tombstones: dict[bytes, int] = {}
         """Key of an erased row -> the offset of its newest tombstone."""
         self._looked_for: tuple[str, str | None] | None = None
-        """The topic's id and that record, where the look has come to its end: later rows need no other one."""
+        """The topic's id and ``erased_to`` of the last complete read: it covers all later rows too."""
 
     def forget(self) -> None:
-        """Look again: tombstones may be lost."""
+        """Read again next time, since tombstones may be lost."""
         self._looked_for = None
 
     def look(self, topic: str, at: Posted, erased_to: str | None) -> None:
-        """Find those that aren't posted yet, unless that is known from an earlier look."""
+        """Find the tombstones of rows that aren't posted yet, unless an earlier read found them."""
         looked_for = at.topic_id, erased_to
         if looked_for == self._looked_for:
             return
@@ -40,5 +40,5 @@ class ErasedRows:
         self._looked_for = looked_for
 
     def has(self, record: Record) -> bool:
-        """Whether the row of this record was erased."""
+        """Whether this record's row was erased."""
         return self._tombstones.get(record.key, -1) > record.offset

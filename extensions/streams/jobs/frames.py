@@ -1,8 +1,8 @@
-"""Records of a stream -> its events as typed columns, or why a record is none.
+"""Records of a stream -> its events as typed columns, or the reason why a record isn't an event.
 
-An event that is late isn't dropped by chance: the first stateful operator over every stream is Spark's de-duplication
-within the watermark, which drops an event exactly where its time isn't later than the watermark of the batch before.
-All operators behind it only see what is later. ``side_frame`` asks the same question of the same records.
+Late events are dropped at one defined place. The first stateful operator over every stream is Spark's de-duplication
+within the watermark. It drops exactly those events whose time isn't later than the watermark of the batch before, so
+all later operators see only later events. ``side_frame`` applies the same test to the same records.
 """
 
 from collections.abc import Sequence
@@ -33,17 +33,16 @@ POSITION: Final = (PRIVATE + "topic", PRIVATE + "partition", PRIVATE + "offset")
 _KIND: Final = PRIVATE + "kind"
 
 _JSON_BYTES_MAX: Final = 6
-"""So many bytes has a character in JSON at most: a control character, as \\u0001."""
+"""The most bytes of a character in JSON: a control character, as \\u0001."""
 
 _LATE_ENOUGH: Final = "1970-01-01 00:00:00"
 """Spark's watermark begins here, and drops what isn't later."""
 
 
 def parsed(records: DataFrame, stream: StreamSettings) -> DataFrame:
-    """A frame of Kafka's source -> the stream's columns, and ``_PROBLEM``: why a record is no event, else null.
-
-    With ``sent``, the event's time is corrected by the offset of the device's clock: received minus sent. A time that
-    this takes out of Spark's range is null, and a problem: an error here would stop the query at this record for ever.
+    """A frame of Kafka's source -> the stream's columns, and ``_PROBLEM``: why a record isn't an event, or null. With
+    ``sent``, the event's time is corrected by the offset of the device's clock: received minus sent. If the corrected
+    time is outside of Spark's range, it is null and a problem: an error would stop the query at this record for ever.
     """
     members = ", ".join(f"`{name}` {spark_type(kind)}" for name, kind in stream.columns.items())
     text = f.try_validate_utf8(f.col("value").cast("string"))
@@ -77,7 +76,7 @@ def parsed(records: DataFrame, stream: StreamSettings) -> DataFrame:
     problem = problem.when(time.isNull(), f.lit("its clock is so far off that its time can't be corrected"))
     problem = problem.when(time <= f.lit(_LATE_ENOUGH).cast("timestamp"), f.lit("it happened before 1970"))
     problem = problem.when(
-        time > f.try_add(f.col(RECEIVED), ahead),  # nothing is later than a sum that is out of range
+        time > f.try_add(f.col(RECEIVED), ahead),  # null if the sum is out of range; nothing is later
         f.lit("it happened more than an hour after it was received"),
     )
     columns = [value.alias(name) for name, value in (own | added).items()]
@@ -91,11 +90,9 @@ def parsed(records: DataFrame, stream: StreamSettings) -> DataFrame:
 
 
 def events(records: DataFrame, stream: StreamSettings, *, is_ordered: bool) -> DataFrame:
-    """A streaming frame of Kafka's source -> the stream's events in time, each once.
-
-    Of events of a batch that have one ``id`` the earliest one is taken where ``is_ordered``, and of several of its time
-    that of the lowest partition and offset. Else it is the one that gets to its task first, which may be another one
-    when the batch is done again.
+    """A streaming frame of Kafka's source -> the stream's events in time, each once. With ``is_ordered``, the earliest
+    of a batch's events with one ``id`` is taken, and among those the one with the lowest partition and offset.
+    Otherwise the first to reach its task is taken, which may be another one when the batch is repeated.
     """
     return events_with_position(records, stream, is_ordered=is_ordered).drop(*POSITION)
 
@@ -114,11 +111,9 @@ def events_with_position(records: DataFrame, stream: StreamSettings, *, is_order
 def side_frame(
     records: DataFrame, name: str, stream: StreamSettings, *, generation: int, watermark_ms: int | None, bytes_max: int
 ) -> DataFrame:
-    """Records that don't take part in a batch, as ``key``, ``value`` and ``kind`` for the side topic.
-
-    These are records that are no events, and events that aren't later than the watermark, of the build with the number
-    ``generation``: in another one an event may be in time. What would make a record longer than ``bytes_max`` is cut,
-    and its length is told then.
+    """Records without a part in a batch, as ``key``, ``value`` and ``kind`` for the side topic. These are records that
+    aren't events, and events that aren't later than the watermark of build ``generation``; in another build an event
+    may be in time. Values that make a record longer than ``bytes_max`` are cut; the record gives their length.
     """
     frame = parsed(records, stream)
     watermark = f.timestamp_millis(f.lit(watermark_ms or 0))
@@ -156,7 +151,7 @@ def side_frame(
 
 
 def _kept(name: str, room: int) -> list[Column]:
-    """A record's ``name``, as text or else in base64, with its length in bytes where this is cut to ``room`` bytes."""
+    """A record's ``name`` as text or base64. If it is cut to ``room`` bytes, its length in bytes is added."""
     whole = f.col(PRIVATE + name)
     text = f.try_validate_utf8(whole.cast("string"))
     length = f.octet_length(whole)
@@ -171,12 +166,12 @@ def _kept(name: str, room: int) -> list[Column]:
 
 
 def _fitting(text: Column, room: int) -> Column:
-    """A text, or as much of its beginning as has no more than ``room`` bytes in JSON."""
+    """A text, or as much of its beginning as takes at most ``room`` bytes in JSON."""
 
     def bytes_of(part: Column) -> Column:
         return f.octet_length(f.to_json(f.struct(part.alias("v")))) - len('{"v":""}')
 
-    # Most are far from the limit, and needn't be written as JSON to see that.
+    # Most texts are far from the limit, and needn't be written as JSON to see that.
     fitting = f.when(f.octet_length(text) * _JSON_BYTES_MAX <= room, text).when(bytes_of(text) <= room, text)
     for share in range(1, _JSON_BYTES_MAX):
         part = text.substr(1, room // share)
@@ -185,7 +180,6 @@ def _fitting(text: Column, room: int) -> Column:
 
 
 def union(frames: Sequence[DataFrame]) -> DataFrame:
-    """All rows of these frames, of which there is one at least."""
     return reduce(DataFrame.union, frames)
 
 
@@ -195,9 +189,8 @@ def _iso(time: Column) -> Column:
 
 
 def result_texts(result: DataFrame) -> DataFrame:
-    """A query's rows as JSON in the one column ``row``: every value as text, in the form that its type has in events.
-
-    All rows of a key are in one partition.
+    """A query's rows as JSON in one column ``row``: every value as text, in the form that its type has in events. The
+    partitioning stays, so all rows of a key are in one partition.
     """
     texts = []
     for field in result.schema.fields:
@@ -210,5 +203,4 @@ def result_texts(result: DataFrame) -> DataFrame:
 
 
 def quoted(name: str) -> str:
-    """A column's name for Spark."""
     return "`" + name.replace("`", "``") + "`"

@@ -1,6 +1,5 @@
-"""OAUTHBEARER for Java's client of Kafka, with which Spark asks where topics end, and reads for some jobs.
-
-It gets them from the same server of OpenID Connect as librdkafka.
+"""OAUTHBEARER for Java's Kafka client, with which Spark asks where topics end, and reads for some jobs. It gets tokens
+from the same OpenID Connect server as librdkafka.
 """
 
 import threading
@@ -12,16 +11,15 @@ from cdc.model.errors import ConfigurationError
 _HANDLER: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 _MODULE: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
 ALLOWED_URLS: Final = "org.apache.kafka.sasl.oauthbearer.allowed.urls"
-"""The property of a JVM without whose leave the client takes tokens from nowhere."""
+"""The JVM property that lists the addresses from which the client may get tokens."""
 
 _lock: Final = threading.Lock()
 
 
 def token_options(kafka: KafkaSettings) -> dict[str, str]:
-    """Options of Spark's Kafka source for a login with tokens. They hold secrets: never print them.
-
-    Lets the JVM of this process take tokens from the address among them. Raises as ``KafkaSettings.password``, and
-    ConfigurationError without an address, a user or a password.
+    """Options of Spark's Kafka source for a login with tokens. They hold secrets: never print them. Also allows this
+    process's JVM to get tokens from the address. Raises what ``KafkaSettings.password`` raises, and ConfigurationError
+    without an address, a user or a password.
     """
     password = kafka.password()
     url = str(kafka.librdkafka.get("sasl.oauthbearer.token.endpoint.url", ""))
@@ -49,7 +47,7 @@ def token_options(kafka: KafkaSettings) -> dict[str, str]:
 
 
 def quoted(text: str) -> str:
-    """A text in Java's notation for a login; quotes and backslashes inside the quotes are escaped."""
+    """A text in Java's notation for a login, in quotes, with inner quotes and backslashes escaped."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -57,7 +55,7 @@ def _allow(url: str) -> None:
     from pyspark import SparkContext
 
     jvm = SparkContext._jvm
-    if jvm is None:  # nobody asks yet
+    if jvm is None:  # Spark isn't running yet
         return
     system = jvm.java.lang.System
     with _lock:

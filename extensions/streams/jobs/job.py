@@ -1,4 +1,4 @@
-"""The job of one stream query: one run of it after the other, into the build of its result that is the newest."""
+"""The job of one stream query: run after run, each into the newest build of its result."""
 
 import threading
 import time
@@ -35,9 +35,9 @@ class StreamJob:
         self._stop = stop
         self._report = report
         self.generation = 0
-        """The build that it works on, once it does."""
+        """The build that it works on; 0 before the first."""
         self._lease: GenerationLease | None = None
-        """Kept from one query of a build to the next: what it has claimed counts also while it waits to try again."""
+        """Stays open from one run of a build to the next: its claim counts also while the job waits to retry."""
         self._lease_sink: OpenedSink | None = None
 
     def run(self) -> None:
@@ -62,11 +62,11 @@ class StreamJob:
         go_on_at = time.monotonic() + retry_in_s
         while (left_s := go_on_at - time.monotonic()) > 0 and not self._stop.wait(min(left_s, _TICK_S)):
             if self._lease is not None:
-                with suppress(DataLost):  # the next query finds out what that means
+                with suppress(DataLost):  # the next run finds out what that means
                     beat(self._lease)
 
     def _run_once(self) -> bool:
-        """Run the query into the newest generation to the end of the query. Whether another one is due."""
+        """Run the query into the newest generation until it ends. Returns whether another run is due."""
         with closing((opened := self._plan.opened(1)).sink):
             number = newest_generation(self._plan, opened)
             if number is None:
@@ -80,29 +80,29 @@ class StreamJob:
                     run = QueryRun(self._plan, self._spark, opened, lease, number, stop=self._stop, report=self._report)
                     return run.run()
             except Fenced:
-                lease.check_fence()  # so says a store that was put back too: its tasks find another fence
+                lease.check_fence()  # a store that was put back fences too: its tasks find another fence
                 raise
             except Unavailable:
                 raise
             except LockstepError:
-                # A newer job has the same checkpoint, and may end this one's query before the claims are looked at.
+                # A newer job uses the same checkpoint, and may end this query before the claims are read.
                 self._look_at_claims(lease)
                 with suppress(LockstepError):
                     if newest_generation(self._plan, opened) != number:
-                        return True  # it was dropped meanwhile, by the job of a newer build
+                        return True  # the job of a newer build has dropped it meanwhile
                 raise
 
     def _look_at_claims(self, lease: GenerationLease) -> None:
-        """Raise Fenced when another job has claimed the build since this one did, as far as can be seen."""
+        """Raise Fenced if another job has claimed the build since this one did, as far as the store answers."""
         try:
             lease.look()
         except Fenced:
             raise
         except LockstepError:
-            pass  # the error that has ended the query counts
+            pass  # the error that ended the query counts
 
     def _opened_lease(self, number: int) -> GenerationLease:
-        """The job's lease of this build, by a new connection: the password may be another one by now."""
+        """The job's lease of this build, with a new connection, since the password may have changed."""
         if self._lease is not None and self.generation != number:
             self._end_lease()
         opened, before = self._plan.opened(number), self._lease_sink

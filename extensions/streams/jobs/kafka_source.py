@@ -30,15 +30,14 @@ def starting_offsets(start: Offsets) -> str:
 
 
 def kafka_options(kafka: KafkaSettings) -> dict[str, str]:
-    """Options of Spark's Kafka source for these settings. They hold secrets: never print them.
-
-    Certificates are passed as text, so that executors on other machines need no file. Raises ConfigurationError for a
-    private key that Java can't read.
+    """Options of Spark's Kafka source for these settings. They hold secrets: never print them. Certificates are passed
+    as text, so that executors on other machines need no file. Raises ConfigurationError for a private key that Java
+    can't read.
     """
     answer_ms = str(_ANSWER_S * 1000)
     options = {
-        # Where a broker dies, Kafka's client asks it on until its time is over, and only a new one asks another broker.
-        # Its own minute would be a minute in which no sink gets anything. Spark makes the new one.
+        # When a broker dies, Kafka's client keeps asking it until its timeout. Only a new client, which Spark makes,
+        # asks another broker. With the default timeout, no sink would get anything for a minute.
         "kafka.default.api.timeout.ms": answer_ms,
         "kafka.request.timeout.ms": answer_ms,
         "fetchOffset.numRetries": str(int(OFFSETS_S) // _ANSWER_S),
@@ -46,10 +45,10 @@ def kafka_options(kafka: KafkaSettings) -> dict[str, str]:
         "kafka.security.protocol": kafka.security_protocol.upper(),
         # Open and aborted transactions of capture must never reach a sink.
         "kafka.isolation.level": "read_committed",
-        # The cached consumer leaves a fetch waiting on its connection, and the next batch's requests queue after it.
+        # The cached consumer leaves a fetch waiting on its connection, and the next batch's requests queue behind it.
         # The default of 500 ms is most of a batch's latency. 10 ms cost 13 ms per partition in a task, 1 ms about 5.
         "kafka.fetch.max.wait.ms": "1",
-        # Nobody asked for the client's own metrics, and each poll looks whether it is time to send them.
+        # Nobody uses the client's own metrics, and each poll checks whether it is time to send them.
         "kafka.enable.metrics.push": "false",
         # Backlogs come in large fetches.
         "kafka.max.poll.records": "5000",

@@ -1,7 +1,6 @@
-"""A pattern -> the frame of its matches, or why it can't be kept.
-
-Spark would read a stream twice at two paces, so each is read once. Its events are told which steps they fit, and all
-streams' events go through one operator that has a key's events together: ``extensions.streams.executor.pattern_state``.
+"""A pattern -> the frame of its matches, or why it can't be maintained. Spark would read a stream that occurs twice at
+two paces, so each stream is read once. Each event is marked with the steps that it fits. All events go through one
+operator that sees a key's events together: ``extensions.streams.executor.pattern_state``.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,14 +28,14 @@ from jobs.spark.keyed_state import with_keyed_state
 _US_PER_MS: Final = 1_000
 
 _NOT_OF_ONE_ROW: Final = frozenset({"Aggregate", "Generate", "Window"})
-"""Operators that an expression brings in which isn't one over a single row."""
+"""Operators of expressions that aren't over a single row."""
 
 _MEMBERS: Final = frozenset({"GetStructField", "GetArrayStructFields"})
 _PLACES: Final = frozenset({"GetArrayItem", "ElementAt"})
 
 
 def stages_of(pattern: PatternSettings) -> Pattern:
-    """A pattern as events are matched with it. Pure."""
+    """A pattern in the form that is matched. Pure."""
     stages = list[Stage]()
     for number, step in enumerate(pattern.steps):
         if step.without:
@@ -48,7 +47,7 @@ def stages_of(pattern: PatternSettings) -> Pattern:
 
 
 def planned_pattern(pattern: PatternSettings, sources: Sources) -> DataFrame:
-    """The streaming frame of a pattern's matches. ``sources`` has more streams than its own. Raises QueryRefused."""
+    """The streaming frame of a pattern's matches. ``sources`` may have other streams too. Raises QueryRefused."""
     settings = {name: stream for name, (_, stream) in sources.items()}
     if problems := [f"pattern.{problem}" for problem in pattern.problems(settings)]:
         raise QueryRefused(*problems)
@@ -64,12 +63,10 @@ def planned_pattern(pattern: PatternSettings, sources: Sources) -> DataFrame:
 
 
 def _columns(events: DataFrame) -> Iterable[str]:
-    """A stream's columns, without those of the record's place."""
     return (name for name in events.columns if name not in POSITION)
 
 
 def _problems_of_steps(pattern: PatternSettings, events: Mapping[str, DataFrame]) -> list[str]:
-    """What is wrong with the conditions of steps."""
     problems = []
     for step in pattern.steps:
         if step.where is None:
@@ -87,9 +84,8 @@ def _problems_of_steps(pattern: PatternSettings, events: Mapping[str, DataFrame]
 def _rows(
     pattern: PatternSettings, events: DataFrame, stream: StreamSettings, name: str, used: tuple[str, ...]
 ) -> DataFrame:
-    """A stream's events that fit a step, as ``INPUT`` has them, with their key and their time for the watermark.
-
-    Events of one time are in the order of their streams, then by their id; where they have none, by their place.
+    """A stream's events that fit a step, as ``INPUT`` with their key, and their time for the watermark. Events of one
+    time are ordered by their streams, then by their ids or, without ids, by their place.
     """
     numbered = [(number, step) for number, step in enumerate(pattern.steps) if step.stream == name]
     bits = f.lit(0).cast("bigint")
@@ -113,13 +109,13 @@ def _rows(
 
 
 def _place() -> list[Column]:
-    """Where a record is, as texts that are in its order."""
+    """A record's place, as texts that sort in its order."""
     topic, partition, offset = map(f.col, POSITION)
     return [topic, f.lpad(partition.cast("string"), 10, "0"), f.lpad(offset.cast("string"), 20, "0")]
 
 
 def _texts(names: Iterable[str]) -> Column:
-    """These columns as a struct of texts. Their names may be anything, so the struct has numbers."""
+    """These columns as a struct of texts. Its members are numbered, since column names may be anything."""
     return f.struct(*[_text(f.col(quoted(name))).alias(f"c{place}") for place, name in enumerate(names)])
 
 
@@ -128,7 +124,7 @@ def _text(value: Column) -> Column:
 
 
 def _typed(text: Column, kinds: Mapping[str, str]) -> Column:
-    """``_texts`` as JSON -> a struct of the columns with their types again."""
+    """``_texts`` as JSON -> a struct of the columns with their types."""
     read = f.from_json(text, ", ".join(f"c{place} string" for place in range(len(kinds))) or "c0 string")
     columns = [read.getField(f"c{place}").cast(kind).alias(name) for place, (name, kind) in enumerate(kinds.items())]
     return f.struct(*columns)
@@ -139,7 +135,7 @@ def _typed_list(texts: Column, kinds: Mapping[str, str]) -> Column:
 
 
 def _kinds(events: DataFrame, names: Iterable[str]) -> dict[str, str]:
-    """The types of these columns of a stream, as Spark calls them."""
+    """The types of these columns of a stream, as Spark names them."""
     return {name: events.schema[name].dataType.simpleString() for name in names}
 
 
@@ -179,7 +175,7 @@ def _selected(pattern: PatternSettings, named: DataFrame) -> DataFrame:
 def _used_columns(
     pattern: PatternSettings, events: Mapping[str, DataFrame], whole: Mapping[str, tuple[str, ...]]
 ) -> tuple[dict[str, tuple[str, ...]], list[str]]:
-    """The columns of each stream that ``select`` needs, so that no others are kept; and what is wrong with it."""
+    """The columns of each stream that ``select`` needs, so that only those are stored; and problems of ``select``."""
     session = next(iter(events.values())).sparkSession
     empty = session.createDataFrame([], OUTPUT)
     named = _named(pattern, events, whole, empty)
@@ -205,7 +201,7 @@ def _used_columns(
 
 
 def _members(expression: Any, steps: Iterable[str]) -> list[tuple[str, str | None]]:
-    """Which members of which steps' events an expression reads; None for a whole one."""
+    """The members of steps' events that an expression reads; None for a whole event."""
     if kind_of(expression) == "AttributeReference":
         return [(str(expression.name()), None)] if str(expression.name()) in steps else []
     inner = elements(expression.children())

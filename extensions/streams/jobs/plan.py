@@ -1,4 +1,4 @@
-"""What the job of one stream query is about."""
+"""The plan of one stream query's job."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from sinks.contract import OpenedSink
 from sinks.registry import SinkSettings, definition, open_sink
 
 if TYPE_CHECKING:
-    from jobs.executor.task_input import OpenSink  # which has PyArrow with it, and who only looks needs none
+    from jobs.executor.task_input import OpenSink  # it imports PyArrow, which commands that only read don't need
 
 
 _NOT_OF_RESULT: Final[Any] = {"topic": True, "webhook": True, "rows_of": True}
@@ -29,10 +29,8 @@ _NOT_OF_EVENTS: Final = {"rows_of"}
 
 @dataclass(frozen=True)
 class StreamQueryPlan:
-    """What the job of one stream query is about. Everything here is configuration; nothing is opened.
-
-    ``streams`` are all that are configured, by name. ``settings`` say where the result is. ``once``: the job ends where
-    the topics end as of now.
+    """The configuration of one stream query's job; nothing is opened. ``streams`` are all configured streams, by name.
+    ``settings`` say where the result is. ``once``: the job ends where the topics end now.
     """
 
     name: str
@@ -50,9 +48,8 @@ class StreamQueryPlan:
         return self.open(self.name, self.settings, generation)
 
     def builds(self, opened: OpenedSink) -> list[Generation]:
-        """All builds of the result, oldest first. ``opened`` is of any.
-
-        Raises LockstepError where one is another pipeline's, and what the destination raises.
+        """All builds of the result, oldest first. ``opened`` may be of any build. Raises LockstepError if one is
+        another pipeline's, and what the destination raises.
         """
         generations = list_generations(opened)
         for each in generations:
@@ -65,7 +62,7 @@ class StreamQueryPlan:
         return generations
 
     def definition(self, streams: Mapping[str, StreamSettings]) -> dict[str, JsonValue]:
-        """What the result depends on, where these are the streams that the query reads."""
+        """Everything that the result depends on, for the streams that the query reads."""
         return {
             **self.query.model_dump(mode="json", exclude_none=True, exclude=_NOT_OF_RESULT),
             **({"topic": True} if self.query.has_topic else {}),
@@ -78,23 +75,23 @@ class StreamQueryPlan:
 
     @property
     def state_form(self) -> int:
-        """The form of what Spark keeps of the query."""
+        """The form of Spark's state for this query."""
         return FIRST_STATE_FORM if self.query.pattern is None else PATTERN_STATE_FORM
 
     @property
     def side_record_bytes_max(self) -> int:
-        """How long a record of the side topic may be. What doesn't fit is cut."""
+        """The largest record of the side topic. Larger ones are cut."""
         return 4 * self.kafka.topics.max_message_bytes
 
     @property
     def side_topic(self) -> TopicPlan:
-        """The topic of records and rows that the result lacks. Each has one key, so compaction keeps all."""
+        """The topic of records and rows that the result lacks. Each has its own key, so compaction keeps all."""
         topic = table_topic_plan(stream_query_topic(self.pipeline, self.name), self.kafka.topics)
         size = {"max.message.bytes": str(self.side_record_bytes_max)}
         return TopicPlan(topic.name, 1, topic.replication_factor, {**topic.config, **size})
 
     def result_topic(self, generation: int) -> TopicPlan | None:
-        """The topic of this build's rows, None where there is to be none. Each has one key, so compaction keeps all."""
+        """The topic of this build's rows, or None. Each row has its own key, so compaction keeps all."""
         if not self.query.has_topic:
             return None
         return ordered_topic_plan(stream_result_topic(self.pipeline, self.name, generation), self.kafka.topics)

@@ -1,4 +1,4 @@
-"""A stream query as Spark is to run it, or why it can't be kept: its query or its pattern over the streams' events."""
+"""A stream query's plan for Spark, or why it can't be maintained. It is made from SQL or from a pattern."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -20,9 +20,8 @@ def planned(
     spark: SparkSession, name: str, query: StreamQuerySettings, sources: Sources
 ) -> tuple[DataFrame, Table, list[str]]:
     """The query over these streams: its streaming frame, its result as a table, and the streams that it reads.
-
-    ``spark`` is a session of this query's own: the streams are views in it. The frame runs in a session with
-    ``sql_plans.UNCHECKED``. Raises QueryRefused, and Unavailable where the JVM has gone.
+    ``spark`` must be a session of this query's own: the streams are views in it. The frame runs in a session with
+    ``sql_plans.UNCHECKED``. Raises QueryRefused, and Unavailable if the JVM has gone.
     """
     with questions():
         if query.pattern is not None:
@@ -36,9 +35,8 @@ def planned(
 def examined(
     spark: SparkSession, name: str, query: StreamQuerySettings, streams: Mapping[str, StreamSettings]
 ) -> tuple[list[str], list[str]]:
-    """What is wrong with a query, a sentence each, and where nothing is, the streams that it reads.
-
-    Nothing is read, and Spark needs no Kafka for it.
+    """The problems of a query, a sentence each; if there are none, the streams that it reads. Reads nothing, and needs
+    no Kafka.
     """
     records = clock_frame(spark).select(
         *[f.lit(None).cast(kind).alias(column) for column, kind in _RECORD.items()],

@@ -1,4 +1,4 @@
-"""What of a result's rows was posted to its webhook, and what is posted of a row. Pure."""
+"""How far a result's rows are posted to its webhook, and the document that is posted for a row. Pure."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -11,12 +11,12 @@ from cdc.model.event import JsonValue
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """How far the rows of one build are posted. Kept with the result.
+    """How far the rows of one build are posted. Stored with the result.
 
-    ``offset`` is the next one of the result's topic, whose id is ``topic_id``; "" before the first row. ``posted``
-    counts receipts, and ``rejected`` the rows that were refused for good. ``waiting`` are rows of which nothing has
-    become yet, as of the last look at the topic, and an upper bound. While the receiver takes none, ``reason`` says
-    why, since ``since_ms`` in milliseconds since 1970.
+    ``offset`` is the next one of the result's topic with the id ``topic_id``, "" before the first row. ``posted``
+    counts receipts, ``rejected`` rows that were refused for good. ``waiting`` is an upper bound of the rows left, as of
+    the last read of the topic. While the receiver takes none, ``reason`` says why, since ``since_ms`` in milliseconds
+    since 1970.
     """
 
     topic_id: str = ""
@@ -40,7 +40,7 @@ class Posted:
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
-        """That of a coordination record; nothing is posted where there is none."""
+        """From a coordination record; without one, nothing is posted."""
         return cls() if text is None else cls(**orjson.loads(text))
 
     def text(self) -> str:
@@ -48,17 +48,16 @@ class Posted:
 
 
 def kept_back(at: Posted, reason: str, *, now_ms: int) -> Posted:
-    """The same where something is in the way, as of now in milliseconds since 1970. It is so since the first time."""
+    """The same with a reason why nothing gets through. ``since_ms`` stays that of the first reason."""
     return replace(at, reason=reason, since_ms=at.since_ms or now_ms)
 
 
 def going_on(at: Posted, *, topic_id: str | None, begin: int, end: int) -> tuple[Posted, str]:
-    """Where to go on in a result's topic as it is now, and why rows may be lost, "" where none may be.
-
-    ``topic_id`` is None where there is no topic. ``begin`` is its first offset and ``end`` the one after its last.
+    """Where to go on in a result's topic as it is now, and why rows may be lost ("" if none may be). ``topic_id`` is
+    None if there is no topic. ``begin`` is its first offset, ``end`` the one after its last.
     """
     if topic_id is None:
-        if at.topic_id == "":  # a build of before the webhook was set
+        if at.topic_id == "":  # a build from before the webhook was set
             return at, ""
         return _anew(at), "their topic is gone"
     lost = ""
@@ -72,19 +71,18 @@ def going_on(at: Posted, *, topic_id: str | None, begin: int, end: int) -> tuple
 
 
 def _anew(at: Posted) -> Posted:
-    """From the beginning of another topic; what was counted counts on."""
+    """From the beginning of another topic, with the same counts."""
     return Posted(posted=at.posted, rejected=at.rejected)
 
 
 def refused_row(answer: str) -> str:
-    """The reason of a rejection, by the status that the webhook has answered with."""
+    """The reason of a rejection, from the status of the webhook's answer."""
     return f"{answer}: the webhook refuses the row"
 
 
 def posted_document(*, pipeline: str, query: str, generation: int, key: bytes, row: bytes) -> bytes:
-    """What is posted of a row. ``key`` and ``row`` are JSON, as on the topic.
-
-    The id is the key's: posted again, also of another build, a row has the same one.
+    """The document that is posted for a row. ``key`` and ``row`` are JSON, as on the topic. Its id comes from the key:
+    a row that is posted again, also from another build, has the same id.
     """
     digest = hashlib.sha256(key).hexdigest()[:32]
     document: dict[str, Any] = {

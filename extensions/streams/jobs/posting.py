@@ -1,14 +1,14 @@
 """Posts the rows of a stream query's result to its webhook: each at least once, in the order of the result's topic.
 
-The topic holds the rows for as long as the receiver takes none, so however long that is none is lost. How far they are
-posted is kept with the result, about once a second and whenever something is in the way: a job that is killed posts
-those since then again, with the same ids.
+The topic holds the rows while the receiver takes none, so no row is lost, however long that is. The progress is stored
+with the result about once a second and whenever something is in the way. After a kill, the rows since then are posted
+again with the same ids.
 
-A row that the receiver refuses for what it is becomes a rejection, and those behind it go on. It is kept as a dead
-letter before the next one is posted. ``extensions.streams.jobs.row_delivery`` says when it is the row.
+A row that the receiver refuses because of its content becomes a rejection, and later rows go on. It is stored as a dead
+letter before the next row is posted. ``extensions.streams.jobs.row_delivery`` decides whether the row is the cause.
 
-Of several jobs the one that has begun to post last posts alone, whichever build it works on. The job of an earlier
-build may hang, and learn only afterwards that there is a newer one: the receiver would go back with its rows.
+Of several jobs, only the one that began to post last posts, whichever build it works on. The job of an earlier build
+may hang, and learn of the newer one too late: its rows would take the receiver back.
 """
 
 import threading
@@ -27,7 +27,7 @@ from jobs.generations.lease import GenerationLease
 _LOOK_S: Final = 2.0
 
 _CLOSE_S: Final = 15.0
-"""Longer than a receiver may take for a row. A thread that waits for Kafka for longer posts nothing after that."""
+"""Longer than a receiver may take for a row. A thread that waits longer for Kafka posts nothing afterwards."""
 
 _WAIT_FIRST_S: Final = 1.0
 _WAIT_MAX_S: Final = 60.0
@@ -36,11 +36,10 @@ _WAIT_MAX_S: Final = 60.0
 class RowPoster:
     """Posts in a thread of its own, until ``close``. Safe for several threads.
 
-    ``failure`` says why it has ended by itself, None while it hasn't: the receiver refuses too many rows, or another
-    job has begun to post.
-
-    ``generations`` says which builds' rows are to be posted, the oldest first; each one's are posted before the next
-    one's. It is asked at each look. ``said`` is told why nothing gets through, whenever the reason changes.
+    ``failure`` says why it ended by itself: the receiver refuses too many rows, or another job has begun to post. It is
+    None otherwise. ``generations`` returns the builds to post, the oldest first, and is called at each look; each
+    build's rows are posted before the next one's. ``said`` is called with the reason why nothing gets through, whenever
+    it changes.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class RowPoster:
         self._is_closing = False
         self._ends_when_done = False
         self._at_work: int | None = None
-        """The build whose rows are being posted, or were last."""
+        """The build whose rows are being posted or were last."""
         self._gate = BatchGate()
         lease.guard(self._gate)
         self._progress = PostingProgress(plan, lease)
@@ -74,19 +73,18 @@ class RowPoster:
 
     @property
     def is_held_up(self) -> bool:
-        """Whether it has a row to post, and a command has its turn."""
+        """Whether a row has to wait because a command has its turn."""
         return self._gate.is_awaited
 
     def wake(self) -> None:
-        """There may be new rows."""
+        """Look for new rows."""
         with self._changed:
             self._is_woken = True
             self._changed.notify_all()
 
     def finish(self, stop: threading.Event, *, while_waiting: Callable[[], None]) -> None:
-        """Return once all rows that are there are posted, or ``stop`` is set.
-
-        Raises what ``while_waiting`` does, and as ``check``.
+        """Return once all present rows are posted, or ``stop`` is set. Raises what ``while_waiting`` and ``check``
+        raise.
         """
         with self._changed:
             self._ends_when_done = self._is_woken = True
@@ -97,12 +95,12 @@ class RowPoster:
         self.check()
 
     def check(self) -> None:
-        """Raise why it has ended by itself: TooManyRefused, or Unavailable where another job posts."""
+        """Raises why it ended by itself: TooManyRefused, or Unavailable if another job posts."""
         if self.failure is not None:
             raise self.failure
 
     def close(self) -> None:
-        """Post no more. What isn't posted by then is posted by the next job."""
+        """Post no more. The next job posts the rest."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -126,7 +124,7 @@ class RowPoster:
                 with self._changed:
                     self._is_woken = True
                 continue
-            except (Closed, Fenced):  # by whom it is fenced posts the rest
+            except (Closed, Fenced):  # the job that fenced this one posts the rest
                 return
             except Replaced:
                 self.failure = Unavailable(f"another job has begun to post rows of stream query {self._name!r}")
@@ -136,7 +134,7 @@ class RowPoster:
                 self.failure = error
                 return
             except Exception as error:
-                # A bug, too: nobody starts this thread again, and rows must not be passed over.
+                # Bugs too: nobody restarts this thread, and no row may be skipped.
                 failure = Failure.of(error)
                 self._keep_reason(failure.message)
                 is_bug = not isinstance(error, LockstepError)
@@ -176,7 +174,7 @@ class RowPoster:
             self._progress.keep_reason(self._at_work, reason)
 
     def _pause(self, seconds: float) -> None:
-        """Wait so long. Raises Closed where it is to end."""
+        """Raises Closed if posting has to end."""
         with self._changed:
             if self._changed.wait_for(lambda: self._is_closing, seconds):
                 raise Closed

@@ -14,15 +14,14 @@ from jobs.generations.lease import GenerationLease
 from jobs.generations.record import Phase, Record, record_name
 
 SAVE_EVERY_S = 1.0
-"""How often it is stored while rows go through."""
+"""How often progress is stored while rows go through."""
 
 
-class Replaced(Exception):
-    """Another job posts."""
+class Replaced(Exception): ...
 
 
 class PostingProgress:
-    """Of one job. For the thread that posts; ``has_posted`` is for others as well."""
+    """The progress of one job. Only the thread that posts may use it, except ``has_posted``."""
 
     def __init__(self, plan: StreamQueryPlan, lease: GenerationLease) -> None:
         self._plan = plan
@@ -34,17 +33,16 @@ class PostingProgress:
         self._has_begun = False
 
     def begin(self) -> None:
-        """Be the one who posts, before it is looked how far rows are posted: from then on nobody else says so."""
+        """Become the job that posts, before reading the progress: from then on no other job stores any."""
         if not self._has_begun:
             self._lease.save_record(POSTER, self._run)
             self._has_begun = True
 
     def topic(self, generation: int) -> str:
-        """That of a build's rows."""
         return stream_result_topic(self._plan.pipeline, self._plan.name, generation)
 
     def found(self, generation: int) -> tuple[Posted, str]:
-        """As ``going_on``, by what the brokers say now."""
+        """As ``going_on``, with what the brokers say now."""
         known = self._known.get(generation) or Posted.parse(self._lease.record(posted_name(generation)))
         return self._going_on(self.topic(generation), known)
 
@@ -52,42 +50,41 @@ class PostingProgress:
         """Whether the receiver has all rows of a build that gets no more. Raises what store and brokers raise."""
         known = Posted.parse(self._lease.record(posted_name(generation)))
         at, lost = self._going_on(self.topic(generation), known)
-        # What is lost is said by the thread, which notes that it was.
+        # The posting thread reports losses, and records that it did.
         return not lost and not at.waiting
 
     def is_given_up(self, generation: int) -> bool:
-        """Whether a build is on its way out: nobody waits for its rows, and its topic goes."""
+        """Whether a build is being dropped with its topic, so that nobody waits for its rows."""
         record = self._lease.record(record_name(generation))
         return record is not None and Record.from_json(record).phase is Phase.RETIRED
 
     def remember(self, generation: int, at: Posted) -> None:
-        """Go on from there."""
         self._known[generation] = at
 
     def note(self, generation: int, at: Posted, *, at_once: bool) -> None:
-        """Remember it, and store it now and then. Raises Replaced, and what the lease raises."""
+        """Remember the progress, and store it now and then. Raises Replaced, and what the lease raises."""
         self.remember(generation, at)
         if at_once or time.monotonic() - self._saved_at > SAVE_EVERY_S:
             self.save(generation, at)
 
     def save(self, generation: int, at: Posted) -> None:
-        """Store it. Raises as ``note``."""
+        """Store the progress. Raises as ``note``."""
         self.remember(generation, at)
         self.check_alone(self._lease.record(POSTER))
         self._lease.save_record(posted_name(generation), at.text())
         self._saved_at = time.monotonic()
 
     def keep_reason(self, generation: int, reason: str) -> None:
-        """Store why nothing gets through, as far as the store lets us: the log has it in any case."""
-        with suppress(Exception):  # what is to be told is the error before it
-            if self.is_given_up(generation):  # its records go, and must not come back
+        """Store why nothing gets through, if the store answers; the log has the reason anyway."""
+        with suppress(Exception):  # the error to report is the earlier one
+            if self.is_given_up(generation):  # its records are being deleted, and must not come back
                 return
             known = self._known.get(generation) or Posted.parse(self._lease.record(posted_name(generation)))
             self.save(generation, kept_back(known, reason, now_ms=now_ms()))
 
     def check_alone(self, poster: str | None) -> None:
-        """Raise Replaced where another job has begun to post since this one did. A store that was put back may lack
-        who it was.
+        """Raise Replaced if another job has begun to post since this one did. A store that was put back may lack the
+        record.
         """
         if poster not in (None, self._run):
             raise Replaced

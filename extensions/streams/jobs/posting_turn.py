@@ -1,11 +1,11 @@
 """A command's turn to post rows of a query's result to its webhook. The query's jobs post none meanwhile.
 
-Who posts an older build's row looks before whether a newer build has another one of its key. Without a turn the job
-could post that one between the look and the post, and the receiver would go back.
+A command that posts an older build's row first looks whether a newer build has another row of its key. Without a turn,
+the job could post that row between the look and the post, and the older row would take the receiver back.
 
-``stream_posting_pause`` is a coordination record of the query, of whatever build: it asks each job to post nothing
-until the record is gone, as ``g<n>.pause_request`` asks the jobs of a sink. A job that starts meanwhile obeys before
-its first row. None obeys for longer than ``PAUSE_MAX_S``: whoever asked may have died.
+``stream_posting_pause`` is a coordination record of the query, for all builds: each job posts nothing until the record
+is gone, as ``g<n>.pause_request`` works for the jobs of a sink. A job that starts meanwhile obeys before its first row.
+No job obeys for longer than ``PAUSE_MAX_S``, since the command may have died.
 """
 
 import uuid
@@ -23,23 +23,22 @@ from jobs.generations.record import Generation
 from sinks.contract import CoordinationRecords, OpenedSink
 
 _TURN_S: Final = PAUSE_MAX_S / 3
-"""How long a turn lasts. What is left of the pause is longer than a receiver may take for a row."""
+"""How long a turn lasts. The rest of the pause is longer than a receiver may take for a row."""
 
 _GONE_S: Final = PAUSE_MAX_S + SILENCE_S
-"""A request that stays so long, and is never renewed, is of a command that was killed, and no job runs."""
+"""A request this old that was never renewed is from a command that was killed while no job ran."""
 
 _LOOK_S: Final = 0.2
 
 _LOOKS: Final = 3
-"""So many turns are taken for one look, which each of them has been too short for."""
+"""How many turns one look may take if each turn is too short for it."""
 
 _Found = TypeVar("_Found")
 
 
 class PostingTurn:
-    """One command's turns, one after the other. For one thread.
-
-    ``say`` hears that another command has its turn. ``opened`` is of any build, and ``builds`` says which there are.
+    """One command's turns, one after the other. For one thread. ``say`` is called if another command has its turn.
+    ``opened`` may be of any build; ``builds`` lists all builds.
     """
 
     def __init__(
@@ -61,29 +60,25 @@ class PostingTurn:
 
     @property
     def records(self) -> CoordinationRecords:
-        """The query's."""
         return self._opened.records
 
     def take(self) -> bool:
-        """Return when no job posts, and none will for as long as one row may take.
-
-        Returns whether this is another turn than the last: others may have had theirs in between.
-
-        Raises Unavailable where a job doesn't let go, and what ``builds`` and the destination raise.
+        """Return when no job posts, and none will for as long as one row may take. Returns whether this is another turn
+        than the last, so that other commands may have had turns in between. Raises Unavailable if a job doesn't let go,
+        and what ``builds`` and the destination raise.
         """
         is_another = False
         while not self._is_in_force():
             is_another = True
-            self._builds()  # no job of another pipeline is asked for anything
+            self._builds()  # raises for a build of another pipeline before any job is asked
             self._ask()
             self._await_jobs()
         return is_another
 
     def looked(self, look: Callable[[bool], _Found]) -> _Found:
-        """Take a turn, and return what ``look`` finds in it: what it found before the last turn may be old by now.
-
-        ``look`` is told whether others may have had theirs since it was called last. There is as much time left after
-        it as after ``take``. Raises as ``take`` and as ``look``, and Unavailable where each look outlasts its turn.
+        """Take a turn, and return what ``look`` finds within it; results from before the turn may be outdated. ``look``
+        gets whether other commands may have had turns since its last call. After it, as much time is left as after
+        ``take``. Raises what ``take`` and ``look`` raise, and Unavailable if each look takes longer than a turn.
         """
         is_another = self.take()
         for _ in range(_LOOKS):
@@ -106,7 +101,7 @@ class PostingTurn:
         return self._request is not None and is_recent and self.records.load(POSTING_PAUSE) == self._request
 
     def _ask(self) -> None:
-        """Leave a request of our own, once there is none of another command."""
+        """Create our request, once there is none of another command."""
         request, others, since_s = uuid.uuid4().hex, None, 0.0
         while True:
             began_s = self._clock.monotonic_s()
@@ -145,9 +140,8 @@ class PostingTurn:
 def posting_turns(
     plan: StreamQueryPlan, *, say: Callable[[str], None], clock: Clock = SYSTEM_CLOCK
 ) -> Iterator[PostingTurn]:
-    """Turns to post rows of this query, which end with the block. Nobody is asked for one before the first is taken.
-
-    Raises what the destination raises.
+    """Turns to post rows of this query, which end with the block. No job is asked before the first ``take``. Raises
+    what the destination raises.
     """
     opened = plan.opened(1)
     with closing(opened.sink):

@@ -1,4 +1,4 @@
-"""What Spark reads for a stream query: the query over its topics, and what takes no part in a batch."""
+"""What Spark reads for a stream query: the query over its topics, and records without a part in a batch."""
 
 import json
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ from jobs.offsets import Offsets
 from jobs.settings import OFFSETS_MAX
 
 _CONF: Final[Mapping[str, str]] = {
-    # What is kept may be more than fits into memory, and the JVM's own would be written anew for each batch.
+    # The state may be larger than memory, and the JVM's default store would write all of it in each batch.
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    # What a batch has dropped is compared with what it has set aside.
+    # Each batch compares what Spark dropped with what went to the side topic.
     "spark.sql.streaming.numRecentProgressUpdates": "20",
     **UNCHECKED,
 }
@@ -34,7 +34,7 @@ _BUFFER_BYTES: Final = 32 * 1024 * 1024
 
 
 class StreamReading:
-    """Of one query, in a session of its own."""
+    """The reading of one query, in a session of its own."""
 
     def __init__(self, plan: StreamQueryPlan, spark: SparkSession) -> None:
         self._plan = plan
@@ -43,17 +43,16 @@ class StreamReading:
             self._session.conf.set(name, value)
 
     def streams(self) -> dict[str, StreamSettings]:
-        """The streams that the query reads. Raises ConfigurationError for a query that can't be kept."""
+        """The streams that the query reads. Raises ConfigurationError for a query that can't be maintained."""
         _, _, names = self._asked(self._plan.streams, {})
         return {name: self._plan.streams[name] for name in names}
 
     def planned(self, streams: Mapping[str, StreamSettings], start: Offsets) -> tuple[DataFrame, Table]:
-        """The query over these streams from there on, and its result as a table. Raises as ``streams``."""
+        """The query over these streams from ``start`` on, and its result as a table. Raises as ``streams``."""
         frame, table, _ = self._asked(streams, start)
         return frame, table
 
     def checkpoint(self, generation: int) -> Checkpoint:
-        """That of a build."""
         plan = self._plan
         location = checkpoint_location(
             plan.spark.checkpoint_directory, pipeline=plan.pipeline, query=plan.name, generation=generation
@@ -78,14 +77,14 @@ class StreamReading:
             "subscribe": stream.topic,
             "startingOffsets": starting_offsets(of_topic) if of_topic else "earliest",
             "maxOffsetsPerTrigger": str(OFFSETS_MAX),
-            # A gap in the topic means lost events, and that must stop the job.
+            # A gap in the topic means lost events, which must stop the job.
             "failOnDataLoss": "true",
         }
         return self._session.readStream.format("kafka").options(**options).load()
 
 
 class SideTopic:
-    """Where records go that take no part in the batches of a build. ``bytes_max`` is how long one may be."""
+    """The topic of records without a part in the batches of a build. ``bytes_max`` is the largest record."""
 
     def __init__(
         self, plan: StreamQueryPlan, streams: Mapping[str, StreamSettings], generation: int, *, bytes_max: int
@@ -96,7 +95,7 @@ class SideTopic:
         self._bytes_max = bytes_max
 
     def write(self, session: SparkSession, starts: Offsets, ends: Offsets, watermark_ms: int | None) -> dict[str, int]:
-        """Write those that a batch from here to there has, and count them by kind."""
+        """Write such records of a batch with these offsets. Returns their numbers by kind."""
         frames = []
         for name, stream in self._streams.items():
             own = {at: end for at, end in ends.items() if at[0] == stream.topic}
@@ -105,7 +104,7 @@ class SideTopic:
                 continue
             options = {
                 **kafka_options(self._plan.kafka),
-                # Those alone: a partition that has joined since has no part in this batch, and would need an offset.
+                # Only these: a partition that was added later has no part in this batch, and would need an offset.
                 "assign": json.dumps({stream.topic: sorted(partition for _, partition in own)}),
                 "startingOffsets": starting_offsets(first),
                 "endingOffsets": starting_offsets(own),
@@ -128,7 +127,7 @@ class SideTopic:
             "topic": self._plan.side_topic.name,
             "kafka.acks": "all",
             "kafka.max.request.size": str(self._bytes_max),
-            # Kafka's client has less by default than a record may have here.
+            # The default of Kafka's client is smaller than the largest record here.
             "kafka.buffer.memory": str(max(_BUFFER_BYTES, 2 * self._bytes_max)),
         }
         frame.select("key", "value").write.format("kafka").options(**options).save()

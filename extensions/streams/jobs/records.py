@@ -1,12 +1,12 @@
-"""The names of a stream query's coordination records, which lie beside its result."""
+"""The names of a stream query's coordination records, stored beside its result."""
 
 from typing import Final
 
 POSTING_PAUSE: Final = "stream_posting_pause"
-"""Asks the query's jobs to post nothing, of whatever build: ``extensions.streams.jobs.posting_turn``."""
+"""Asks the query's jobs of all builds to post nothing: ``extensions.streams.jobs.posting_turn``."""
 
 POSTER: Final = "stream_poster"
-"""Which job posts the query's rows, of whatever build: the one that has begun to last."""
+"""The job that posts the query's rows, of all builds: the one that began last."""
 
 
 def begun_name(generation: int) -> str:
@@ -15,25 +15,25 @@ def begun_name(generation: int) -> str:
 
 
 def waiting_name(generation: int) -> str:
-    """What its job waits for, in a sentence, while it does."""
+    """What its job waits for, in a sentence; only while it waits."""
     return f"g{generation}.stream_waiting"
 
 
 def figures_name(generation: int) -> str:
-    """What has been done for it: ``Figures``."""
+    """What the job has done for it: ``Figures``."""
     return f"g{generation}.stream_done"
 
 
 def posted_name(generation: int) -> str:
-    """What of its rows the webhook has: ``Posted``."""
+    """How far its rows are posted: ``Posted``."""
     return f"g{generation}.stream_posted"
 
 
 def result_name(generation: int) -> str:
-    """Which columns the result has, and which are its key: its ``Shape``."""
+    """The result's columns and key: its ``Shape``."""
     return f"g{generation}.stream_result"
 
 
 def erased_name(generation: int) -> str:
-    """Up to which offset the topic of its rows may have tombstones: rows before one of their key aren't posted."""
+    """The offset up to which its topic may have tombstones. A row before a tombstone of its key isn't posted."""
     return f"g{generation}.stream_erased"

@@ -1,7 +1,6 @@
-"""Rows that a query's webhook has refused for good: dead letters, of all builds of the query's result.
-
-A dead letter of a build that was dropped stays: the next build may lack its row. Whichever build's row of the same key
-the webhook takes closes it.
+"""Rows that a query's webhook has refused for good: dead letters, of all builds of the query's result. A dead letter of
+a dropped build stays, because the next build may lack its row. It is closed once the webhook takes a row of the same
+key from any build.
 """
 
 from collections.abc import Collection
@@ -20,7 +19,7 @@ from jobs.dead_letters.topic import DeadLetterTopic
 from jobs.executor.result import RejectedEvent
 
 REFUSED_IN_A_ROW_MAX: Final = 50
-"""With so many refusals and no receipt in between it isn't the rows."""
+"""After this many refusals without a receipt, the rows can't be the cause."""
 
 
 class TooManyRefused(LockstepError):
@@ -28,7 +27,7 @@ class TooManyRefused(LockstepError):
 
 
 class RefusedRows:
-    """The dead letters of one query, as its job sees them. Commands may have closed some since. For one thread."""
+    """The dead letters of one query for its job. Commands may have closed some. For one thread."""
 
     def __init__(self, plan: StreamQueryPlan) -> None:
         self._plan = plan
@@ -38,10 +37,9 @@ class RefusedRows:
         self._is_created = False
 
     def keep(self, record: Record, *, topic: str, generation: int, reason: str, at_ms: int) -> None:
-        """Return once the row of this record of a result's topic is kept. Keeping it again changes nothing.
-
-        Dead letters of other builds' rows of the same key are closed then. Raises TooManyRefused before more are open
-        than may be, and what the brokers raise.
+        """Return once the row of this record of a result's topic is stored as a dead letter. Repeating it changes
+        nothing. Closes dead letters of other builds' rows of the same key. Raises TooManyRefused before more are open
+        than allowed, and what the brokers raise.
         """
         assert record.value is not None
         event = RejectedEvent(
@@ -56,7 +54,7 @@ class RefusedRows:
         self._open()[record.key] = {dead_letter: reason}
 
     def close(self, row_key: bytes) -> None:
-        """Close what is open of this key: the webhook has a row of it. Raises what the brokers raise."""
+        """Close the open dead letters of this key: the webhook has a row of it. Raises what the brokers raise."""
         self._close(self._open().get(row_key, ()))
         self._open().pop(row_key, None)
 
@@ -76,7 +74,7 @@ class RefusedRows:
         max_open = self._plan.settings.max_open_rejections
         if row_key in self._open() or len(self._open()) < max_open:
             return
-        self._known = None  # commands close some, and don't tell us
+        self._known = None  # read again: commands may have closed some
         if len(self._open()) < max_open:
             return
         name = self._plan.name
@@ -90,7 +88,7 @@ class RefusedRows:
         )
 
     def _create(self) -> None:
-        """Create the topic where no capture has."""
+        """Create the topic if no capture has."""
         if self._is_created:
             return
         cluster = TopicAdmin(self._plan.kafka.client())
@@ -101,7 +99,7 @@ class RefusedRows:
 
 
 def check_refused(query: str, in_a_row: int, reason: str) -> None:
-    """Raise TooManyRefused where so many rows were refused one after the other. Pure."""
+    """Raise TooManyRefused if this many rows in a row were refused. Pure."""
     if in_a_row >= REFUSED_IN_A_ROW_MAX:
         raise TooManyRefused(
             f"the webhook of stream query {query!r} has refused {in_a_row} rows in a row, this one with: {reason}",

@@ -1,4 +1,4 @@
-"""What the job of a stream query says of a batch, in the log and in metrics."""
+"""Reports of a stream query's batches, for the log and metrics."""
 
 from dataclasses import dataclass
 from logging import INFO
@@ -14,9 +14,8 @@ _COUNTED = ("results", "late", "malformed", "refused")
 
 @dataclass(frozen=True, slots=True)
 class StreamReport(CountedReport):
-    """A batch of a stream query is done. The counts are the batch's own, but for the rows that Spark keeps.
-
-    ``watermark_ms`` is the event time up to which the next batch takes events as complete, None before there is one.
+    """A batch of a stream query is done. The counts are the batch's own, except ``state_rows``. ``watermark_ms`` is the
+    event time up to which the next batch takes events as complete; None before there is one.
     """
 
     generation: int

@@ -1,4 +1,4 @@
-"""Whether a query may go on: its checkpoint, its result and the topics must be those that belong together. Pure."""
+"""Whether a query may go on: its checkpoint, its result and its topics must belong together. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,24 +12,23 @@ from extensions.streams.jobs.records import figures_name
 from jobs.offsets import Offsets
 
 FIRST_STATE_FORM: Final = 1
-"""The form of what Spark keeps for a query in SQL, which is Spark's own."""
+"""The form of Spark's own state for a query in SQL."""
 
 PATTERN_STATE_FORM: Final = 2
-"""The same for a pattern: which variables ``extensions.streams.executor.pattern_state`` has, and what is in them.
-
-Whoever changes them gives this the next number: Spark 4.2 takes a checkpoint with variables of other names without a
-word, and what it kept in them is missed.
+"""The form of the state for a pattern: the variables of ``extensions.streams.executor.pattern_state`` and their
+content. Increase it with each change of these: Spark 4.2 silently accepts a checkpoint with variables of other names,
+and their content would be missing.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a query has done, as of the end of ``batch``. Kept with the result, and told by ``lag``.
+    """What a query has done, as of the end of ``batch``. Stored with the result.
 
     ``watermark_ms`` is that of the batch, in milliseconds since 1970; None before there is one. ``results`` counts
-    rows that were written, ``late`` and the others records that went to the side topic, all over the result's life.
-    ``state_rows`` is how many rows Spark keeps. ``offsets`` are the next ones to be read, and ``starts`` the first ones
-    of ``batch``: that one is done again where its job was killed before Spark had committed it.
+    written rows, ``late`` and the following records on the side topic, both over the result's life. ``state_rows`` is
+    the number of rows in Spark's state. ``offsets`` are the next to be read, and ``starts`` the first of ``batch``,
+    which is done again if its job was killed before Spark committed it.
     """
 
     batch: int = -1
@@ -59,7 +58,7 @@ class Figures:
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
-        """Those of a coordination record; all zero where there is none."""
+        """From a coordination record; all zero without one."""
         if text is None:
             return cls()
         known = orjson.loads(text)
@@ -71,7 +70,9 @@ class Figures:
         return orjson.dumps(self.to_json()).decode()
 
     def after(self, done: "Figures") -> "Figures":
-        """With a batch more. One that is counted already is a repetition after a kill, and counts once."""
+        """The figures after another batch. A batch that is counted already is a repetition after a kill, and counts
+        once.
+        """
         if done.batch <= self.batch:
             return self
         return replace(
@@ -84,10 +85,7 @@ class Figures:
 
 
 def load_figures(load: Callable[[str], str | None], generation: int) -> Figures:
-    """What has been done for a build, by ``load`` of its coordination records; nothing where there is no such record.
-
-    Raises what ``load`` raises.
-    """
+    """The figures of a build, with ``load`` of its coordination records. Raises what ``load`` raises."""
     return Figures.parse(load(figures_name(generation)))
 
 
@@ -102,9 +100,8 @@ def _offsets(listed: Iterable[tuple[str, int, int]]) -> Offsets:
 @dataclass(frozen=True, slots=True)
 class Begun:
     """What a result was begun with: the query, its streams, the topics' ids, and the first offsets to be read.
-
-    ``topic_ids`` has the topic of the result as well, where there is one. ``state_form`` is that of what Spark keeps,
-    by the version that began it.
+    ``topic_ids`` includes the result's topic, if there is one. ``state_form`` is the form of Spark's state, in the
+    version that began it.
     """
 
     definition: Mapping[str, JsonValue]
@@ -135,9 +132,8 @@ class Begun:
 
 
 def check_definition(query: str, begun: Begun, definition: Mapping[str, JsonValue]) -> None:
-    """Raise ConfigurationError where the configuration has another query than the one whose state Spark keeps.
-
-    Order counts: Spark keeps the values of a stream's columns by their places.
+    """Raise ConfigurationError if the configured query differs from the one that Spark's state belongs to. Order
+    counts: Spark stores the values of a stream's columns by position.
     """
     changed = sorted(
         name
@@ -152,7 +148,7 @@ def check_definition(query: str, begun: Begun, definition: Mapping[str, JsonValu
 
 
 def check_state_form(query: str, begun: Begun, *, form: int) -> None:
-    """Raise LockstepError where another version of Lockstep has written what Spark keeps, in another form."""
+    """Raise LockstepError if another version of Lockstep wrote Spark's state in another form."""
     if begun.state_form != form:
         raise LockstepError(
             f"another version of Lockstep wrote the Spark state of stream query {query!r}, in another form",
@@ -161,14 +157,13 @@ def check_state_form(query: str, begun: Begun, *, form: int) -> None:
 
 
 def unfinished_batch(figures: Figures, *, planned: int | None) -> int | None:
-    """A batch that a build has planned last and hasn't done, None where there is none."""
+    """The last planned batch of a build if it isn't done; otherwise None."""
     return planned if planned is not None and planned > figures.batch else None
 
 
 def check_new_topic(query: str, topic: str, *, end: int) -> None:
-    """Raise PositionMismatch where the topic of a build that begins has had records, up to this offset.
-
-    They are of another build of this number, as where the store was made anew.
+    """Raise PositionMismatch if the topic of a new build has had records, up to offset ``end``. They belong to another
+    build of this number, which happens when the store was recreated.
     """
     if end > 0:
         raise PositionMismatch(
@@ -180,12 +175,12 @@ def check_new_topic(query: str, topic: str, *, end: int) -> None:
 def check_checkpoint(
     query: str, figures: Figures, *, planned: int | None, committed: int | None, ends: Offsets | None
 ) -> None:
-    """Raise LockstepError where the checkpoint isn't the one that the result was written from.
+    """Raise LockstepError if the result wasn't written from this checkpoint.
 
-    ``planned`` is the newest batch of the checkpoint, ``committed`` the newest that Spark has done with, which it never
-    runs again. Each is None where there is none. ``ends`` are its offsets of the batch
-    that the result has last; None where it doesn't know it. Batches that are cut anew may give other results: the
-    watermark moves from batch to batch.
+    ``planned`` is the newest batch of the checkpoint, ``committed`` the newest that Spark has finished and never runs
+    again; None if there is none. ``ends`` are the checkpoint's offsets of the result's last batch; None if it doesn't
+    have them. Batches that are divided differently may give other results, since the watermark moves from batch to
+    batch.
     """
     reason = None
     if figures.batch < 0:

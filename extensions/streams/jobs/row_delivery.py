@@ -1,10 +1,10 @@
-"""Posts rows in their order, and tells a row that its receiver refuses from a receiver that refuses all.
+"""Posts rows in order, and distinguishes a row that its receiver refuses from a receiver that refuses everything.
 
-Some statuses say neither: with 404 the address may be wrong, or the row of something that the receiver doesn't know.
-Then the rows behind it are posted ahead until one is taken. If the row is refused again after that, it is the row. As
-long as none is taken, it is the receiver, and the row waits. Without a row behind it that could tell, the last one that
-was taken is posted once more: it comes again with the same id, as it would after a kill. No row is posted ahead of an
-earlier one of its key: the receiver would go back with that one.
+Some statuses leave this open: with 404, the address may be wrong, or the receiver may not know the row's subject. Then
+rows behind it are posted ahead until one is taken. If the row is refused again after that, the row is the cause. While
+none is taken, the receiver is the cause, and the row waits. If there are too few rows behind it, the last taken row is
+posted once more, with the same id, as it would be after a kill. No row is posted ahead of an earlier row of its key:
+the earlier one would take the receiver back.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -18,24 +18,22 @@ from cdc.webhook import DocumentRefused, PerhapsRefused
 from extensions.streams.jobs.refused_rows import REFUSED_IN_A_ROW_MAX
 
 AHEAD_MAX: Final = REFUSED_IN_A_ROW_MAX - 1
-"""So many rows behind one are posted ahead at most, none of which is taken."""
+"""At most this many rows behind a refused one are posted ahead without any being taken."""
 
 _LOOKED_AT_MAX: Final = 10_000
-"""So many rows behind one are looked at in each try, where most have the same keys."""
+"""At most this many rows behind a refused one are read in each try, in case most have the same keys."""
 
 _TRIES: Final = 3
-"""How often a row is posted that the receiver refuses, before that counts."""
+"""How often a row is posted before its refusal counts."""
 
 _At = tuple[int, bytes]
-"""Offset and key of a row: a topic that has lost records may have another row there."""
+"""Offset and key of a row: a topic that has lost records may have another row at this offset."""
 
 
 class RowDelivery:
-    """Delivers the rows of one topic. For one thread.
-
-    ``post`` raises as ``Webhook.post``. ``pause`` waits before a row is posted once more, for longer with each of its
-    tries, and raises whatever is to end the delivery. ``received`` is called at each receipt, and ``overtaken`` for a
-    row that is taken after one behind it.
+    """Delivers the rows of one topic. For one thread. ``post`` raises as ``Webhook.post``. ``pause`` gets the number of
+    tries, waits before a row is posted again, and raises to end the delivery. ``received`` is called at each receipt,
+    ``overtaken`` for a row that is taken after a later one.
     """
 
     def __init__(
@@ -57,10 +55,9 @@ class RowDelivery:
         self._last_taken: _At | None = None
 
     def refusal(self, row: Record, read: Callable[[int], Generator[Record, None, None]]) -> str | None:
-        """Why the receiver refuses the row each time, as its status in words; None where it has it.
-
-        ``read`` reads the topic from an offset on. Raises Unavailable where the receiver may be to blame, and what
-        ``post``, ``pause`` and ``read`` raise. Whoever calls it again with the same row goes on with what is known.
+        """The receiver's answer, as a status in words, if it refuses the row each time; None if it has the row.
+        ``read`` reads the topic from an offset on. Raises Unavailable if the receiver may be the cause, and what
+        ``post``, ``pause`` and ``read`` raise. Another call with the same row goes on with what is known.
         """
         at = row.offset, row.key
         self._taken = {each for each in self._taken if each[0] >= row.offset}
@@ -72,12 +69,12 @@ class RowDelivery:
             self._take_another(row, refused, read)
             self._refused.add(at)
             refused = self._tried(row)
-            if refused is None:  # so it was the receiver, and it may have been for those as well
+            if refused is None:  # the receiver was the cause, perhaps for those as well
                 self._refused.clear()
         return None if refused is None else refused.answer
 
     def _tried(self, row: Record) -> DocumentRefused | PerhapsRefused | None:
-        """What the receiver says each time, None where it has the row."""
+        """The refusal of each try; None if the receiver has the row."""
         tries = 0
         while True:
             try:
@@ -100,9 +97,8 @@ class RowDelivery:
     def _take_another(
         self, first: Record, refused: PerhapsRefused, read: Callable[[int], Generator[Record, None, None]]
     ) -> None:
-        """Return once the receiver takes another row than the one that it has refused. Raises Unavailable without one.
-
-        Few are tried at first: a receiver that was away for a moment gets the rest in order.
+        """Return once the receiver takes a row other than the refused one. Raises Unavailable if it takes none. At
+        first few rows are tried, so that a receiver that was away for a moment gets the rest in order.
         """
         not_taken, tried = set[_At](), 0
         with closing(read(first.offset + 1)) as rows:
@@ -112,7 +108,7 @@ class RowDelivery:
                     self._post(row)
                 except PerhapsRefused:
                     not_taken.add((row.offset, row.key))
-                except DocumentRefused:  # it says nothing of the other one, and counts once it is that row's turn
+                except DocumentRefused:  # no evidence about the first row; it counts when it is this row's turn
                     pass
                 else:
                     self._note_taken(row)
@@ -132,7 +128,7 @@ class RowDelivery:
         )
 
     def _first_of_each_key(self, refused_key: bytes, rows: Iterable[Record]) -> Iterator[Record]:
-        """Of the rows behind a refused one those that no row of their key waits before."""
+        """The rows behind a refused one that wait for no earlier row of their key."""
         waiting = {refused_key}
         for row in islice(rows, _LOOKED_AT_MAX):
             if row.value is None or (row.offset, row.key) in self._taken or row.key in waiting:
@@ -141,7 +137,7 @@ class RowDelivery:
             yield row
 
     def _is_last_taken_again(self, read: Callable[[int], Generator[Record, None, None]]) -> bool:
-        """Whether the receiver takes once more what it took last. False where the topic has a tombstone of it since."""
+        """Whether the receiver takes the last taken row once more. False if the topic has a tombstone of it since."""
         if self._last_taken is None:
             return False
         offset, key = self._last_taken
@@ -151,7 +147,7 @@ class RowDelivery:
             return False
         try:
             self._post(of_key[0])
-        except (PerhapsRefused, DocumentRefused):  # it may not want one twice
+        except (PerhapsRefused, DocumentRefused):  # the receiver may refuse repetitions
             return False
         self._received()
         return True

@@ -1,4 +1,4 @@
-"""One run of a stream query, into one build of its result: it begins, goes on until it is to end, and goes live."""
+"""One run of a stream query, into one build of its result: from its beginning until it ends, including going live."""
 
 import threading
 import time
@@ -47,7 +47,7 @@ _TICK_S: Final = 0.2
 
 
 class QueryRun:
-    """``run`` once."""
+    """Call ``run`` once."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class QueryRun:
         lease.tells(lambda: None if self._batches is None else self._batches.read)
 
     def run(self) -> bool:
-        """Whether another run is due, for another build of the result."""
+        """Run until the query ends. Returns whether another run is due, for another build of the result."""
         plan, number = self._plan, self._generation
         streams = self._reading.streams()
         beginning = Beginning(plan, self._lease, self._opened.records, number, self._builds, cluster=self._cluster)
@@ -88,7 +88,7 @@ class QueryRun:
         side_bytes_max, *result_bytes_max = [record_bytes_max(self._cluster, topic) for topic in topics]
         begun = beginning.begun(streams, result_topic, self._reading.checkpoint)
         frame, table = self._reading.planned(streams, begun.start)
-        if self._builds.has_other():  # what was dropped is prepared by nobody
+        if self._builds.has_other():  # nobody may prepare a dropped build
             return True
         checkpoint = self._reading.checkpoint(number)
         batches = self._batches = Batches(
@@ -111,7 +111,7 @@ class QueryRun:
         return self._run_query(query, self._rows(frame, table), batches, watch, ends, location=checkpoint.location)
 
     def _prepared(self, table: Table, start: Offsets, *, has_rows: bool) -> tuple[IdentityWatch, Task, Offsets]:
-        """Make the result's table, and claim it. Returns who watches it, what tasks get, and where topics end now."""
+        """Create and claim the result's table. Returns its watch, the input of tasks, and where topics end now."""
         plan, number, records = self._plan, self._generation, self._opened.records
         if has_rows:
             self._check_still_there(table)
@@ -135,7 +135,7 @@ class QueryRun:
         return watch, task, ends
 
     def _check_still_there(self, table: Table) -> None:
-        """Raise LockstepError where somebody has removed the rows that were written: nobody writes them again."""
+        """Raise LockstepError if somebody has removed the written rows: nobody writes them again."""
         known = load_identities(self._opened.records, self._generation)
         for what in lost_of(self._opened, known_of(known, [table.name])).values():
             raise LockstepError(
@@ -144,7 +144,7 @@ class QueryRun:
             )
 
     def _rows(self, frame: DataFrame, table: Table) -> DataFrame:
-        """The result's rows, in two tasks, in order where they are on a topic."""
+        """The result's rows, in two tasks; sorted if they go to a topic."""
         query = self._plan.query
         frame = frame.repartition(2, *[f.col(quoted(column)) for column in query.order_columns])
         if query.has_topic:
@@ -185,7 +185,6 @@ class QueryRun:
                 query.close()
 
     def _start_poster(self) -> RowPoster | None:
-        """Have rows posted to the webhook, where there is one."""
         if self._plan.query.webhook is None:
             return None
         self._builds.look_shown()
@@ -218,7 +217,7 @@ class QueryRun:
             self._lease.heartbeat()
 
     def _go_live(self, batches: Batches, ends: Offsets) -> None:
-        """Show readers a new build once it has what the topics held when it began, and drop the one before."""
+        """Show readers a new build once it has all that the topics held when it began, and drop the one before."""
         done = batches.figures.offsets
         if self._builds.is_live or any(done.get(at, 0) < end for at, end in ends.items()):
             return

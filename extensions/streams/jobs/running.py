@@ -1,4 +1,4 @@
-"""A query that Spark runs: its batches go through a gate, so that none begins once it is to end."""
+"""A query that Spark runs. Its batches go through a gate, so that none begins after its end was requested."""
 
 import threading
 import time
@@ -17,22 +17,22 @@ from jobs.spark.batch_call import BatchCall
 from jobs.spark.jvm import stop_query, text_of
 
 _JOINED: Final = ("START_OFFSET_DOES_NOT_MATCH_ASSIGNED", "MISMATCHED_TOPIC_PARTITIONS")
-"""How Spark says that a partition has joined while it began. It takes it in when it begins again."""
+"""Spark's messages for a partition that was added as it began. It works when it begins again."""
 
 
 _TAKEN: Final = ("CONCURRENT_STREAM_LOG_UPDATE", "Multiple streaming queries are concurrently using")
-"""How Spark says that another query has written to the checkpoint: before this batch was, or just then."""
+"""Spark's messages for another query that has written to the checkpoint, before this batch or at the same time."""
 
 _DATA_LOSS: Final = ("KAFKA_DATA_LOSS", "failOnDataLoss", "OffsetOutOfRange", "Some data may have been lost")
-"""How Spark's Kafka source says that records were lost that it had not read yet."""
+"""Messages of Spark's Kafka source for records that were lost before it read them."""
 
 
 class _Stopping(Exception):
-    """The batch isn't to be done any more."""
+    """The batch must not be done any more."""
 
 
 class RunningQuery:
-    """Runs until ``end``. ``batch`` does one batch, in a thread of Spark's; ``failure`` is what it has raised."""
+    """Runs until ``end``. ``batch`` does one batch, in a thread of Spark's; ``failure`` is what it raised."""
 
     def __init__(self, name: str, batch: Callable[[DataFrame, int], None]) -> None:
         self.failure: Exception | None = None
@@ -44,7 +44,7 @@ class RunningQuery:
         self._query: StreamingQuery | None = None
 
     def start(self, rows: DataFrame, plan: StreamQueryPlan, generation: int, *, location: str) -> None:
-        """Have Spark begin, with its checkpoint at this location."""
+        """Start the query in Spark, with its checkpoint at this location."""
         trigger: dict[str, Any] = (
             {"availableNow": True} if plan.once else {"processingTime": f"{plan.spark.trigger_ms} milliseconds"}
         )
@@ -54,19 +54,16 @@ class RunningQuery:
 
     @property
     def is_active(self) -> bool:
-        """Whether Spark goes on, and no batch has failed."""
         return self.failure is None and self._query is not None and self._query.isActive
 
     @property
     def recent_progress(self) -> Sequence[Any]:
-        """What Spark says of the last batches."""
         return () if self._query is None else self._query.recentProgress
 
     def end(self, stop: threading.Event, *, while_waiting: Callable[[], None]) -> bool:
-        """Let the running batch finish, and stop the query. Whether it has ended.
-
-        A job that stops waits for a bounded time: the batch ends with the process, and is run again at the next start.
-        Else the next run has to wait, since two at once would overtake each other.
+        """Let the running batch finish, and stop the query. Returns whether it has ended. A job that stops waits for a
+        limited time: the batch ends with the process, and is repeated at the next start. Otherwise it waits until the
+        query has ended, since two runs at once would overtake each other.
         """
         if not self._is_closed:
             is_free = self._gate.acquire(timeout=BATCH_ENDS_S)
@@ -80,15 +77,15 @@ class RunningQuery:
         return True
 
     def close(self) -> None:
-        """Let go of Spark, once the query has ended."""
+        """Release Spark's objects, once the query has ended."""
         self._call.close()
 
     def raise_failure(self, *, may_be_interrupted: bool) -> None:
-        """Raise why it has ended by itself."""
+        """Raise why it ended by itself."""
         if isinstance(self.failure, LockstepError):
             raise self.failure
         if may_be_interrupted:
-            return  # a batch that was interrupted is run again
+            return  # an interrupted batch is run again
         if self.failure is not None:
             raise self.failure
         error = None if self._query is None else self._query.exception()
@@ -96,7 +93,7 @@ class RunningQuery:
             raise stream_error(self._name, text_of(error))
 
     def _guarded(self, frame: DataFrame, batch_id: int) -> None:
-        """foreachBatch. Spark commits the batch when this returns, so by then everything is durable."""
+        """foreachBatch. Spark commits the batch when this returns, so everything must be durable by then."""
         with self._gate:
             if self._is_closed:
                 raise _Stopping
@@ -108,7 +105,7 @@ class RunningQuery:
 
 
 def stream_error(query: str, text: str) -> LockstepError:
-    """A failed query's message -> what it means, as ``spark_error``. Pure."""
+    """A failed query's message -> the error that it means, as ``spark_error``. Pure."""
     if any(word in text for word in _JOINED):
         return Unavailable(f"a topic of stream query {query!r} got another partition just now")
     if (events_max := too_many_events(text)) is not None:

@@ -1,4 +1,4 @@
-"""Queries in Spark SQL over streams as Spark is to run them, what such a query may be, and its result as a table."""
+"""Plans of queries in Spark SQL over streams, the rules for such queries, and the result as a table."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,21 +12,21 @@ from jobs.spark.jvm import REFUSALS, text_of
 from sinks.warehouse.names import DELETED_COLUMN, NAME_BYTES_MAX, SYNCED_COLUMN, TAG_COLUMN
 
 _NAMED_QUERY: Final = "CTERelationRef"
-"""The operator that reads what stands after `with`, in each place where it is named."""
+"""The operator that reads a query of `with`, at each place that names it."""
 
 _BY_CHANCE: Final = frozenset({"GlobalLimit", "LocalLimit", "Offset", "Sample"})
 _CLOCKS: Final = frozenset({"CurrentTimestamp", "Now", "CurrentDate", "CurrentTime", "LocalTimestamp"})
 
 _SYSTEM_COLUMNS: Final = ("ctid", "xmin", "xmax", "cmin", "cmax", "tableoid")
 _TAKEN: Final = frozenset({TAG_COLUMN, DELETED_COLUMN, SYNCED_COLUMN, *_SYSTEM_COLUMNS})
-"""Names that no column of a result in PostgreSQL can have."""
+"""Names that a column of a result in PostgreSQL can't have."""
 
 _SOME_TIME_MS: Final = 1_000_000_000_000
-"""Any time for which the bridge makes a long of Java's."""
+"""Any time that the bridge converts to a long of Java's."""
 
 
 class QueryRefused(Exception):
-    """A query that Spark can't run, or whose result can't be kept: every reason, a sentence each."""
+    """A query that Spark can't run, or whose result can't be maintained, with every reason, a sentence each."""
 
     def __init__(self, *problems: str) -> None:
         super().__init__(*problems)
@@ -34,21 +34,20 @@ class QueryRefused(Exception):
 
 
 Sources = Mapping[str, tuple[DataFrame, StreamSettings]]
-"""A streaming frame of Kafka's source for each stream, by its name."""
+"""A streaming frame of Kafka's source for each stream, by name."""
 
 
 def planned_sql(spark: SparkSession, sql: str, sources: Sources) -> tuple[DataFrame, list[str]]:
-    """The query over these streams: its streaming frame, and the streams that it reads.
-
-    ``spark`` is a session of this query's own: the streams are views in it. Raises QueryRefused.
+    """The query over these streams: its streaming frame, and the streams that it reads. ``spark`` must be a session of
+    this query's own: the streams are views in it. Raises QueryRefused.
     """
 
     def name_streams(*, are_ordered: bool) -> None:
         for stream, (records, settings) in sources.items():
             events(records, settings, is_ordered=are_ordered).createOrReplaceTempView(stream)
 
-    # Spark refuses a stream that is sorted: it doesn't look whether that is within one batch. So it is asked about the
-    # query without that, and not asked again by a session with UNCHECKED.
+    # Spark refuses a sorted stream, even if it is sorted only within each batch. So it checks the query without the
+    # sort, and the session that runs it has UNCHECKED.
     name_streams(are_ordered=False)
     try:
         _check_is_query(spark, sql)
@@ -76,7 +75,7 @@ UNCHECKED: Final[Mapping[str, str]] = {"spark.sql.streaming.unsupportedOperation
 
 
 def _check_is_query(spark: SparkSession, sql: str) -> None:
-    """Raise QueryRefused for a statement that does something: Spark would do it at once."""
+    """Raise QueryRefused for a statement with an effect: Spark would execute it at once."""
     session: Any = spark
     parsed = session._jsparkSession.sessionState().sqlParser().parsePlan(sql)
     plans = session._jvm.org.apache.spark.util.Utils
@@ -86,7 +85,7 @@ def _check_is_query(spark: SparkSession, sql: str) -> None:
 
 
 def result_table(name: str, frame: DataFrame, *, key: tuple[str, ...], said_in: str) -> Table:
-    """A query's result as a table, whose columns the setting ``said_in`` has. Raises QueryRefused."""
+    """A query's result as a table, with columns from the setting ``said_in``. Raises QueryRefused."""
     problems, columns = [], []
     for field in frame.schema.fields:
         kind = field.dataType.simpleString()
@@ -128,7 +127,6 @@ def nodes_of(logical: Any) -> list[Any]:
 
 
 def elements(of: Any) -> list[Any]:
-    """Those of a Scala sequence."""
     return [of.apply(index) for index in range(of.size())]
 
 
@@ -137,7 +135,7 @@ def kind_of(node: Any) -> str:
 
 
 def _read_by(logical: Any, sources: Mapping[str, object]) -> tuple[list[str], list[str]]:
-    """The streams that a plan reads, and what is wrong with what it reads."""
+    """The streams that a plan reads, and problems of what it reads."""
     nodes = nodes_of(logical)
     streams = [str(node.alias()) for node in nodes if kind_of(node) == "SubqueryAlias" and str(node.alias()) in sources]
     leaves = [kind_of(node) for node in nodes if node.children().size() == 0 and kind_of(node) != _NAMED_QUERY]
@@ -153,7 +151,7 @@ def _read_by(logical: Any, sources: Mapping[str, object]) -> tuple[list[str], li
 
 
 def undetermined(logical: Any) -> list[str]:
-    """Why a plan's result doesn't follow from the events alone, or may be another one when a batch is done again."""
+    """Why a plan's result doesn't depend on the events alone, or may differ when a batch is repeated."""
     nodes = nodes_of(logical)
     problems = []
     if any(kind_of(node) in _BY_CHANCE for node in nodes):
@@ -170,7 +168,7 @@ def undetermined(logical: Any) -> list[str]:
 
 
 def _growing_joins(spark: SparkSession, logical: Any) -> list[str]:
-    """Joins of which no time ends what they keep. Spark refuses outer ones, and runs inner ones until memory ends."""
+    """Joins whose state no time limits. Spark refuses outer ones, but runs inner ones until memory is exhausted."""
     jvm: Any = spark._jvm
     helper = jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
     some_time = jvm.scala.Some(_SOME_TIME_MS)

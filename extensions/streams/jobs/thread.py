@@ -1,4 +1,4 @@
-"""A stream query's job in a thread of its own, as a driver runs it beside the jobs of sinks."""
+"""A stream query's job in a thread of its own, beside the jobs of sinks in a driver."""
 
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -22,9 +22,8 @@ from sinks.registry import SinkSettings
 
 
 class StreamThread(EndingThread):
-    """Runs a stream query from now on.
-
-    ``newer`` is the job that has ended it, if one has, as it is seen at each build that it may work on.
+    """Runs a stream query, from its construction on. ``newer`` is the job that ended it, if one did, as seen at each
+    build that it may work on.
     """
 
     def __init__(self, plan: StreamQueryPlan, spark: SparkSession, *, report: Reporter) -> None:
@@ -35,7 +34,7 @@ class StreamThread(EndingThread):
         self.start()
 
     def forget_takeover(self) -> None:
-        """It was told to stop after a newer one had ended it, or starts again: nobody need start it."""
+        """Delete the record that a newer job took over: this job was stopped, or starts again."""
         for generation in self.newer:
             self._note(clear_takeover, generation)
 
@@ -45,9 +44,8 @@ class StreamThread(EndingThread):
         self._report(report)
 
     def _note(self, note: Callable[[CoordinationRecords, int], None], generation: int | None = None) -> None:
-        """Let who looks at this build of the result know, the newest one by default.
-
-        Where that can't be stored the log alone says it.
+        """Write a record for observers of this build of the result, by default the newest one. If it can't be stored,
+        only the log says it.
         """
         with suppress(LockstepError), closing((opened := self.plan.opened(1)).sink):
             number = newest_generation(self.plan, opened) if generation is None else generation
@@ -64,15 +62,17 @@ class StreamThread(EndingThread):
         at_ms = now_ms()
         if not isinstance(self.failure, Fenced):
             self._note(partial(save_stop, error=self.failure, now_ms=at_ms))
-        elif not self.plan.once:  # else it is over with the command that it belongs to
+        elif not self.plan.once:  # otherwise it ends with the command that it belongs to
             self._note(partial(save_takeover, now_ms=at_ms), self._job.generation)
             self.newer = {self._job.generation: NewerJob()}
-        if not isinstance(self.failure, SparkEnded):  # which is every sink's: the driver tells it once
+        if not isinstance(self.failure, SparkEnded):  # it concerns every sink: the driver reports it once
             self._report(SinkFailed(self.plan.name, None, self.failure))
 
 
 class _Supervised:
-    """A ``jobs.extension_jobs.RunningJob``. If a job that is done ended the thread, another one runs the query."""
+    """A ``jobs.extension_jobs.RunningJob``. If a job that has ended since ended the thread, another thread runs the
+    query.
+    """
 
     def __init__(self, plan: StreamQueryPlan, spark: SparkSession, report: Reporter) -> None:
         self._spark = spark
@@ -89,12 +89,12 @@ class _Supervised:
         return not thread.is_alive and not any(newer.ends_by_itself is not False for newer in thread.newer.values())
 
     def look(self) -> None:
-        """Once the newer job works on a newer build, it gives no more signs of life at the one that it has taken."""
+        """Once the newer job works on a newer build, it gives no more signs of life at the build that it took over."""
         thread = self._thread
         if thread.is_alive or not thread.newer:
             return
         plan = thread.plan
-        with suppress(LockstepError), closing((opened := plan.opened(1)).sink):  # where it is away, the next look tells
+        with suppress(LockstepError), closing((opened := plan.opened(1)).sink):  # if it is away, the next look tells
             newest = newest_generation(plan, opened)
             if newest is not None:
                 thread.newer.setdefault(newest, NewerJob())
@@ -117,8 +117,6 @@ class _Supervised:
 
 @dataclass(frozen=True, slots=True)
 class StreamQueryJob:
-    """As ``jobs.extension_jobs.JobBeside``."""
-
     plan: StreamQueryPlan
 
     @property
@@ -126,5 +124,4 @@ class StreamQueryJob:
         return self.plan.settings
 
     def begin(self, spark: SparkSession, report: Reporter) -> _Supervised:
-        """Run the query from now on."""
         return _Supervised(self.plan, spark, report)
