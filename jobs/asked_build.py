@@ -1,4 +1,4 @@
-"""The driver's side of a build: the job that a rebuild asks for, for as long as that shows that it lives."""
+"""The driver's side of a build: runs the job that a rebuild requests while the request shows that it lives."""
 
 import threading
 from contextlib import closing, suppress
@@ -29,7 +29,7 @@ from sinks.contract import OpenedSink
 
 
 class AskedBuild(EndingThread):
-    """The job of a request, and a thread that answers it. Ends when the job has, or nobody asks for it any more."""
+    """The job of a request, and a thread that answers the request. Ends when the job has, or the request is gone."""
 
     def __init__(self, plan: SinkPlan, spark: SparkSession, request: BuildRequest, *, report: Reporter) -> None:
         super().__init__(f"build-{plan.name}-g{plan.generation}", spark, report=report)
@@ -53,11 +53,11 @@ class AskedBuild(EndingThread):
             self._job.stop()
 
     def _at_end(self) -> None:
-        if self.failure is not None:  # that the command doesn't know: it goes on without us
+        if self.failure is not None:  # the command doesn't know it, and goes on without this driver
             self._report(SinkFailed(self._plan.name, self._plan.generation, self.failure))
 
     def _opened(self) -> OpenedSink | None:
-        """Where the request was found. None where that is away until the driver ends."""
+        """The store that has the request. None if it doesn't answer until the driver ends."""
         while True:
             try:
                 return self._plan.opened()
@@ -66,7 +66,7 @@ class AskedBuild(EndingThread):
                     return None
 
     def _attend(self, opened: OpenedSink) -> None:
-        """Answer until the job has ended, and end it once nobody asks for it any more."""
+        """Answer until the job has ended. Stops the job once nobody requests it any more."""
         silence, is_gone, outages = Silence(), False, 0
         while self._job.is_alive:
             self._job.wait(BEAT_S)
@@ -85,7 +85,7 @@ class AskedBuild(EndingThread):
             self._tell_end(opened)
 
     def _tell_end(self, opened: OpenedSink) -> None:
-        """Say how the job has ended. Waits for a destination that doesn't answer until the driver ends."""
+        """Report how the job has ended. Waits for a destination that doesn't answer until the driver ends."""
         failure = self._job.failure
         if isinstance(failure, Fenced):  # by another driver, which answers now
             return
@@ -123,5 +123,5 @@ class AskedBuild(EndingThread):
                     self._answer = replace(self._answer, waiting=report.reason)
                 case _:
                     pass
-        if not isinstance(report, SinkFailed):  # whoever asked for the job raises it
+        if not isinstance(report, SinkFailed):  # whoever requested the job raises it
             self._report(report)

@@ -1,8 +1,6 @@
-"""As of which commit of the source all tables of a consistent sink are, for its job and for whoever reads it.
-
-``g<n>.consistent`` is a coordination record of the destination. Each step stores it with its rows: who reads both in
-one transaction knows as of when they are.
-"""
+"""As of which commit of the source all tables of a consistent sink are. ``g<n>.consistent`` is a coordination record of
+the destination. Each step stores it with its rows, so whoever reads both in one transaction knows as of when the rows
+are."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,11 +17,11 @@ from sinks.stored_progress import behind_the_watermark
 
 @dataclass(frozen=True, slots=True)
 class Consistency:
-    """The tables have all that was committed up to ``lsn`` of this epoch, and nothing of what came after.
+    """The tables have everything committed up to ``lsn`` of this epoch, and nothing of what came after.
 
-    ``since_lsn`` is the first of which that was so. ``lsn`` is 0 while the generation is being filled: then it has
-    parts of transactions. ``commit_time_ms`` is in milliseconds since 1970. ``fence`` is that of the job which keeps it
-    so: where the generation's writer has another one, that knows nothing of this.
+    ``since_lsn`` is the first LSN for which that was so. ``lsn`` is 0 while the generation is being filled and has
+    parts of transactions. ``commit_time_ms`` is in milliseconds since 1970. ``fence`` is that of the job that maintains
+    this: a writer with another fence knows nothing of it.
     """
 
     epoch: int = 0
@@ -37,7 +35,7 @@ class Consistency:
         return self.lsn > 0
 
     def after(self, *, epoch: int, lsn: int, commit_time_ms: int) -> Self:
-        """That of the next step."""
+        """The record of the next step."""
         return type(self)(epoch, lsn, commit_time_ms, self.since_lsn or lsn, self.fence)
 
     def to_json(self) -> dict[str, Any]:
@@ -56,7 +54,8 @@ class Consistency:
 
 @dataclass(frozen=True, slots=True)
 class KnownConsistency:
-    """The same for whoever looks. ``but_tables`` aren't as of then: they are set aside, have left, or are joining."""
+    """A generation's consistency for readers. ``but_tables`` are excepted: they are set aside, have left, or are
+    joining."""
 
     of_tables: Consistency
     but_tables: tuple[TableName, ...] = ()
@@ -82,7 +81,7 @@ class KnownConsistency:
 
 
 def load_consistency(records: CoordinationRecords, generation: int) -> Consistency | None:
-    """None where the generation isn't kept consistent. Raises what the destination raises."""
+    """None if the generation isn't a consistent one. Raises what the destination raises."""
     text = records.load(_name(generation))
     return None if text is None else Consistency.from_json(text)
 
@@ -101,10 +100,8 @@ def known_consistency(
     asides: Iterable[TableName],
     pipeline: str,
 ) -> KnownConsistency | None:
-    """None where the generation isn't kept consistent. Raises what the destination raises.
-
-    ``progress`` is the generation's, and ``asides`` are the tables that its job has set aside.
-    """
+    """None if the generation isn't a consistent one. Raises what the destination raises. ``progress`` is the
+    generation's, and ``asides`` are the tables that its job has set aside."""
     kept = load_consistency(records, generation)
     if kept is None:
         return None

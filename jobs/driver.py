@@ -1,8 +1,6 @@
-"""Runs the jobs of several sinks in one driver: one SparkSession, one query and one thread per sink and generation.
-
-It looks up a sink's generations again and again: one that ``rebuild`` has finished joins, one to be dropped leaves.
-One that is being built gets the job that its rebuild asks for (``jobs.generations.build_request``).
-"""
+"""Runs the jobs of several sinks in one driver: one SparkSession, one query and one thread per sink and generation. It
+looks up each sink's generations repeatedly: a generation that ``rebuild`` has finished joins, one to be dropped leaves.
+A generation that is being built gets the job that its rebuild requests (``jobs.generations.build_request``)."""
 
 import logging
 import math
@@ -64,10 +62,10 @@ from sinks.sink_kernel import chosen_sink_kernel
 _logger = logging.getLogger(__name__)
 
 TAKEN_OVER: Final = 3
-"""The exit code when another job has taken a sink over, as ``lockstep.console`` has it for all commands."""
+"""The exit code when another job has taken over a sink; see ``lockstep.console``."""
 
 _LOOK_SETTLED_S: Final = 5.0
-"""The same of a sink with one generation, to which its job applies: nothing is under way that waits for a look."""
+"""How often to look at a sink with one generation and a running job: nothing waits for a look."""
 
 _LOOK_MAX_S: Final = 10.0
 _TABLES_PER_S: Final = 200
@@ -79,12 +77,9 @@ _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What all jobs of a pipeline read, and what with.
-
-    ``tables`` are the captured ones that have a key, which a sink gets unless it names its own. ``append_only`` are
-    the others, which it gets where it names them. ``captured`` says which those are by now, as SinkPlan has it: a
-    running job takes up what joins. None: they stay.
-    """
+    """What all jobs of a pipeline read, and with what. ``tables`` are the captured ones with a key, which a sink gets
+    unless it names its own. ``append_only`` are the others, which it gets if it names them. ``captured`` returns the
+    present ones, as in SinkPlan, so that running jobs pick up tables that join. None: the tables don't change."""
 
     pipeline: str
     kafka: KafkaSettings
@@ -94,7 +89,6 @@ class Source:
     captured: Callable[[], Captured] | None = None
 
     def tables_of(self, settings: SinkSettings) -> list[TableName]:
-        """The captured tables of a sink with these settings."""
         return Captured(self.tables, self.append_only).of(settings.tables)
 
     def plan(
@@ -109,7 +103,6 @@ class Source:
         trimmed: bool = False,
         open_sink: OpenSink = open_sink,
     ) -> SinkPlan:
-        """The plan of one generation's job."""
         return SinkPlan(
             name=name,
             settings=settings,
@@ -138,15 +131,15 @@ def run_sinks(
     open_sink: OpenSink = open_sink,
     opened: SparkSession | None = None,
 ) -> int:
-    """Apply the log to these sinks until SIGTERM, SIGINT or ``stop``; with ``once``, to its end now.
+    """Apply the log to these sinks until SIGTERM, SIGINT or ``stop``; with ``once``, up to its present end.
 
     The same holds for the jobs ``beside`` them and what those read. ``opened`` is a session to run in. Returns the exit
-    code: 0, 1 when a job failed, or TAKEN_OVER. ``report`` has the errors; the other jobs went on.
-    Raises LockstepError when Spark doesn't start, and SparkEnded.
+    code: 0, 1 if a job failed, or TAKEN_OVER; ``report`` gets the errors, and the other jobs go on. Raises
+    LockstepError if Spark doesn't start, and SparkEnded.
     """
     stop = stop or threading.Event()
     all_settings = [*sinks.values(), *(job.settings for job in beside)]
-    # A session that is there already takes no time to start.
+    # A session that exists already takes no time to start.
     starting = {} if opened is not None else {name: partial(open_sink, name, each, 1) for name, each in sinks.items()}
     with (
         showing_start(starting) as signs,
@@ -174,9 +167,9 @@ def session(
 ) -> Iterator[SparkSession]:
     """A SparkSession for jobs of these sinks until the block ends, in which SIGTERM, SIGINT and SIGHUP set ``stop``.
 
-    ``opened`` is used as it is and stays open; what ``open_session`` reads of the settings doesn't count then.
-    ``bulk``: see ``open_session``. ``follows``: jobs go on with what comes to the log. Raises LockstepError when Spark
-    doesn't start, SparkEnded when its JVM ends within the block, and as ``chosen_sink_kernel``.
+    ``opened`` is used as it is and stays open; the settings that ``open_session`` reads are ignored then. ``bulk``: see
+    ``open_session``. ``follows``: jobs go on with what comes to the log. Raises LockstepError if Spark doesn't start,
+    SparkEnded if its JVM ends within the block, and as ``chosen_sink_kernel``.
     """
     if opened is not None:
         with stopped_by_signals(stop):
@@ -212,46 +205,44 @@ def more_tasks(spark: SparkSettings, tables: Sequence[TableName], sinks: Collect
 
 
 def look_every_s(tables: int, *, is_settled: bool = False) -> float:
-    """How often a sink of so many tables is asked for its generations.
-
-    ``is_settled``: it has one, and its job runs. Pure.
-    """
+    """How often to look up the generations of a sink with so many tables. ``is_settled``: it has one, and its job runs.
+    Pure."""
     return min(max(_LOOK_SETTLED_S if is_settled else LOOK_S, tables / _TABLES_PER_S), _LOOK_MAX_S)
 
 
 @dataclass(slots=True)
 class Member:
-    """A sink: its jobs by generation, those that have failed included."""
+    """A sink: its jobs by generation, failed ones included."""
 
     name: str
     settings: SinkSettings
     opened: OpenedSink
     jobs: dict[int, JobThread] = field(default_factory=dict)
     building: list[Generation] = field(default_factory=list)
-    """Those that the last look has found to be built."""
+    """The generations to be built, as of the last look."""
     builds: dict[int, AskedBuild] = field(default_factory=dict)
-    """Jobs that rebuilds have asked for, by generation."""
+    """Jobs that rebuilds have requested, by generation."""
     answered: set[str] = field(default_factory=set)
-    """Runs of the requests for these, and of those that were refused."""
+    """The runs of their requests, and of refused ones."""
     started: bool = False
     failure: LockstepError | None = None
     waiting: str = ""
     known: list[Generation] = field(default_factory=list)
-    """What the last look has found."""
+    """The generations of the last look."""
     wanted: dict[int, SinkSettings] = field(default_factory=dict)
-    """What was to be applied to then."""
+    """Those to apply to, as of then."""
     looked_at_s: float = -math.inf
-    """When it has ended, by the monotonic clock."""
+    """When the last look ended, by the monotonic clock."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether it has one generation, to which its job applies."""
+        """Whether it has one generation, and its job runs."""
         is_ours_alone = len(self.known) == 1 and not self.waiting and self.failure is None
         return is_ours_alone and len(self.jobs) == 1 and all(job.is_alive for job in self.jobs.values())
 
 
 class Group:
-    """All sinks of a driver, whose generations come and go."""
+    """All sinks of a driver. Their generations come and go."""
 
     def __init__(
         self,
@@ -274,10 +265,8 @@ class Group:
         self.members = [Member(name, settings, open_sink(name, settings, 1)) for name, settings in sinks.items()]
 
     def run(self, beside: Sequence[JobBeside] = ()) -> int:
-        """Run until all is done or a stop is asked for; the exit code. A sink's error is reported, and not raised.
-
-        Raises SparkEnded: nothing can go on then.
-        """
+        """Run until everything is done or a stop is requested; returns the exit code. Reports a sink's error and goes
+        on. Raises SparkEnded, since nothing can go on then."""
         others = [job.begin(self._spark, self._report) for job in beside]
         others_looked_at_s = time.monotonic()
         try:
@@ -325,7 +314,7 @@ class Group:
             member.opened.sink.close()
 
     def is_over(self, member: Member) -> bool:
-        """Nothing of it runs, and nothing will that wouldn't at the next start."""
+        """Whether nothing of it runs, and nothing will before the next start."""
         if any(job.is_alive for job in member.jobs.values()) or any(build.is_alive for build in member.builds.values()):
             return False
         if member.failure is not None:
@@ -335,7 +324,7 @@ class Group:
         return member.started and bool(member.jobs)
 
     def look(self, member: Member) -> None:
-        """Start and stop what the sink's generations ask for."""
+        """Start and stop jobs as the sink's generations require."""
         if self._once and member.started:
             return
         try:
@@ -358,20 +347,20 @@ class Group:
                 del member.jobs[number]
         self._look_at_builds(member)
         for number, settings in wanted_settings.items():
-            # A build that is ready now still has its job until its rebuild lets go of it.
+            # A finished build still has its job until its rebuild gives it up.
             if number not in member.jobs and number not in member.builds:
                 plan = self._source.plan(member.name, settings, number, once=self._once, open_sink=self._open)
                 member.jobs[number] = JobThread(plan, self._spark, report=self._report)
         member.started = True
 
     def _look_at_builds(self, member: Member) -> None:
-        """Begin the jobs that rebuilds ask for, and forget those that have ended."""
+        """Begin the jobs that rebuilds request, and forget those that have ended."""
         member.builds = {number: build for number, build in member.builds.items() if build.is_alive}
         for generation in member.building:
             number, record = generation.number, generation.record
             if self._once or record is None or number in member.builds or number in member.jobs:
                 continue
-            with suppress(LockstepError):  # where its store doesn't answer, the next look tells
+            with suppress(LockstepError):  # if its store doesn't answer, the next look tells
                 request = load_request(member.opened.records, number)
                 if request is None or request.run in member.answered:
                     continue
@@ -399,7 +388,7 @@ class Group:
         return replace(plan, tables=list(request.tables))
 
     def _is_done_with(self, member: Member, number: int, *, is_wanted: bool) -> bool:
-        """Whether another job may come in the place of this one, which has ended."""
+        """Whether another job may replace this one, which has ended."""
         job = member.jobs[number]
         if job.newer is not None:
             return not is_wanted or goes_on_after(
@@ -408,7 +397,7 @@ class Group:
         return job.failure is None and (job.was_asked_to_stop or not is_wanted)
 
     def wanted(self, member: Member) -> dict[int, SinkSettings]:
-        """The generations to be applied to, each with the settings that it was built with."""
+        """The generations to apply to, each with the settings that it was built with."""
         found = list_generations(member.opened)
         if member.is_settled and found == member.known:
             return member.wanted  # reading the settings of a record takes longer than the look
@@ -445,17 +434,15 @@ class Group:
         return wanted_settings
 
     def _was_given_up(self, member: Member, generation: Generation, today: Mapping[str, JsonValue]) -> bool:
-        """Remove a generation that was begun with other settings, and that nothing was ever applied to.
-
-        These settings were refused, most likely, and are mended by now. Another one is begun then: the number may be
-        another process's, which is at work with what it was begun with.
-        """
+        """Remove a generation that was begun with other settings, and to which nothing was ever applied. Most likely
+        those settings were refused, and are corrected by now. A new generation is begun then, since another process may
+        be at work under the old number with the old settings."""
         number, record = generation.number, generation.record
         if record is None or generation.phase is not Phase.READY or generation.is_live or number in member.jobs:
             return False
         if record.pipeline != self._source.pipeline or record.definition == today:
             return False
-        # What it was prepared with says where its rows would be.
+        # The old settings say where its rows would be.
         opened = self._open(member.name, with_definition(member.settings, record.definition), number)
         try:
             if opened.generations.load_progress() is not None or is_running(opened.records, number):
@@ -470,7 +457,8 @@ class Group:
         return True
 
     def _was_left_live(self, member: Member, generation: Generation) -> bool:
-        """Whether a rebuild has died after it had switched readers to what it built, and before it gave it away."""
+        """Whether a rebuild died after it had switched readers to its generation, and before it handed the generation
+        over."""
         if generation.phase is not Phase.BUILDING or not generation.is_live:
             return False
         if generation.number in member.builds:
@@ -480,10 +468,8 @@ class Group:
 
 @contextmanager
 def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """SIGTERM, SIGINT and SIGHUP set ``stop`` instead of ending the process. Only the main thread may ask for signals.
-
-    Where SIGHUP is ignored, as under nohup, it stays ignored.
-    """
+    """SIGTERM, SIGINT and SIGHUP set ``stop`` instead of ending the process. Only works in the main thread. An ignored
+    SIGHUP, as under nohup, stays ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""A thread of its own for a job, what becomes known of its end, and whether it is to start again after that."""
+"""A job in a thread of its own: how it ended, and whether it should start again."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -15,17 +15,15 @@ from jobs.spark.session import SparkEnded, has_jvm_ended
 from sinks.contract import CoordinationRecords
 
 LOOK_S: Final = 2.0
-"""How often a driver looks whether jobs are to start or to end. A warehouse looks at all its views for that."""
+"""How often a driver looks whether jobs must start or end. A warehouse looks at all its views for that."""
 
 
 class EndingThread(ABC):
-    """Runs ``_run`` until it returns or raises, then ``_at_end``, in a thread that begins with ``start``.
-
-    A bug in one job ends that job alone.
-    """
+    """Runs ``_run`` until it returns or raises, then ``_at_end``, in a thread that begins with ``start``. A bug in one
+    job ends only that job."""
 
     def __init__(self, name: str, spark: SparkSession, *, report: Reporter) -> None:
-        # What it ended with, once it isn't alive any more; None where it just ended.
+        # The error that ended it, once it isn't alive any more; None if it just ended.
         self.failure: LockstepError | None = None
         self._spark = spark
         self._report = report
@@ -44,7 +42,7 @@ class EndingThread(ABC):
         self._thread.start()
 
     def wait(self, seconds: float) -> None:
-        """Until it has ended, but no longer than this."""
+        """Wait until it has ended, but at most so long."""
         self._thread.join(seconds)
 
     def ask_to_stop(self) -> None:
@@ -57,11 +55,11 @@ class EndingThread(ABC):
 
     @abstractmethod
     def _run(self) -> None:
-        """What it does."""
+        """The job's work."""
 
     @abstractmethod
     def _at_end(self) -> None:
-        """What it leaves, once ``failure`` is known."""
+        """Called once ``failure`` is known."""
 
     def _work(self) -> None:
         try:
@@ -77,11 +75,9 @@ class EndingThread(ABC):
 
 
 def goes_on_after(sink: str, newer: NewerJob, records: CoordinationRecords, number: int, *, report: Reporter) -> bool:
-    """Whether a job is to start again that a newer one had ended.
-
-    It never is while that one may run: the two would take over from each other without end. One that has ended by
-    an error may come again by itself, unless it was one of ``apply --once``.
-    """
+    """Whether a job that a newer one had ended should start again. Never while the newer one may run: the two would
+    take over from each other without end. A newer job that ended with an error may start again by itself, unless it was
+    one of ``apply --once``."""
     if newer.ends_by_itself is not None and not newer.is_told:
         message = f"another job applies to generation {number} in its place, and it goes on once that one is done"
         report(SinkWaiting(sink, message, LOOK_S))

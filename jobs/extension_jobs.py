@@ -10,11 +10,11 @@ from sinks.registry import SinkSettings
 
 
 class RunningJob(Protocol):
-    """A job at work. All but ``stop`` return at once."""
+    """A job at work. All methods but ``stop`` return at once."""
 
     @property
     def failure(self) -> LockstepError | None:
-        """What it has ended with; None where it runs, or just ended."""
+        """The error that ended it; None if it runs, or just ended."""
         ...
 
     @property
@@ -23,15 +23,15 @@ class RunningJob(Protocol):
         ...
 
     def look(self) -> None:
-        """Start again where that is due. Called every few seconds."""
+        """Start again if that is due. Called every few seconds."""
         ...
 
     def ask_to_stop(self) -> None:
-        """Called before ``stop``, of all jobs before the first of them."""
+        """Called for all jobs before the first ``stop``."""
         ...
 
     def stop(self, *, for_good: bool) -> None:
-        """End it after the running batch. ``for_good``: somebody wants the driver to end."""
+        """End it after the running batch. ``for_good``: the driver was asked to end."""
         ...
 
 
@@ -40,9 +40,9 @@ class JobBeside(Protocol):
 
     @property
     def settings(self) -> SinkSettings:
-        """Of the sink that it writes to."""
+        """The settings of the sink that it writes to."""
         ...
 
     def begin(self, spark: SparkSession, report: Reporter) -> RunningJob:
-        """Called once, when the session is there."""
+        """Called once, when the session is open."""
         ...

@@ -1,4 +1,4 @@
-"""A sink's job in a thread of its own, and what it leaves in the sink at its end."""
+"""A sink's job in a thread of its own, and the records that it leaves in the sink at its end."""
 
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -19,7 +19,7 @@ from sinks.contract import CoordinationRecords
 
 
 class JobThread(EndingThread):
-    """Runs a SinkJob from now on. ``newer`` is the job that has ended it, if one has."""
+    """Runs a SinkJob from now on. ``newer`` is the job that has ended it, if any."""
 
     def __init__(self, plan: SinkPlan, spark: SparkSession, *, report: Reporter) -> None:
         super().__init__(f"sink-{plan.name}-g{plan.generation}", spark, report=report)
@@ -29,7 +29,7 @@ class JobThread(EndingThread):
         self.start()
 
     def forget_takeover(self) -> None:
-        """It was told to stop after a newer one had ended it: nobody need start it again."""
+        """It was asked to stop after a newer job had ended it, so nobody need start it again."""
         self._note(clear_takeover)
 
     def _run(self) -> None:
@@ -42,10 +42,10 @@ class JobThread(EndingThread):
         at_ms = now_ms()
         if not isinstance(self.failure, Fenced):
             self._note(partial(save_stop, error=self.failure, now_ms=at_ms))
-        elif self.plan.go_live and not self.plan.once:  # else it is over with the command that it belongs to
+        elif self.plan.go_live and not self.plan.once:  # otherwise it ends with its command
             self._note(partial(save_takeover, now_ms=at_ms))
             self.newer = NewerJob()
-        if not isinstance(self.failure, SparkEnded):  # which is every sink's: the driver tells it once
+        if not isinstance(self.failure, SparkEnded):  # it concerns every sink: the driver reports it once
             self._report(SinkFailed(self.plan.name, self.plan.generation, self.failure))
 
     def _tell(self, report: Report) -> None:
@@ -54,6 +54,6 @@ class JobThread(EndingThread):
         self._report(report)
 
     def _note(self, note: Callable[[CoordinationRecords, int], None]) -> None:
-        """Let who looks at the sink know. Where the destination takes nothing, the log alone says it."""
+        """Leave a record for readers of the sink. If the destination takes nothing, only the log says it."""
         with suppress(LockstepError), closing((opened := self.plan.opened()).sink):
             note(opened.records, self.plan.generation)

@@ -1,4 +1,4 @@
-"""What a running job tells: values for whoever shows them, and a log for those who don't."""
+"""The reports of a running job: values for a display, and log messages where nobody watches."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ from views.figures import ViewFigures
 logger = logging.getLogger(__name__)
 
 Message = tuple[int, LogMessage]
-"""A level, and what the log says of a report."""
+"""The level and the log message of a report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,7 @@ class Report(ABC):
 
     @property
     @abstractmethod
-    def message(self) -> Message:
-        """As the log has it."""
+    def message(self) -> Message: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class SinkStarted(_OfGeneration):
 
 @dataclass(frozen=True, slots=True)
 class StatusReport(_OfGeneration):
-    """A batch has been applied and its progress stored."""
+    """A batch was applied and its progress stored."""
 
     batch_id: int
     rows: int
@@ -83,7 +82,7 @@ class WatermarkRaised(_OfGeneration):
 
 @dataclass(frozen=True, slots=True)
 class ViewReport(_OfGeneration):
-    """What a view holds now, and ``done`` what it has done since the last report, which was seconds ago."""
+    """A view's present figures, and what it has ``done`` since the last report, which was seconds ago."""
 
     figures: ViewFigures
     done: Counters
@@ -100,7 +99,7 @@ class ViewReport(_OfGeneration):
 
 @dataclass(frozen=True, slots=True)
 class SinkWaiting(Report):
-    """A server doesn't answer; nothing is lost, the same work is tried again in ``retry_in_s``."""
+    """A server doesn't answer; nothing is lost, and the same work is tried again in ``retry_in_s``."""
 
     reason: str
     retry_in_s: float
@@ -112,18 +111,17 @@ class SinkWaiting(Report):
 
 
 SLOW_ANSWER_S: Final = 2.0
-"""An answer to a sign of life takes milliseconds."""
+"""The answer to a heartbeat normally takes milliseconds."""
 
 BUSY_SHARE: Final = 0.5
-"""Of the time that tasks wait for a processor: from here on a slow answer may be ours."""
+"""The share of time in which tasks wait for a processor from which a slow answer may be this machine's fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchGoesOn(_OfGeneration):
-    """A batch takes longer than its rows do. ``answer_s`` is how long the sink's server took for its last answer to
-    the job's sign of life, or has taken so far; ``wait_share`` how much of the last seconds this process's machine had
-    tasks waiting for a processor, from 0 to 1, None where the kernel doesn't say.
-    """
+    """A batch takes longer than its rows should. ``answer_s`` is how long the sink's server took for its last answer to
+    the job's heartbeat, or has taken so far. ``wait_share`` is the share, 0 to 1, of the last seconds in which tasks on
+    this machine waited for a processor; None if the kernel doesn't say."""
 
     batch_id: int
     elapsed_s: float
@@ -132,7 +130,7 @@ class BatchGoesOn(_OfGeneration):
 
     @property
     def why(self) -> str:
-        """What is known of why, by what was measured alone."""
+        """What is known of the reason, from measurements only."""
         if self.answer_s >= SLOW_ANSWER_S and (self.wait_share or 0.0) < BUSY_SHARE:
             return f"the sink's server hangs, or is slow: its last answer took {self.answer_s:.1f} s"
         if self.wait_share is not None and self.wait_share >= BUSY_SHARE:
@@ -170,10 +168,8 @@ class SinkStopped(_OfGeneration):
 
 @dataclass(frozen=True, slots=True)
 class TablesSetAside(_OfGeneration):
-    """These tables of the sink aren't as all others from now on. Without ``sentences`` there are none any more.
-
-    ``has_failed``: one of them can't be applied.
-    """
+    """The tables that are set aside from now on, a sentence for each; none if ``sentences`` is empty. ``has_failed``:
+    one of them can't be applied."""
 
     sentences: tuple[str, ...]
     has_failed: bool
@@ -187,7 +183,7 @@ class TablesSetAside(_OfGeneration):
 
 @dataclass(frozen=True, slots=True)
 class TablesChanged(_OfGeneration):
-    """The sink has other tables from now on: ``joined`` are captured now; ``left`` no longer, and keep their rows."""
+    """The sink's tables have changed: ``joined`` are captured now; ``left`` no longer, and their rows stay."""
 
     joined: tuple[str, ...]
     left: tuple[str, ...]
@@ -214,10 +210,8 @@ class DefinitionDiffers(_OfGeneration):
 
 @dataclass(frozen=True, slots=True)
 class ColumnBackfillProgress(_OfGeneration):
-    """Rows from before a table got these columns are given what the source shows in them; so far, or all (``is_over``).
-
-    ``refused`` ones stay without, and ``reason`` is why the first of them does.
-    """
+    """Older rows get the source's values of these new columns; so far, or all (``is_over``). ``refused`` rows stay
+    without, and ``reason`` is that of the first one."""
 
     table: str
     columns: tuple[str, ...]
@@ -234,10 +228,8 @@ class ColumnBackfillProgress(_OfGeneration):
 
 @dataclass(frozen=True, slots=True)
 class UnreadableDeadLetters(_OfGeneration):
-    """Dead letters of this sink, or of one that they don't name, can't be read: they stay, and nothing closes them.
-
-    ``records`` counts them. ``first_offset``, in ``topic``, and ``reason`` are those of the oldest.
-    """
+    """Dead letters of this sink, or without a readable sink, can't be read: they stay, and nothing closes them.
+    ``records`` counts them. ``first_offset`` in ``topic``, and ``reason``, are those of the oldest."""
 
     topic: str
     records: int
@@ -255,12 +247,9 @@ class UnreadableDeadLetters(_OfGeneration):
 
 @dataclass(frozen=True, slots=True)
 class LacksRecord(_OfGeneration):
-    """A view, or a consistent sink, ends without the newest events: no progress record says of them that they are
-    whole transactions.
-
-    It has everything up to ``watermark_lsn``. ``awaits_copy``: one of its tables is being copied, and until that is
-    complete no record says so.
-    """
+    """A view, or a consistent sink, ends without the newest events: no progress record shows that they are whole
+    transactions. It has everything up to ``watermark_lsn``. ``awaits_copy``: one of its tables is being copied, and
+    there is no such record until that is complete."""
 
     watermark_lsn: int
     awaits_copy: bool = False
@@ -282,5 +271,5 @@ Reporter = Callable[[Report], None]
 
 
 def log_report(report: Report) -> None:
-    """The reporter for a job that nobody watches: one message per report, no values of rows."""
+    """The reporter for a job that nobody watches: one log message per report, without values of rows."""
     logger.log(*report.message)

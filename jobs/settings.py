@@ -39,7 +39,7 @@ _JAVA_PROPERTY: Final = re.compile(r"-D([^\s=]+)=")
 
 
 def _holds_no_secret(conf: Mapping[str, str]) -> Mapping[str, str]:
-    """They become arguments of a process, which everybody on the machine can see."""
+    """Reject secrets: settings become arguments of a process, which everybody on the machine can see."""
     secrets = [name for name, value in conf.items() if any(map(is_secret_name, (name, *_JAVA_PROPERTY.findall(value))))]
     if secrets:
         raise ValueError(
@@ -50,19 +50,19 @@ def _holds_no_secret(conf: Mapping[str, str]) -> Mapping[str, str]:
 
 
 LIBRARIES_VARIABLE: Final = "LOCKSTEP_LIBRARIES"
-"""The environment variable that tells Python's daemon what its workers will need: modules, by comma."""
+"""The environment variable with the modules, separated by commas, that Python's daemon loads for its workers."""
 
 
 OFFSETS_MAX: Final = 200_000
-"""Records that a batch takes at most."""
+"""The most records in a batch."""
 
 WINDOW_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of the log that a task holds at once, of which it applies the newest of each key. A Python worker takes about
-twice as much."""
+"""How many bytes of the log a task holds at once, to apply the newest of each key. A Python worker takes about twice as
+much."""
 
 
 class SparkSettings(Settings):
-    """How the Spark jobs run. The defaults favour latency; a backlog takes few large batches all the same."""
+    """How the Spark jobs run. The defaults favour latency; a backlog is still read in few large batches."""
 
     master: Annotated[str, AfterValidator(_is_master)] = Field(
         default="local[2]", description="Spark's master; local[n] runs n tasks in one process here"

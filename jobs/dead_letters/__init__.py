@@ -1,1 +1,1 @@
-"""Rejected events: the record that keeps one, its topic, and how many may be open."""
+"""Rejected events: the record of one, its topic, and how many may be open."""

@@ -1,4 +1,4 @@
-"""Values of rejected events that were too large to come along with a task's result: read from the log again."""
+"""Reads values of rejected events from the log again if they were too large for a task's result."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -13,12 +13,9 @@ if TYPE_CHECKING:
 
 
 def with_values(client: ClientSettings, events: Iterable[RejectedEvent]) -> Iterator[RejectedEvent]:
-    """The same events with their values, of which one is held at a time.
-
-    An event that the log has no longer is left out: compaction takes only what has a newer one, which is still to come.
-    Raises as ``LogReader.read``.
-    """
-    from jobs.executor.log_reader import LogReader  # with Arrow, which takes as long as many a command
+    """The same events with their values, of which one is held at a time. Leaves out an event that the log no longer
+    has: compaction removes it only for a newer one, which is still to come. Raises as ``LogReader.read``."""
+    from jobs.executor.log_reader import LogReader  # it loads Arrow, which takes as long as many a command
 
     reader = None
     try:

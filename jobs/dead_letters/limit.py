@@ -1,4 +1,4 @@
-"""How many rejections of one generation may be open: with more it isn't the rows, and the job stops. Pure."""
+"""Limits the open rejections of one generation: with more of them rows aren't to blame, and the job stops. Pure."""
 
 import re
 from collections import Counter
@@ -12,10 +12,8 @@ _KINDS_TOLD_MAX: Final = 5
 
 
 def kind_of(reason: str) -> str:
-    """A reason without the numbers that differ from row to row, so that like ones count as one kind.
-
-    An SQLSTATE in front stays.
-    """
+    """A reason without the numbers that differ from row to row, so that similar ones count as one kind. An SQLSTATE in
+    front stays."""
     return _NUMBER.sub("N", reason)
 
 
@@ -25,7 +23,7 @@ def count_kinds(reasons: Iterable[str]) -> list[tuple[str, int]]:
 
 
 def in_words(reasons: Iterable[str]) -> str:
-    """The most frequent kinds in a sentence's half."""
+    """The most frequent kinds, as part of a sentence."""
     kinds = count_kinds(reasons)
     text = "; ".join(f"{count:,} x {kind}" for kind, count in kinds[:_KINDS_TOLD_MAX])
     others = sum(count for _, count in kinds[_KINDS_TOLD_MAX:])
@@ -33,7 +31,7 @@ def in_words(reasons: Iterable[str]) -> str:
 
 
 class TooManyOpen(LockstepError):
-    """More rejections would be open than may be. Most of those that are new are of this ``topic``."""
+    """More rejections would be open than allowed. Most of the new ones are of this ``topic``."""
 
     def __init__(self, message: str, *, hint: str, topic: str) -> None:
         super().__init__(message, hint=hint)
@@ -41,11 +39,9 @@ class TooManyOpen(LockstepError):
 
 
 def check_open(sink: str, generation: int, reasons: Iterable[str], *, new_topics: Iterable[str], max_open: int) -> None:
-    """Raise TooManyOpen when more rejections would be open than allowed.
-
-    ``reasons`` are those of all that would be open, also of tables that are set aside. ``new_topics`` has the topic of
-    each that is new, one at least. What is open for long isn't to blame for what comes now.
-    """
+    """Raise TooManyOpen if more rejections would be open than allowed. ``reasons`` are those of all that would be open,
+    including tables that are set aside. ``new_topics`` has the topic of each new one, at least one: old rejections
+    aren't to blame for what comes now."""
     given = list(reasons)
     if len(given) <= max_open:
         return

@@ -1,7 +1,7 @@
 """A dead letter: a rejected event and what is known of it, as a record of the dead-letter topic. Pure.
 
 The record's key is ``[sink, generation, topic, event key, tag]``. Kafka has no compare-and-set, so the tag is part of
-the key. Who closes a dead letter never closes a newer one of the same row, which another process may just have written.
+the key: closing a dead letter never closes a newer one of the same row, which another process may just have written.
 The newest dead letter of a row counts. Closing it closes the older ones.
 """
 
@@ -25,11 +25,9 @@ _FACTS: Final = {"partition": int, "offset": int, "tag": str, "reason": str, "re
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """What a dead letter says, without the event's value. ``key`` is the event's, ``record_key`` the record's own.
-
+    """A dead letter without the event's value. ``key`` is the event's, ``record_key`` the record's own.
     ``record_offset`` is its offset in the dead-letter topic. ``older_record_keys`` are those of the row's older dead
-    letters, where they are known.
-    """
+    letters, as far as known."""
 
     sink: str
     generation: int
@@ -44,18 +42,18 @@ class DeadLetter:
 
     @property
     def row(self) -> tuple[str, int, str, bytes]:
-        """What the dead letters of a row have in common: sink, generation, topic and the event's key."""
+        """What all dead letters of a row have in common: sink, generation, topic and the event's key."""
         return self.sink, self.generation, self.position.topic, self.key
 
     @property
     def record_keys(self) -> list[bytes]:
-        """The records that have to be removed to close the rejection."""
+        """The records to remove in order to close the rejection."""
         return [*self.older_record_keys, self.record_key]
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableDeadLetter:
-    """A record of the dead-letter topic that this version can't read. ``sink`` is None where the key doesn't say."""
+    """A record of the dead-letter topic that this version can't read. ``sink`` is None if the key doesn't name it."""
 
     record_key: bytes
     record_offset: int
@@ -69,7 +67,7 @@ def dead_letter_key(sink: str, generation: int, topic: str, key: bytes, tag: str
 
 
 def dead_letter_value(sink: str, generation: int, event: "RejectedEvent", *, rejected_at_ms: int) -> bytes:
-    """The record's value: the facts, and the event itself. Compaction may take that from its own topic."""
+    """The record's value: the facts and the event itself, which compaction may remove from its own topic."""
     return orjson.dumps(
         {
             "format": FORMAT,
@@ -120,7 +118,7 @@ def read_dead_letter(record_key: bytes, value: bytes, record_offset: int) -> Dea
 
 
 def event_of(record_key: bytes) -> tuple[str, bytes, str] | None:
-    """The topic, key and tag of the event that a record is about, by the record's key; None where it doesn't say."""
+    """The topic, key and tag of a record's event, by the record's key; None if the key doesn't name them."""
     names = _parsed(record_key)
     if not (isinstance(names, list) and len(names) == 5 and _are(names, str, int, str, dict, str)):
         return None
@@ -129,7 +127,7 @@ def event_of(record_key: bytes) -> tuple[str, bytes, str] | None:
 
 
 def event_value(value: bytes) -> bytes | None:
-    """The event's value in that of a readable dead letter; None for a tombstone."""
+    """The event's value, from the value of a readable dead letter; None for a tombstone."""
     event = orjson.loads(value)["value"]
     return None if event is None else orjson.dumps(event)
 
@@ -147,7 +145,7 @@ def newest_of_rows(dead_letters: Iterable[DeadLetter]) -> list[DeadLetter]:
 
 
 def _event_key(record_key: bytes, names: list[Any], tag: str) -> bytes | None:
-    """The event's key in the record's, to the byte; None when it isn't where it should be."""
+    """The event's key in the record's, to the byte; None if it isn't in its place."""
     start = orjson.dumps(names[:3])[:-1] + b","
     end = b"," + orjson.dumps(tag) + b"]"
     if not (record_key.startswith(start) and record_key.endswith(end)):
@@ -163,7 +161,7 @@ def _parsed(text: bytes) -> Any:
 
 
 def _can_be_written(value: Any) -> bool:
-    """What can be read may be nested deeper than that."""
+    """Whether it can be written again: values that can be read may be nested too deeply for that."""
     try:
         orjson.dumps(value)
     except TypeError:

@@ -1,4 +1,4 @@
-"""Rejected events -> the dead-letter topic, which keeps them until the same or a newer event of the key is applied."""
+"""Stores rejected events in the dead-letter topic until the same or a newer event of the key is applied."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ OpenRejections = dict[Row, str]
 def unreadable_report(
     sink: str, generation: int, topic: str, unreadable: Sequence[UnreadableDeadLetter]
 ) -> UnreadableDeadLetters | None:
-    """A job's report of records, oldest first, that may be its sink's and can't be read; None without any. Pure."""
+    """A job's report of unreadable records, oldest first, that may be its sink's; None without any. Pure."""
     own = [record for record in unreadable if record.sink in (None, sink)]
     if not own:
         return None
@@ -43,7 +43,6 @@ class KnownDeadLetters:
     rows: dict[Row, dict[str, _Open]] = field(default_factory=dict)
 
     def add(self, row: Row, tag: str, record_key: bytes, reason: str) -> None:
-        """Know one more."""
         self.rows.setdefault(row, {})[tag] = _Open(record_key, reason)
 
     def newest(self) -> OpenRejections:
@@ -51,7 +50,7 @@ class KnownDeadLetters:
         return {row: max(by_tag) for row, by_tag in self.rows.items()}
 
     def open_with(self, rejected: Iterable[RejectedEvent], void: Iterable[Row]) -> list[str]:
-        """The reason of each row whose rejection would be open once these have come and those have gone."""
+        """The reason of each row whose rejection would be open with the new ones and without the void ones."""
         reasons = {row: by_tag[max(by_tag)].reason for row, by_tag in self.rows.items()}
         for row in void:
             reasons.pop(row, None)
@@ -59,17 +58,17 @@ class KnownDeadLetters:
         return list(reasons.values())
 
     def new_topics(self, rejected: Iterable[RejectedEvent]) -> list[str]:
-        """The topic of each row that has no rejection yet; where all have one, the topic of each."""
+        """The topic of each row that has no rejection yet; if all have one, the topic of each."""
         rows = [(event.position.topic, event.key) for event in rejected]
         return [topic for topic, _ in [row for row in rows if row not in self.rows] or rows]
 
     def record_keys(self, row: Row, *, older_than: str | None = None) -> list[bytes]:
-        """The keys of the records of a row's dead letters, or of those of older tags only."""
+        """The keys of the records of a row's dead letters, or only of those with older tags."""
         by_tag = self.rows.get(row, {})
         return [known.record_key for tag, known in by_tag.items() if older_than is None or tag < older_than]
 
     def forget(self, row: Row, *, older_than: str | None = None) -> None:
-        """Know those no more."""
+        """Forget a row's dead letters, or only those with older tags."""
         by_tag = self.rows.get(row, {})
         left = {tag: known for tag, known in by_tag.items() if older_than is not None and tag >= older_than}
         if left:
@@ -79,10 +78,8 @@ class KnownDeadLetters:
 
 
 class DeadLetters:
-    """One generation's part of a pipeline's dead-letter topic, as its job sees it. One job at a time.
-
-    Records that can't be read stay in the topic. Each reading reports them, unless it finds the same ones again.
-    """
+    """One generation's part of a pipeline's dead-letter topic, as its job sees it. One job at a time. Records that
+    can't be read stay in the topic. Each reading reports them, unless it finds the same ones again."""
 
     def __init__(
         self, client: ClientSettings, pipeline: str, *, sink: str, generation: int, report: Reporter = log_report
@@ -97,7 +94,7 @@ class DeadLetters:
         self._known = KnownDeadLetters()
 
     def read(self, topics: Iterable[str]) -> OpenRejections:
-        """The rejections that are open. Raises Unavailable."""
+        """The open rejections. Raises Unavailable."""
         self._topics = frozenset(topics)
         self._known = self._read(self._topics)
         return self._known.newest()
@@ -105,30 +102,28 @@ class DeadLetters:
     def keep(
         self, rejected: Iterable[RejectedEvent], void: Iterable[Row], *, rejected_at_ms: int, max_open: int
     ) -> OpenRejections:
-        """Keep a batch's rejections, and close earlier ones that it has made void. Returns what is open then.
+        """Store a batch's rejections, and close earlier ones that it has made void. Returns what is open then.
 
-        Call it before the batch counts as done. When the batch comes again, call it again: that changes nothing.
-        Raises TooManyOpen when more than ``max_open`` would be open. Nothing is written then, and the batch has to
-        come again. Raises as ``publish`` too.
+        Call it before the batch counts as done. Calling it again for the same batch changes nothing. Raises TooManyOpen
+        if more than ``max_open`` would be open; nothing is written then, and the batch must come again. Raises as
+        ``publish`` too.
         """
         given, void_rows = list(rejected), list(void)
         if given and len(self._known.open_with(given, void_rows)) > max_open:
-            # Commands close rejections too, and don't tell the job.
+            # Commands close rejections too, without telling the job.
             self._known = self._read(self._topics | {event.position.topic for event in given})
             reasons = self._known.open_with(given, void_rows)
             new_topics = self._known.new_topics(given)
             check_open(self._sink, self._generation, reasons, new_topics=new_topics, max_open=max_open)
-        # First: a row of these may have been rejected again in the same batch, in a newer version that stays.
+        # First: a void row may have been rejected again in the same batch, in a newer version that stays.
         self.close(void_rows)
         self.publish(given, rejected_at_ms=rejected_at_ms)
         return self._known.newest()
 
     def publish(self, events: Iterable[RejectedEvent], *, rejected_at_ms: int) -> None:
-        """Return once every event is acknowledged by all in-sync replicas. Publishing one twice changes nothing.
-
-        Dead letters of the same rows with older tags are closed then. Raises as ``with_values``; Unavailable when the
-        brokers don't answer, LockstepError when they refuse a record.
-        """
+        """Return once every event is acknowledged by all in-sync replicas. Publishing one twice changes nothing. Then
+        closes dead letters of the same rows with older tags. Raises as ``with_values``; Unavailable if the brokers
+        don't answer, LockstepError if they refuse a record."""
         given: list[RejectedEvent] = []
 
         def records() -> Iterator[tuple[bytes, bytes]]:
@@ -173,10 +168,8 @@ class DeadLetters:
         return dead_letter_key(self._sink, self._generation, event.position.topic, event.key, event.tag)
 
     def _close(self, rows: Sequence[tuple[Row, str | None]]) -> None:
-        """Remove the dead letters of these rows, where a tag is given those of older tags. Raises as ``publish``.
-
-        They are known until brokers have acknowledged that: who is told to try again closes them then.
-        """
+        """Remove these rows' dead letters; with a tag, only those of older tags. Raises as ``publish``. They stay known
+        until brokers have acknowledged that, so that a retry closes them."""
         self._remove([key for row, tag in rows for key in self._known.record_keys(row, older_than=tag)])
         for row, tag in rows:
             self._known.forget(row, older_than=tag)

@@ -14,7 +14,7 @@ from jobs.dead_letters.record import DeadLetter, UnreadableDeadLetter, event_val
 
 
 class DeadLetterTopic:
-    """The dead letters of all sinks of a pipeline. The connection to write is opened at the first ``send``."""
+    """The dead letters of all sinks of a pipeline. The connection for writing is opened at the first ``send``."""
 
     def __init__(self, client: ClientSettings, pipeline: str) -> None:
         self._client = client
@@ -22,10 +22,8 @@ class DeadLetterTopic:
         self._producer: Producer | None = None
 
     def read(self) -> tuple[list[DeadLetter], list[UnreadableDeadLetter]]:
-        """The dead letters that are there now, oldest first; none where the topic doesn't exist. Raises Unavailable.
-
-        Events' values are as large as rows, so they aren't kept.
-        """
+        """The present dead letters, oldest first; none if the topic doesn't exist. Raises Unavailable. Events' values
+        are as large as rows, so they aren't returned."""
         by_key: dict[bytes, DeadLetter | UnreadableDeadLetter] = {}
         if not TopicAdmin(self._client).exists(self.name):
             return [], []
@@ -49,11 +47,8 @@ class DeadLetterTopic:
                 return
 
     def send(self, records: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Write dead letters, or remove those without a value; return once all in-sync replicas have them.
-
-        Sending them twice changes nothing. Raises Unavailable when the brokers don't answer, LockstepError when they
-        refuse a record.
-        """
+        """Write dead letters, or remove those without a value; return once all in-sync replicas have them. Sending them
+        twice changes nothing. Raises Unavailable if the brokers don't answer, LockstepError if they refuse a record."""
         if self._producer is None:
             self._producer = delivering_producer(self._client)
         refusal = deliver(self._producer, self.name, ((key, value, ()) for key, value in records))

@@ -1,1 +1,1 @@
-"""Generations of a sink: what is recorded of them, who may apply to one, and how a switch waits for a batch."""
+"""Generations of a sink: their records, who may apply to one, and how a switch waits for a batch."""

@@ -1,14 +1,12 @@
-"""Where those go in who write to a generation, and nobody while somebody holds the gate."""
+"""A gate that writers of a generation pass, and that lets nobody in while it is held."""
 
 import threading
 from collections.abc import Callable
 
 
 class BatchGate:
-    """Between a query's batches, the column backfill beside them, and whoever wants them to pause.
-
-    Safe for several threads. Up to ``at_once`` are inside at the same time.
-    """
+    """Stands between a query's batches, the column backfill beside them, and whoever wants them to pause. Thread-safe.
+    Up to ``at_once`` writers are inside at the same time."""
 
     def __init__(self, at_once: int = 1) -> None:
         self._changed = threading.Condition()
@@ -18,11 +16,11 @@ class BatchGate:
         self._on_wanted: Callable[[], None] = lambda: None
 
     def when_wanted(self, call: Callable[[], None]) -> None:
-        """Have this called, in any thread, as soon as ``is_wanted`` may have become true. It must not wait."""
+        """Call this, in any thread, as soon as ``is_wanted`` may have become true. It must not block."""
         self._on_wanted = call
 
     def enter(self) -> bool:
-        """Wait until the gate is open, and go in; False when it was closed for good."""
+        """Wait until the gate is open, and go in. False if it was closed for good."""
         with self._changed:
             self._waiting += 1
             if not self._is_open():
@@ -33,12 +31,11 @@ class BatchGate:
             return not self._closed
 
     def _is_open(self) -> bool:
-        """Whether who enters need not wait: he gets in, or is told that nobody does any more."""
+        """Whether ``enter`` returns at once: the caller gets in, or learns that the gate is closed."""
         return self._closed or not (self._held or self._inside >= self._at_once)
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits to get in."""
         return self._waiting > 0
 
     @property
@@ -52,7 +49,7 @@ class BatchGate:
             self._changed.notify_all()
 
     def hold(self, timeout_s: float) -> bool:
-        """Let nobody in; whether those inside have left in time. The gate is held in any case."""
+        """Let nobody in. Returns whether those inside left in time; the gate is held in any case."""
         with self._changed:
             self._held = True
             self._on_wanted()
@@ -65,16 +62,15 @@ class BatchGate:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nobody gets in any more."""
         return self._closed
 
     def wait_closed(self, timeout_s: float) -> bool:
-        """Wait until the gate is closed, but no longer than this; whether it is."""
+        """Wait until the gate is closed, but at most so long. Returns whether it is closed."""
         with self._changed:
             return self._changed.wait_for(lambda: self._closed, timeout_s)
 
     def close(self, timeout_s: float) -> bool:
-        """Let nobody in any more; whether those inside have left in time."""
+        """Let nobody in any more. Returns whether those inside left in time."""
         with self._changed:
             self._closed = True
             self._on_wanted()

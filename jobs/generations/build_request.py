@@ -1,17 +1,17 @@
-"""A job that ``lockstep rebuild`` asks the running driver for: no second Spark has to start.
+"""A job that ``lockstep rebuild`` requests from the running driver, so that no second Spark has to start.
 
-Both are coordination records of the destination, as the heartbeat is, and each changes about once a second while its
-author lives:
+Request and answer are coordination records of the destination, like the heartbeat, and change about once a second while
+their author lives:
 
 ``g<n>.build_request``
-    The command's: which job is to apply to generation <n> while that is built. What shapes the rows is in
-    ``record.<n>``; of all settings there is a mark. The command removes it when no job is to apply any more. A driver
-    drops the job of a request that changes no more.
+    The command's: the job that should apply to generation <n> while that is built. The settings that shape rows are in
+    ``record.<n>``; this has a hash of all settings. The command removes it when no job should apply any more. A driver
+    stops the job of a request that no longer changes.
 ``g<n>.build_answer``
     The driver's: how far the job is, and how it has ended. The command removes it once the job has ended.
 
-A driver ends the job when it ends itself, and the next driver begins it again. A command that finds no driver starts a
-Spark of its own. Should two jobs apply for a moment, the lease of the generation has the older one end.
+A driver that ends also ends the job, and the next driver begins it again. A command that finds no driver starts a Spark
+of its own. If two jobs apply for a moment, the generation's lease makes the older one end.
 """
 
 import hashlib
@@ -32,11 +32,11 @@ from jobs.generations.starting import STARTING_NAME
 from sinks.contract import CoordinationRecords
 
 BEAT_S: Final = 1.0
-"""How often each side shows that it lives, and looks at the other."""
+"""How often each side updates its record and looks at the other's."""
 
 
 class Silence:
-    """For how long signs of life haven't changed, for who looks again and again."""
+    """How long values haven't changed, for a caller that looks repeatedly."""
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._monotonic_s = monotonic_s
@@ -44,7 +44,7 @@ class Silence:
         self._since_s = 0.0
 
     def seconds(self, *signs: object) -> float:
-        """Since these are as they are."""
+        """How long they have been the same."""
         now_s = self._monotonic_s()
         if signs != self._signs:
             self._signs, self._since_s = signs, now_s
@@ -53,11 +53,9 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest:
-    """The job that is asked for, as ``SinkPlan`` has it. ``tables`` are those that it reads at first.
-
-    ``settings`` is the mark of the sink's settings that the command has: a driver that was started with others isn't
-    to build by them. ``run`` tells requests apart, ``beats`` counts the signs of life of the command.
-    """
+    """The requested job, in terms of ``SinkPlan``. ``tables`` are those that it reads at first. ``settings`` is the
+    mark of the sink's settings in the command: a driver that was started with others must not build by them. ``run``
+    tells requests apart, ``beats`` counts the command's heartbeats."""
 
     tables: tuple[TableName, ...]
     trimmed: bool
@@ -66,12 +64,12 @@ class BuildRequest:
     beats: int = 0
 
     def check_settings(self, settings: BaseModel) -> None:
-        """Raise LockstepError where the command has others."""
+        """Raise LockstepError if the command has other settings."""
         if self.settings != settings_mark(settings, self.run):
             raise LockstepError("the settings of the sink have changed since this driver began")
 
     def next(self) -> Self:
-        """The same, with one more sign of life."""
+        """The same request, one heartbeat later."""
         return replace(self, beats=self.beats + 1)
 
     def to_json(self) -> str:
@@ -84,9 +82,8 @@ class BuildRequest:
 
 
 def settings_mark(settings: BaseModel, run: str) -> str:
-    """The same for the same settings and request. Readers of the destination see it, so each secret in it is hashed as
-    a password is: to try many takes long, and nothing that was tried before helps.
-    """
+    """A hash of these settings and the request. Readers of the destination see it, so each secret in it is hashed like
+    a password: trying many takes long, and earlier attempts don't help."""
 
     def plain(value: object) -> object:
         if isinstance(value, SecretStr):
@@ -99,10 +96,8 @@ def settings_mark(settings: BaseModel, run: str) -> str:
 
 
 class BuildState(StrEnum):
-    """``APPLIES``: the job is at work. ``DONE``: it has ended in order. ``FAILED``: by an error.
-
-    ``REFUSED``: this driver can't begin it. ``LEFT``: the driver has ended first, and another one may begin it.
-    """
+    """``APPLIES``: the job is at work. ``DONE``: it has ended in order. ``FAILED``: it ended with an error.
+    ``REFUSED``: this driver can't begin it. ``LEFT``: the driver ended first, and another one may begin it."""
 
     APPLIES = "applies"
     DONE = "done"
@@ -113,12 +108,9 @@ class BuildState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BuildAnswer:
-    """How far the job of request ``run`` is. ``beats`` counts the driver's signs of life.
-
-    ``queries`` counts those that it has started. ``batch`` has the fields of the last ``StatusReport``, ``rows`` counts
-    the rows of all. ``waiting`` says what the job waits for, "" where it doesn't. ``failure``: why it ``FAILED`` or was
-    ``REFUSED``.
-    """
+    """How far the job of request ``run`` is. ``beats`` counts the driver's heartbeats. ``queries`` counts the queries
+    that it has started. ``batch`` has the fields of the last ``StatusReport``, ``rows`` counts the rows of all.
+    ``waiting`` says what the job waits for, if anything. ``failure``: why it ``FAILED`` or was ``REFUSED``."""
 
     run: str
     state: BuildState = BuildState.APPLIES
@@ -130,7 +122,7 @@ class BuildAnswer:
     failure: Failure | None = None
 
     def error(self) -> LockstepError:
-        """The error that it tells of."""
+        """The error of ``failure``."""
         assert self.failure is not None
         return self.failure.error()
 
@@ -152,17 +144,15 @@ class BuildAnswer:
 
 
 def request_name(generation: int) -> str:
-    """The coordination record of the request."""
     return f"g{generation}.build_request"
 
 
 def answer_name(generation: int) -> str:
-    """The coordination record of the answer."""
     return f"g{generation}.build_answer"
 
 
 def load_request(records: CoordinationRecords, generation: int) -> BuildRequest | None:
-    """The request of a generation; None where there is none that this version knows. Raises what the destination
+    """A generation's request; None if there is none, or none that this version can read. Raises what the destination
     raises."""
     text = records.load(request_name(generation))
     try:
@@ -172,7 +162,7 @@ def load_request(records: CoordinationRecords, generation: int) -> BuildRequest 
 
 
 def load_answer(records: CoordinationRecords, generation: int) -> BuildAnswer | None:
-    """The answer of a generation; as ``load_request``."""
+    """A generation's answer; as ``load_request``."""
     text = records.load(answer_name(generation))
     try:
         return None if text is None else BuildAnswer.from_json(text)
@@ -181,17 +171,17 @@ def load_answer(records: CoordinationRecords, generation: int) -> BuildAnswer | 
 
 
 def save_request(records: CoordinationRecords, generation: int, request: BuildRequest) -> None:
-    """Replace it. Raises what the destination raises."""
+    """Raises what the destination raises."""
     records.save(request_name(generation), request.to_json())
 
 
 def save_answer(records: CoordinationRecords, generation: int, answer: BuildAnswer) -> None:
-    """Replace it. Raises what the destination raises."""
+    """Raises what the destination raises."""
     records.save(answer_name(generation), answer.to_json())
 
 
 def withdraw(records: CoordinationRecords, generation: int, run: str | None = None) -> None:
-    """No driver is to apply any more: remove the request, of this run alone where one is named. Raises what the
+    """Remove the request, so that no driver applies any more; only that of this run, if given. Raises what the
     destination raises."""
     request = load_request(records, generation)
     if run is None or (request is not None and request.run == run):
@@ -199,14 +189,13 @@ def withdraw(records: CoordinationRecords, generation: int, run: str | None = No
 
 
 def forget(records: CoordinationRecords, generation: int) -> None:
-    """Remove an answer that is known. Raises what the destination raises."""
+    """Remove an answer that was read. Raises what the destination raises."""
     records.save(answer_name(generation), None)
 
 
 def has_driver(records: CoordinationRecords, generations: Collection[int], clock: Clock = SYSTEM_CLOCK) -> bool:
-    """Whether a driver applies to one of a sink's generations, or is starting. To see that there is none may take
-    seconds. Raises what the destination raises.
-    """
+    """Whether a driver applies to one of a sink's generations, or is starting. It may take seconds to see that there is
+    none. Raises what the destination raises."""
     starting = records.load(STARTING_NAME)
     if running_of(records, generations, clock):
         return True

@@ -14,10 +14,8 @@ _RECORD: Final = "columns"
 
 @dataclass(frozen=True, slots=True)
 class HeldTable:
-    """The shape that a generation's table was prepared for last, and the number of each column that it ever had.
-
-    ``relation`` is ``Table.relation`` of that shape, 0 where it isn't known. Numbers are of its columns.
-    """
+    """The shape that a generation's table was last prepared for, and the number of each column that it ever had.
+    ``relation`` is that shape's ``Table.relation``, 0 if unknown; the numbers are of its columns."""
 
     schema_id: str
     columns: Mapping[str, int]
@@ -26,10 +24,8 @@ class HeldTable:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns of a generation's tables. ``lacking`` are the values that rows applied earlier are still to get.
-
-    ``is_filled``: all of them have got theirs, but for those that the destination refused to take.
-    """
+    """The columns of a generation's tables. ``lacking`` are the values that older rows still have to get.
+    ``is_filled``: all rows have them, except those that the destination refused."""
 
     tables: Mapping[TableName, HeldTable] = field(default_factory=dict)
     lacking: AddedValues = field(default_factory=dict)
@@ -58,11 +54,10 @@ class Columns:
 
 
 def load_columns(records: CoordinationRecords, generation: int) -> Columns | None:
-    """A generation's columns; None when it never was prepared."""
+    """A generation's columns; None if it was never prepared."""
     text = records.load(f"g{generation}.{_RECORD}")
     return None if text is None else Columns.from_json(text)
 
 
 def save_columns(records: CoordinationRecords, generation: int, columns: Columns) -> None:
-    """Replace what is known of a generation's columns."""
     records.save(f"g{generation}.{_RECORD}", columns.to_json())

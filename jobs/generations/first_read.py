@@ -1,11 +1,11 @@
-"""What a generation reads that has no progress yet, and since when: the coordination record ``g<n>.first_read``.
+"""What a generation without progress has begun to read, and since when: the coordination record ``g<n>.first_read``.
 
-A job writes it before its first task. Rows may be there from then on, also when no batch ever comes to its end. Their
-deletes are missed where the topics aren't read again for longer than they keep tombstones. Progress says that something
-was applied, so it can't tell that.
+A job writes it before its first task. From then on there may be rows, even if no batch ever completes, and their
+deletes are missed if the topics aren't read again for longer than they retain tombstones. Progress can't say so, since
+it says that something was applied.
 
-Of a view it is the state that goes on: one that is whole may have rows without their deletes. Before any of its states
-is whole, each job builds it from the log's beginning, and begins the record anew.
+In a view the state goes on: a whole state may have rows without their deletes. Until one of its states is whole, each
+job builds it from the log's beginning, and begins the record anew.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,10 +19,8 @@ _NOTHING: Final = Progress({}, 0, 0, 0, {})
 
 
 def load_first_read(records: CoordinationRecords, generation: int) -> Progress | None:
-    """As the progress of a generation that has none: nothing is applied of all that was begun. None: nothing was.
-
-    Raises what the destination raises.
-    """
+    """In the form of progress, with nothing applied of everything that was begun; None if nothing was. Raises what the
+    destination raises."""
     text = records.load(first_read_name(generation))
     return None if text is None else load_progress(text)
 
@@ -30,7 +28,7 @@ def load_first_read(records: CoordinationRecords, generation: int) -> Progress |
 def first_read(
     before: Progress | None, partitions: Iterable[TopicPartition], topic_ids: Mapping[str, str], *, now_ms: int
 ) -> Progress:
-    """What the record says once these partitions are read too. ``before`` is what it says until then. Pure."""
+    """The record once these partitions are read too. ``before`` is the record until then. Pure."""
     known = before or replace(_NOTHING, updated_at_ms=now_ms)
     return replace(
         known,
@@ -40,10 +38,8 @@ def first_read(
 
 
 def dump_first_read(read: Progress) -> str:
-    """The text of the record."""
     return dump_progress(read).decode()
 
 
 def first_read_name(generation: int) -> str:
-    """The coordination record."""
     return f"g{generation}.first_read"

@@ -1,22 +1,23 @@
-"""Who applies to a generation: the newest job shows that it runs, older ones end, and commands ask it to pause.
+"""Who applies to a generation: the newest job shows that it runs, older ones end, and commands can make it pause.
 
-Both are coordination records of the destination, so there is one truth wherever commands are run:
+Both records are in the destination, so there is one truth wherever commands run:
 
 ``g<n>.heartbeat``
-    Written again and again by the generation's job. Who wants to know whether there is one looks twice: clocks of
-    several machines don't agree, but a counter that moves is alive. A destination without a fence may have several jobs
-    for a while, so each has an entry of its own. Of two that write at the same moment one is lost, and comes back.
-    It has the time too, for who looks only once and needn't be sure.
-    The job with the greatest claim tells with it what it has read (``jobs.generations.read_so_far``).
-    It has the greatest claim as well. A job that finds a greater one than its own ends, however long it hung; one that
-    finds a smaller one writes its own again. So of any number of jobs the newest is left, whatever was lost meanwhile.
-    Where the destination fences, its fence decides. One that is smaller than the job's own says that the destination
-    was put back. If nobody else is there, the job begins again, and finds what is missing.
-    Beside the claim it says whether that job is one of ``apply --once``: whom such a one has ended goes on afterwards.
-    ``is_over`` is the goodbye of the newest job. Entries that are left then belong to older jobs whose own goodbye was
+    Written repeatedly by the generation's job. To find out whether a job runs, look twice: clocks of several machines
+    differ, but a counter that moves is alive. It also has the time, for a single look that needn't be sure.
+    A destination without a fence may have several jobs for a while, so each has an entry of its own. If two write at
+    the same moment, one entry is lost, and comes back with its next heartbeat.
+    The job with the greatest claim adds what it has read (``jobs.generations.read_so_far``).
+    The record has the greatest claim. A job that finds a greater claim than its own ends, however long it hung; a job
+    that finds a smaller one writes its own again. So of any number of jobs the newest remains, whatever was lost
+    meanwhile. If the destination fences, its fence decides. A fence below the job's own means that the destination
+    was put back. If no other job is there, the job begins again and finds what is missing.
+    Beside the claim it says whether that job is one of ``apply --once``: a job that such a job has ended goes on
+    afterwards.
+    ``is_over`` is set by the newest job at its end. Remaining entries then belong to older jobs whose own removal was
     lost to a write at the same moment.
 ``g<n>.pause_request``
-    Asks all of them to let no batch begin until the record is gone. Each confirms it in its entry. None pauses longer
+    Asks all of them to begin no batch until the record is gone. Each confirms it in its entry. None pauses longer
     than ``PAUSE_MAX_S``: whoever asked may have died.
 """
 
@@ -46,10 +47,10 @@ SILENCE_S: Final = 3 * HEARTBEAT_S
 """A job without a heartbeat for so long doesn't run."""
 
 _LOOKED_S: Final = HEARTBEAT_S + 1.0
-"""Who last looked at the claims longer ago than this has hung, or its destination has."""
+"""A job that hasn't looked at the claims for so long hung, or its destination did."""
 
 _BUSY_MAX_S: Final = PAUSE_MAX_S / 2
-"""How long a pause request waits for the batch that is under way."""
+"""How long a pause request waits for the running batch."""
 
 _LOOK_S: Final = 0.2
 
@@ -76,7 +77,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Claim:
-    """A job's place in the order of a generation's jobs. ``run`` tells two apart that took the same number at once."""
+    """A job's place in the order of a generation's jobs. ``run`` tells apart two that took the same number at once."""
 
     number: int
     run: str
@@ -84,11 +85,8 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class LastBeat:
-    """The last sign of life of a generation's jobs, by the clock of who gave it.
-
-    ``is_alive`` is False where it was a goodbye, and none goes on. ``read`` is what the newest of them has read, None
-    where it has told nothing of it.
-    """
+    """The last heartbeat of a generation's jobs, by the clock of its author. ``is_alive`` is False if it was the last
+    one of a job that ended, and none goes on. ``read`` is what the newest job has read, None if it didn't say."""
 
     at_ms: int
     is_alive: bool
@@ -97,7 +95,8 @@ class LastBeat:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The number of the greatest claim to a generation, 0 for none, and how many jobs have an entry, dead ones too."""
+    """The number of the greatest claim to a generation, 0 for none; and how many jobs have an entry, dead ones
+    included."""
 
     number: int
     jobs: int
@@ -105,10 +104,8 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """The heartbeat record. ``claim`` is the greatest one, None where no job has made one.
-
-    ``once``: the job that has it ends by itself. ``is_known``: a job has written it.
-    """
+    """The heartbeat record. ``claim`` is the greatest one, None if no job has claimed. ``once``: the job of this claim
+    ends by itself. ``is_known``: a job has written the record."""
 
     beats: Mapping[str, Beat]
     claim: Claim | None
@@ -121,14 +118,14 @@ class _Record:
 
 
 class _Beats:
-    """Since when each entry has been as it is, for one who looks again and again."""
+    """Since when each entry is unchanged, for a caller that looks repeatedly."""
 
     def __init__(self, monotonic_s: Callable[[], float]) -> None:
         self._monotonic_s = monotonic_s
         self._moved: dict[str, tuple[Beat, float]] = {}
 
     def living(self, beats: Mapping[str, Beat]) -> dict[str, Beat]:
-        """The entries of these that have moved lately, or weren't seen before."""
+        """The entries that have changed lately, or weren't seen before."""
         now = self._monotonic_s()
         known = self._moved
         self._moved = {
@@ -138,7 +135,7 @@ class _Beats:
 
 
 class _Pulse:
-    """How often a job has shown that it runs, and when it did last."""
+    """How often a job has shown that it runs, and when it last did."""
 
     def __init__(self) -> None:
         self.beats = 0
@@ -148,22 +145,21 @@ class _Pulse:
         return not self.beats or now_s - self._at_s >= HEARTBEAT_S
 
     def beat(self, now_s: float, paused_for: str | None) -> Beat:
-        """The next entry."""
         self.beats += 1
         self._at_s = now_s
         return Beat(self.beats, paused_for)
 
 
 class _Rival:
-    """The job that has claimed a destination which was put back, as it was seen first."""
+    """The job that claimed a destination which was put back, as first seen."""
 
     def __init__(self) -> None:
         self._first: tuple[str, Beat, float] | None = None
-        # As long as nobody knows whether it is at work.
+        # True while it is unknown whether that job is at work.
         self.may_be_there = False
 
     def is_at_work(self, record: _Record, own_run: str, now_s: float) -> bool:
-        """Whether it has given a sign of life since."""
+        """Whether its entry has changed since it was first seen."""
         run = "" if record.claim is None else record.claim.run
         beat = record.beats.get(run)
         if run == own_run or beat is None:
@@ -176,10 +172,10 @@ class _Rival:
 
 
 class GenerationLease:
-    """A job's side: claims the generation, shows that the job runs, and pauses when it is asked to.
+    """A job's side: claims the generation, shows that the job runs, and pauses on request.
 
-    ``heartbeat`` is called about twice a second while the job runs. Safe for several threads; ``opened`` is the lease's
-    own. ``once``: the job ends by itself. ``pause_request`` is the record that asks it to pause, the generation's by
+    ``heartbeat`` is called about twice a second while the job runs. Thread-safe; ``opened`` is for the lease alone.
+    ``once``: the job ends by itself. ``pause_request`` is the record that asks it to pause, the generation's by
     default. Every method raises what the destination raises.
     """
 
@@ -198,12 +194,12 @@ class GenerationLease:
         self._clock = clock
         # This job among the generation's.
         self._run = uuid.uuid4().hex
-        # What it has claimed, None before; and the destination's number for that, 0 where it doesn't fence.
+        # Its claim, None before it has one; and the destination's number for that, 0 if it doesn't fence.
         self._claim: Claim | None = None
         self._fence = 0
-        # Why it may not go on.
+        # Set once the job may not go on.
         self._taken_over: Fenced | None = None
-        # When it last knew that nobody has.
+        # When it last knew that nobody had taken over.
         self._looked_at: float | None = None
         self._rival = _Rival()
         self._pulse = _Pulse()
@@ -214,39 +210,33 @@ class GenerationLease:
         self._read_so_far: Callable[[], ReadSoFar | None] = lambda: None
 
     def tells(self, read_so_far: Callable[[], ReadSoFar | None]) -> None:
-        """From now on each sign of life says what was read. The function must not wait for a destination."""
+        """From now on each heartbeat says what was read. The function must not wait for a destination."""
         self._read_so_far = read_so_far
 
     def reopen(self, opened: OpenedSink) -> None:
-        """Go on by another connection. What this job has claimed and shown stays. The one before isn't used any more.
-
-        May wait as long as the one before doesn't answer.
-        """
+        """Go on by another connection, with the same claim and heartbeats. The old connection isn't used any more. May
+        wait as long as the old one doesn't answer."""
         with self._lock:
             self._opened = opened
 
     def claim(self, claim_sink: Callable[[], int]) -> int:
-        """Become the generation's newest job, or stay it. Returns the fence that ``claim_sink`` (``Sink.claim``) gives.
-
-        Raises Fenced, and claims nothing, when another job has claimed since this one did.
-        """
+        """Become or remain the generation's newest job. Returns the fence from ``claim_sink`` (``Sink.claim``). Raises
+        Fenced, and claims nothing, if another job has claimed since this one did."""
         with self._lock:
             record = self._look()
             fence = claim_sink()
-            if fence:  # The destination's own order counts.
+            if fence:  # the destination's own order counts
                 self._claim = Claim(fence, self._run)
             elif self._claim is None:
-                # A destination that was put back has forgotten claims: a clock that went on doesn't fall behind them.
+                # A destination that was put back has forgotten claims: the clock, which went on, is beyond them.
                 self._claim = Claim(max(record.number + 1, self._clock.now_ms()), self._run)
             self._fence = fence
             self._save_beat(record, self._clock.monotonic_s())
             return fence
 
     def begin(self) -> None:
-        """Before a query: raises as ``check`` does, but gives up a claim that the destination has lost.
-
-        Raises DataLost while somebody else might have claimed the destination since it was put back.
-        """
+        """Call before a query. Raises as ``check``, but gives up a claim that the destination has lost. Raises DataLost
+        while somebody else might have claimed the destination since it was put back."""
         with self._lock:
             if self._taken_over is not None:
                 raise self._taken_over
@@ -258,7 +248,7 @@ class GenerationLease:
                 self._claim, self._fence = None, 0
 
     def check_fence(self) -> None:
-        """Raise DataLost when the destination has forgotten this job's claim, and no other job is known of."""
+        """Raise DataLost if the destination has forgotten this job's claim, and no other job is known."""
         with self._lock:
             if self._taken_over is None and self._fence and self._opened.sink.fence() < self._fence:
                 raise DataLost(_put_back(self._generation))
@@ -269,7 +259,7 @@ class GenerationLease:
             return self._opened.records.load(name)
 
     def records(self, names: Collection[str]) -> dict[str, str]:
-        """Those of these coordination records that there are, in the same way."""
+        """The existing ones of these coordination records, in the same way."""
         with self._lock:
             return self._opened.records.load_all(names)
 
@@ -279,33 +269,26 @@ class GenerationLease:
             return lost_of(self._opened, known)
 
     def save_record(self, name: str, text: str | None) -> None:
-        """Replace a coordination record, in the same way. Raises as ``look``, and saves nothing then.
-
-        Else an older job that goes on for a moment would undo what the newer one has written.
-        """
+        """Replace a coordination record, in the same way. Raises as ``look``, and saves nothing then. Otherwise an
+        older job that goes on for a moment would undo what the newer one has written."""
         with self._lock:
             self.look()
             self._opened.records.save(name, text)
 
     def save_claimed(self, name: str, text: str) -> None:
-        """Replace a coordination record that the newest job alone stores, once it has claimed the generation.
-
-        A destination that fences refuses it where a newer job has claimed since this one looked. Raises as ``look``.
-        """
+        """Replace a coordination record that only the newest job stores, once it has claimed the generation. Raises as
+        ``look``. A destination that fences refuses it if a newer job has claimed since this one looked."""
         with self._lock:
             self.look()
             self._opened.records.save(name, text, fence=self._fence)
 
     def guard(self, gate: BatchGate) -> None:
-        """From now on batches pass this gate."""
         with self._lock:
             self._pause.guard(gate)
 
     def check(self) -> None:
-        """Raise Fenced when another job has claimed the generation since this one did, DataLost when it was put back.
-
-        Looks only where the last look was long ago, as in a process that hung. No progress is stored without it.
-        """
+        """Raise Fenced if another job has claimed the generation since this one did, DataLost if it was put back. Looks
+        only if the last look was long ago, as in a process that hung. Progress is never stored without this check."""
         with self._lock:
             now = self._clock.monotonic_s()
             if self._taken_over is not None:
@@ -314,14 +297,14 @@ class GenerationLease:
                 self._look()
 
     def look(self) -> None:
-        """As ``check``, but look in any case."""
+        """As ``check``, but always looks."""
         with self._lock:
             if self._taken_over is not None:
                 raise self._taken_over
             self._look()
 
     def heartbeat(self) -> None:
-        """Pause or go on as a pause request says, and show that the job runs. Raises as ``check`` does."""
+        """Pause or go on as a pause request says, and show that the job runs. Raises as ``check``."""
         with self._lock:
             now = self._clock.monotonic_s()
             # Before anything that may fail: a destination that doesn't answer must not keep the job paused.
@@ -337,7 +320,7 @@ class GenerationLease:
                 self._save_beat(self._look(), now)
 
     def end(self) -> None:
-        """The job is over, nobody has to wait for it."""
+        """Show that the job is over, so that nobody waits for it."""
         with self._lock:
             self._pause.release()
             if not self._pulse.beats:
@@ -348,7 +331,7 @@ class GenerationLease:
             self._save(replace(record, beats=left), is_over=is_newest)
 
     def _look(self) -> _Record:
-        """The record. Raises Fenced when it has a newer claim than ours, DataLost when ours was lost."""
+        """The record. Raises Fenced if it has a newer claim than ours, DataLost if ours was lost."""
         began = self._clock.monotonic_s()  # this process may hang before it has the answer
         record, claim = _load(self._opened.records, heartbeat_name(self._generation)), self._claim
         if claim is None or record.claim == claim:
@@ -392,49 +375,48 @@ class GenerationLease:
 
 
 class NewerJob:
-    """The job that has ended an older one of the same generation, for who looks at it again and again."""
+    """The job that has ended an older one of the same generation, for a caller that looks repeatedly."""
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._monotonic_s = monotonic_s
         self._seen: tuple[str | None, float] | None = None
         self.ends_by_itself: bool | None = None
-        """As one of ``apply --once`` does. None before the first look."""
+        """Whether it is one of ``apply --once``. None before the first look."""
         self.has_ended = False
-        """In order; one that ends by itself in any way."""
+        """Whether it has ended in order, or in any way if it ends by itself."""
         self.is_told = False
-        """Whether people know that it is waited for."""
+        """Whether it was reported that it is waited for."""
 
     def look(self, records: CoordinationRecords, generation: int) -> None:
-        """Raises what the destination raises."""
         now, text = self._monotonic_s(), records.load(heartbeat_name(generation))
         if self._seen is None or self._seen[0] != text:
             self._seen = text, now
         record = _parsed(text)
         self.ends_by_itself = record.once
-        # Of two that write at the same moment one is lost: a goodbye counts once no sign of life has come after it.
+        # Of two writes at the same moment one is lost: an end counts only if no heartbeat follows it.
         is_silent = now - self._seen[1] > SILENCE_S
         self.has_ended = is_silent and (record.once or not record.beats)
 
 
 def newest_run(records: CoordinationRecords, generation: int) -> str | None:
-    """Which job has the greatest claim to a generation; None where none has made one."""
+    """The job with the greatest claim to a generation; None if none has claimed."""
     claim = _load(records, heartbeat_name(generation)).claim
     return None if claim is None else claim.run
 
 
 def claimed(records: CoordinationRecords, generation: int) -> Claimed:
-    """Who says to apply to a generation. Raises what the destination raises."""
+    """Who claims to apply to a generation. Raises what the destination raises."""
     record = _load(records, heartbeat_name(generation))
     return Claimed(record.number, len(record.beats))
 
 
 def last_beat(records: CoordinationRecords, generation: int) -> LastBeat | None:
-    """The last sign of life of a generation's jobs; None where none has ever given one."""
+    """The last heartbeat of a generation's jobs; None if there was none."""
     return last_beat_of(records.load(heartbeat_name(generation)))
 
 
 def last_beat_of(text: str | None) -> LastBeat | None:
-    """The same, from the text of the heartbeat record; None for no record."""
+    """As ``last_beat``, from the text of the heartbeat record; None for no record."""
     if text is None:
         return None
     fields = orjson.loads(text)
@@ -443,17 +425,15 @@ def last_beat_of(text: str | None) -> LastBeat | None:
 
 
 def is_running(records: CoordinationRecords, generation: int, clock: Clock = SYSTEM_CLOCK) -> bool:
-    """Whether a job applies to a generation.
-
-    It takes some seconds to see that one has died without a word, or that there is none yet.
-    """
+    """Whether a job applies to a generation. It takes some seconds to see that one has died silently, or that none runs
+    yet."""
     return generation in running_of(records, [generation], clock)
 
 
 def running_of(
     records: CoordinationRecords, generations: Collection[int], clock: Clock = SYSTEM_CLOCK
 ) -> frozenset[int]:
-    """Those of a sink's generations that a job applies to. As long as for one of them it takes for all."""
+    """The sink's generations that a job applies to. Takes as long for all as for one."""
     first = {number: _load(records, heartbeat_name(number)).beats for number in generations}
     doubtful, running = set(generations), set[int]()
     deadline = clock.monotonic_s() + SILENCE_S
@@ -471,20 +451,16 @@ def running_of(
 
 
 def wait_for_pause(records: CoordinationRecords, generation: int, request: str, clock: Clock = SYSTEM_CLOCK) -> bool:
-    """Wait until every job of a generation confirms this pause request; False when there is no job.
-
-    Raises Unavailable when one is busy with a batch for too long.
-    """
+    """Wait until every job of a generation confirms this pause request. False if there is no job. Raises Unavailable if
+    one is busy with a batch for too long."""
     return generation in wait_for_pauses(records, [generation], request, clock)
 
 
 def wait_for_pauses(
     records: CoordinationRecords, generations: Collection[int], request: str, clock: Clock = SYSTEM_CLOCK
 ) -> frozenset[int]:
-    """The same of several generations of a sink; returns those with a job. As long as for one of them it takes for all.
-
-    Raises as ``wait_for_pause``.
-    """
+    """As ``wait_for_pause``, for several generations of a sink; returns those with a job. Takes as long for all as for
+    one."""
     seen = {number: _Beats(clock.monotonic_s) for number in generations}
     deadline, busy = clock.monotonic_s() + _BUSY_MAX_S, list(generations)
     while clock.monotonic_s() < deadline:

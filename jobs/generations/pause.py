@@ -1,42 +1,37 @@
-"""A job's pause: no batch begins while somebody asks for that. Pure, but for the gate.
-
-Whoever asked may have died, so a request that is old expires.
-"""
+"""A job's pause: no batch begins while a request asks for that. Pure, except for the gate. Whoever asked may have died,
+so an old request expires."""
 
 from cdc.model.timeouts import PAUSE_MAX_S
 from jobs.generations.batch_gate import BatchGate
 
 
 class Pause:
-    """What one job makes of the requests in the record ``name``."""
+    """How one job follows the requests in the record ``name``."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        # What the job pauses for, and since when.
+        # The request that the job pauses for, and since when.
         self.request: str | None = None
         self._since_s = 0.0
-        # The last one that it didn't wait for any longer, which it doesn't obey again.
+        # The last request that expired, which isn't obeyed again.
         self.expired = ""
         self._gate: BatchGate | None = None
 
     def guard(self, gate: BatchGate) -> None:
-        """From now on batches pass this gate."""
         self._gate = gate
         if self.request is not None:
             gate.hold(0)
 
     def expire(self, now_s: float) -> bool:
-        """Go on when the pause has lasted for too long. Returns whether it has."""
+        """End a pause that has lasted too long. Returns whether it has."""
         is_over = self.request is not None and now_s - self._since_s > PAUSE_MAX_S
         if is_over:
             self._go_on()
         return is_over
 
     def obey(self, request: str | None, now_s: float) -> bool:
-        """Pause or go on, as the record says now. Returns whether that is news for who asked.
-
-        Where a batch is still under way, the next call looks again, and no other one begins.
-        """
+        """Pause or go on, as the record says now. Returns whether whoever asked should hear of that. If a batch is
+        still running, no other one begins, and the next call looks again."""
         is_news = self.request not in (None, request)
         if is_news:
             self._go_on()
@@ -48,7 +43,6 @@ class Pause:
         return is_news
 
     def release(self) -> None:
-        """Let batches begin."""
         if self._gate is not None:
             self._gate.release()
 

@@ -1,8 +1,8 @@
 """The shapes that a generation's job has prepared it for, in the coordination record ``g<n>.prepared``.
 
-Who writes rows beside the job writes them in these shapes. In an older shape a row would lack columns that all others
-have by now. In a newer one it could have columns that this sink leaves out. The record is gone while the job prepares
-other shapes. So a writer that finds the same record before and after its writes knows that no column came in between.
+Writers beside the job use these shapes. In an older shape, a row would lack columns that all others have by now; in a
+newer one, it could have columns that this sink leaves out. The record is gone while the job prepares other shapes. So a
+writer that finds the same record before and after its writes knows that no column came in between.
 """
 
 import json
@@ -18,7 +18,7 @@ Prepared = dict[TableName, str]
 
 @contextmanager
 def preparing(records: CoordinationRecords, generation: int, tables: Mapping[TableName, Table]) -> Iterator[None]:
-    """Keep the shapes of these tables once the block, which prepares them, has ended well."""
+    """Store the shapes of these tables once the block, which prepares them, has succeeded."""
     shapes = {name: table.schema_id for name, table in tables.items()}
     is_new = load_prepared(records, generation) != shapes
     if is_new:
@@ -30,7 +30,7 @@ def preparing(records: CoordinationRecords, generation: int, tables: Mapping[Tab
 
 
 def load_prepared(records: CoordinationRecords, generation: int) -> Prepared | None:
-    """The shapes, or None when no job has prepared any, or one is about to."""
+    """The shapes; None if no job has prepared any, or one is about to."""
     text = records.load(_note(generation))
     return (
         None if text is None else {TableName(schema, name): schema_id for schema, name, schema_id in json.loads(text)}

@@ -1,4 +1,4 @@
-"""What a job has read of the log, as it tells with its sign of life: what it has read and not applied lies with it."""
+"""What a job has read of the log, sent with its heartbeat. What it has read and not applied waits in the job."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -6,11 +6,9 @@ from typing import Any, Self
 
 @dataclass(frozen=True, slots=True)
 class ReadSoFar:
-    """How far a job has read. ``records`` is the sum of the next offsets: that of its progress is compared with it.
-
-    All that was committed before ``lsn`` of this ``epoch`` has been read, the newest of it at ``commit_time_ms``, in
-    milliseconds since 1970. ``lsn`` is 0 where nobody knows.
-    """
+    """How far a job has read. ``records`` is the sum of the next offsets, to be compared with that of its progress.
+    Everything committed before ``lsn`` of this ``epoch`` was read, the newest of it committed at ``commit_time_ms``, in
+    milliseconds since 1970. ``lsn`` is 0 if unknown."""
 
     records: int
     epoch: int = 0
@@ -22,5 +20,4 @@ class ReadSoFar:
 
     @classmethod
     def from_json(cls, facts: Any) -> Self | None:
-        """None where none was told."""
         return None if facts is None else cls(**facts)

@@ -1,9 +1,9 @@
 """A sink's generations: what each was built with, and what may be done with it.
 
-``record.<n>`` is a coordination record of the destination. It says whose log the generation holds, and which settings
-shape its rows. It says whether the generation is being built, in use, or on its way out. A running ``apply`` applies to
-those in use. Who creates it has the number. It stays when the generation is dropped, since states of that number may
-still be there: no number is given twice.
+``record.<n>`` is a coordination record of the destination. It says whose log the generation holds, which settings shape
+its rows, and whether it is being built, in use, or on its way out. A running ``apply`` applies to those in use.
+Creating the record takes the number. It stays when the generation is dropped, since states of that number may still be
+there: no number is given twice.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,18 +19,15 @@ from sinks.contract import CoordinationRecords, OpenedSink
 from sinks.registry import SinkSettings, changed_settings, definition, with_definition
 
 _LAST: Final = "last"
-"""The coordination record that names the highest number given, but for a few: where to begin to look for it."""
+"""The coordination record with about the highest number given: where the search for the highest one begins."""
 
 _PLANNED_AMONG: Final = 4
-"""Generations of which nothing is there yet are looked for among so many of the highest numbers."""
+"""Generations that only have a record are looked for among so many of the highest numbers."""
 
 
 class Phase(StrEnum):
-    """What a generation is there for.
-
-    ``BUILDING``: ``rebuild`` builds it. ``READY``: ``apply`` keeps it up to date. ``RETIRED``:
-    about to be dropped, or gone.
-    """
+    """A generation's purpose. ``BUILDING``: ``rebuild`` builds it. ``READY``: ``apply`` keeps it up to date.
+    ``RETIRED``: about to be dropped, or gone."""
 
     BUILDING = "building"
     READY = "ready"
@@ -39,11 +36,9 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is known of a generation besides its rows.
-
-    ``pipeline`` is whose log it holds, ``definition`` the settings that shape its rows. ``loaded``: it has what the log
-    held when its build began. ``exposed``: readers may have seen it since, though it is still being built.
-    """
+    """What is known of a generation besides its rows. ``pipeline`` is whose log it holds, ``definition`` the settings
+    that shape its rows. ``loaded``: it has what the log held when its build began. ``exposed``: readers may have seen
+    it since, though it is still being built."""
 
     pipeline: str
     definition: Mapping[str, JsonValue]
@@ -77,17 +72,15 @@ class Record:
         )
 
     def changed_settings(self, settings: SinkSettings) -> list[str]:
-        """The settings in which rows may be others than these say, by the names that they have in the configuration.
-
-        Raises LockstepError where what is recorded doesn't go with them.
-        """
+        """The names of settings that would give other rows today than the recorded ones. Raises LockstepError if the
+        recorded settings don't fit these."""
         today = definition(settings)
         return sorted(changed_settings(definition(with_definition(settings, self.definition)), today))
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A generation as it is now. One of before there were records has none."""
+    """A generation as it is now. Generations from before there were records have none."""
 
     number: int
     is_live: bool
@@ -99,12 +92,12 @@ class Generation:
 
     @property
     def is_planned(self) -> bool:
-        """Whether it is to be built or in use, where nothing of it is there yet."""
+        """Whether it is to be built or in use, even if nothing of it is there yet."""
         return self.record is not None and self.record.phase is not Phase.RETIRED
 
 
 def list_generations(opened: OpenedSink) -> list[Generation]:
-    """All generations of a sink, oldest first, whichever ``opened`` is bound to. Planned ones are among them."""
+    """All generations of a sink, oldest first, planned ones included, whichever ``opened`` is bound to."""
     live = opened.generations.live()
     numbers = set(opened.generations.numbers())
     newest = max(numbers, default=0)
@@ -119,13 +112,13 @@ def list_generations(opened: OpenedSink) -> list[Generation]:
 
 
 class _Loaded(Protocol):
-    """What records are read from."""
+    """Where records are read from."""
 
     def load(self, name: str) -> str | None: ...
 
 
 class _AskedAtOnce:
-    """Records of which it is known beforehand that they are needed; any other is asked for when it is."""
+    """Loads the records that are surely needed at once, and any other one on demand."""
 
     def __init__(self, records: CoordinationRecords, names: Sequence[str]) -> None:
         self._records = records
@@ -137,23 +130,21 @@ class _AskedAtOnce:
 
 
 def load_record(records: _Loaded, generation: int) -> Record | None:
-    """A generation's record; None where it has none."""
+    """A generation's record; None if it has none."""
     text = records.load(record_name(generation))
     return None if text is None else Record.from_json(text)
 
 
 def save_record(records: CoordinationRecords, generation: int, record: Record) -> None:
-    """Replace a generation's record."""
     records.save(record_name(generation), record.to_json())
 
 
 def record_name(generation: int) -> str:
-    """What its coordination record is called."""
     return f"record.{generation}"
 
 
 def set_phase(records: CoordinationRecords, generation: int, phase: Phase, *, loaded: bool = True) -> None:
-    """Change what may be done with a generation. Raises LockstepError when there is no such one."""
+    """Change what may be done with a generation. Raises LockstepError if there is no such generation."""
     record = load_record(records, generation)
     if record is None:
         raise LockstepError(
@@ -163,7 +154,7 @@ def set_phase(records: CoordinationRecords, generation: int, phase: Phase, *, lo
 
 
 def way_on(phase: Phase, sink: str, generation: int) -> str:
-    """The command by which somebody applies to a generation of this phase again, in words. Pure."""
+    """The command that makes a job apply to a generation of this phase again, in words. Pure."""
     match phase:
         case Phase.READY:
             return "`lockstep run` or `lockstep apply` starts it"
@@ -174,10 +165,8 @@ def way_on(phase: Phase, sink: str, generation: int) -> str:
 
 
 def require_in_use(records: CoordinationRecords, name: str, generation: int) -> None:
-    """Raise LockstepError when a generation was dropped, or is about to be, and when the store has lost its record.
-
-    Nothing may recreate it.
-    """
+    """Raise LockstepError if a generation was dropped or is about to be, or if the store has lost its record. Nothing
+    may recreate it."""
     record = load_record(records, generation)
     if record is None:  # it stays when a generation is dropped
         raise LockstepError(
@@ -192,7 +181,7 @@ def require_in_use(records: CoordinationRecords, name: str, generation: int) -> 
 
 
 def check_owner(sink: str, generation: int, record: Record, pipeline: str) -> None:
-    """Raise LockstepError when a generation holds another pipeline's log."""
+    """Raise LockstepError if a generation holds another pipeline's log."""
     if record.pipeline != pipeline:
         raise LockstepError(
             f"generation {generation} of sink {sink!r} is written by pipeline {record.pipeline!r}, not by {pipeline!r}",
@@ -211,7 +200,8 @@ def begin_generation(opened: OpenedSink, record: Record) -> int:
 
 
 def begin_unless_begun(opened: OpenedSink, record: Record) -> int | None:
-    """The same, unless somebody else begins one at this moment: then None, and theirs is among the generations."""
+    """As ``begin_generation``, but None if somebody else begins one at this moment; theirs is then among the
+    generations."""
     number = _highest_number(opened.records, opened.generations.numbers()) + 1
     if not opened.records.create(record_name(number), record.to_json()):
         return None

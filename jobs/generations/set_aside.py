@@ -1,21 +1,21 @@
-"""Tables that a generation's job sets aside: somebody has paused them, taken them out, or they can't be applied.
+"""Tables that a generation's job sets aside: paused or taken out by a user, or impossible to apply.
 
 Two coordination records, each with one writer, so that nobody overwrites what another has said:
 
 ``g<n>.table_orders``
-    What somebody has asked of a table. Commands write it. Each order has a number, greater than that of the one before.
+    The orders of users for tables. Commands write it. Each order has a number, greater than that of the one before.
 ``g<n>.asides``
-    What the job has made of it, and the tables that it couldn't apply. The job writes it. An entry names the order that
-    it knows, so a newer order has a table that has failed tried again at once.
+    The job's response, and the tables that it couldn't apply. The job writes it. An entry names the order that it
+    knows, so a newer order makes the job try a failed table again at once.
 
-A table that has failed is tried again by itself as well, after pauses that grow from a minute to half an hour
-(``pause_s``). It counts as failed until some of it is applied. Where it may lack deletes, or the sink has to be built
-again, only an order has it tried again.
+A failed table is also retried automatically, after pauses that grow from a minute to half an hour (``pause_s``). It
+counts as failed until some of it is applied. If deletes may be missing, or the sink has to be built again, it is
+retried only on an order.
 
 A table that is set aside isn't read. Progress keeps its position, and the watermark stays where it was. A table that
-was taken out holds nothing up: nobody is told that the sink has it. When it comes back it lacks what the watermark has
-passed meanwhile, until it has caught up. Where it can't come back it has failed, and the watermark stays from then on,
-as it does for all that have.
+was taken out holds nothing up, since the sink no longer claims to have it. When it comes back, it lacks what the
+watermark has passed meanwhile, until it has caught up. If it can't come back it has failed, and holds the watermark
+from then on, as every failed table does.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -35,7 +35,7 @@ _PAUSE_MAX_S: Final = 30 * 60
 
 
 class Wish(StrEnum):
-    """What is asked of a table: ``APPLY`` it, ``PAUSE`` it, or take it ``OUT`` of the sink."""
+    """An order for a table: ``APPLY`` it, ``PAUSE`` it, or take it ``OUT`` of the sink."""
 
     APPLY = "apply"
     PAUSE = "pause"
@@ -44,7 +44,7 @@ class Wish(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The newest order about a table. ``number`` is 0 where nobody has ever given one."""
+    """The newest order for a table. ``number`` is 0 if there never was one."""
 
     wish: Wish = Wish.APPLY
     number: int = 0
@@ -52,11 +52,9 @@ class Order:
 
 
 class AsideState(StrEnum):
-    """``PAUSED`` and ``OUT``: as somebody has asked. ``FAILED``: it couldn't be applied, and its neighbours go on.
-
-    ``RETRYING``: it has failed, and is read again to see whether it still does. ``RESUMING``: it is read again, and
-    lacks what came meanwhile. ``UNCAPTURED``: the sink names it, and capture hasn't taken it in yet, or not any more.
-    """
+    """``PAUSED`` and ``OUT``: by order. ``FAILED``: it couldn't be applied, and the other tables go on. ``RETRYING``:
+    it has failed, and is read again to see whether it still does. ``RESUMING``: it is read again, and lacks what came
+    meanwhile. ``UNCAPTURED``: the sink names it, and capture doesn't have it yet, or any more."""
 
     PAUSED = "paused"
     FAILED = "failed"
@@ -70,12 +68,12 @@ class AsideState(StrEnum):
 class Aside:
     """A table that is set aside since ``since_ms``. ``order`` is the number of the newest order that the job knew.
 
-    ``reason`` and ``hint`` are those of the error of one that has failed. ``awaited``: the watermark has waited for it.
-    It has not for one that was taken out, until that one has caught up. ``begun``: of one that is resumed, the job has
-    found since that order that it may go on, and reads it.
+    ``reason`` and ``hint`` are those of a failed table's error. ``awaited``: the watermark has waited for the table;
+    False for one that was taken out, until it has caught up. ``begun``: the job has found since that order that a
+    resumed table may go on, and reads it.
 
-    ``tries`` counts how often one that has failed was tried again by itself, and in vain. ``retry_at_ms`` is when it is
-    tried again, by the job's clock in milliseconds since 1970; None where only an order does that.
+    ``tries`` counts how often a failed table was retried automatically in vain. ``retry_at_ms`` is when it is next
+    retried, by the job's clock in milliseconds since 1970; None if only an order does that.
     """
 
     state: AsideState
@@ -98,17 +96,15 @@ class Aside:
         return self.state in (AsideState.FAILED, AsideState.RETRYING)
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether it is to be tried again now. A clock that was put back doesn't make it wait for longer."""
+        """Whether to retry it now. A clock that was set back doesn't prolong the wait."""
         if self.state is not AsideState.FAILED or self.retry_at_ms is None:
             return False
         return not 0 < self.retry_at_ms - now_ms <= pause_s(self.tries) * 1000
 
     @property
     def holds_watermark(self) -> bool:
-        """Whether the sink is said to have this table, and doesn't get its changes.
-
-        So it is with every table that has failed: also with one that the watermark has never waited for.
-        """
+        """Whether the sink claims to have this table but doesn't get its changes. True for every failed table, even one
+        that the watermark never waited for."""
         return self.state is AsideState.FAILED or (self.awaited and not self.is_read)
 
     def to_json(self) -> dict[str, Any]:
@@ -123,7 +119,6 @@ class Aside:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Aside":
-        """What ``to_json`` says of it."""
         return cls(AsideState(fields["state"]), **{name: value for name, value in fields.items() if name != "state"})
 
     def why(self, table: str) -> str:
@@ -143,7 +138,7 @@ class Aside:
                 return f"{table} isn't captured, and the sink goes on without it"
 
     def next_step(self, sink: str, table: str) -> str | None:
-        """What to do; None where it ends by itself."""
+        """What to do; None if it ends by itself."""
         resume = f"`lockstep resume {sink} {table}`"
         match self.state:
             case AsideState.PAUSED:
@@ -161,26 +156,23 @@ class Aside:
                 return "`lockstep doctor` says what it waits for; once it is captured, the sink takes it up by itself"
 
     def _when(self) -> str:
-        """When it is tried again by itself, of one that is."""
+        """When a table that is retried automatically is next retried."""
         before = "" if not self.tries else f", after {self.tries} {'try' if self.tries == 1 else 'tries'} in vain"
         return f"it is tried again by itself at {time_text(self.retry_at_ms)}{before}"
 
     def sentence(self, sink: str, table: str) -> str:
-        """Both of them."""
         step = self.next_step(sink, table)
         return self.why(table) if step is None else f"{self.why(table)}; {step}"
 
 
 def pause_s(tries: int) -> int:
-    """For how long a table that has failed isn't tried again, after so many tries in vain, in seconds. Pure."""
+    """How long a failed table isn't retried, after so many tries in vain, in seconds. Pure."""
     return int(min(PAUSE_FIRST_S << min(tries, 10), _PAUSE_MAX_S))
 
 
 def is_done(order: Order, aside: Aside | None) -> bool:
-    """Whether the job has done what this order about a table asks for, or has refused it. Pure.
-
-    ``aside`` is what it has made of the table, None where it reads it like all others.
-    """
+    """Whether the job has carried out this order for a table, or refused it. Pure. ``aside`` is the job's entry, None
+    if it reads the table like all others."""
     if aside is None:
         return order.wish is Wish.APPLY
     return aside.order >= order.number and (aside.begun or not aside.is_read)
@@ -191,12 +183,12 @@ Asides = Mapping[TableName, Aside]
 
 
 def load_orders(records: CoordinationRecords, generation: int) -> dict[TableName, Order]:
-    """What was asked of a generation's tables. Raises what the destination raises."""
+    """The orders for a generation's tables. Raises what the destination raises."""
     return parse_orders(records.load(orders_name(generation)))
 
 
 def parse_orders(text: str | None) -> dict[TableName, Order]:
-    """The orders in the text of their record, None where there is none."""
+    """The orders in the record's text; None is no record."""
     entries: list[Any] = [] if text is None else orjson.loads(text)
     return {TableName(schema, name): Order(Wish(wish), *numbers) for schema, name, wish, *numbers in entries}
 
@@ -204,9 +196,8 @@ def parse_orders(text: str | None) -> dict[TableName, Order]:
 def give_order(
     records: CoordinationRecords, generation: int, tables: Collection[TableName], wish: Wish, *, now_ms: int
 ) -> dict[TableName, Order]:
-    """Ask this of these tables. Returns all orders. Of two that are given at the same moment one may be lost:
-    ``give_again`` finds that.
-    """
+    """Give this order for these tables, and return all orders. Of two given at the same moment one may be lost:
+    ``give_again`` finds that."""
     orders = load_orders(records, generation)
     number = max((order.number for order in orders.values()), default=0) + 1
     orders |= {table: Order(wish, number, now_ms) for table in tables}
@@ -218,10 +209,8 @@ def give_order(
 def give_again(
     records: CoordinationRecords, generation: int, given: Orders, tables: Collection[TableName]
 ) -> dict[TableName, Order]:
-    """The orders as they are now. Those that were ``given`` about these tables are given again where they were lost.
-
-    Another command may have read the record before they were in it, and written it afterwards.
-    """
+    """The present orders. Gives those that were ``given`` for these tables again if they were lost: another command may
+    have read the record before they were in it, and written it afterwards."""
     orders = load_orders(records, generation)
     for table in tables:
         if orders.get(table, Order()).number < given[table].number:
@@ -230,7 +219,6 @@ def give_again(
 
 
 def orders_name(generation: int) -> str:
-    """The coordination record of the orders."""
     return f"g{generation}.table_orders"
 
 
@@ -240,13 +228,13 @@ def load_asides(records: CoordinationRecords, generation: int) -> dict[TableName
 
 
 def asides_of(text: str | None) -> dict[TableName, Aside]:
-    """The same, from the text of their record; none for no record."""
+    """As ``load_asides``, from the record's text; None is no record."""
     entries: list[Any] = [] if text is None else orjson.loads(text)
     return {TableName(schema, name): Aside(AsideState(state), *rest) for schema, name, state, *rest in entries}
 
 
 def dump_asides(asides: Asides) -> str | None:
-    """The text of their record, None for no record."""
+    """The record's text; None for no record."""
     entries = [
         [
             *(table.schema, table.name, aside.state, aside.since_ms, aside.order),
@@ -258,7 +246,6 @@ def dump_asides(asides: Asides) -> str | None:
 
 
 def asides_name(generation: int) -> str:
-    """The coordination record of the tables that are set aside."""
     return f"g{generation}.asides"
 
 
@@ -271,12 +258,9 @@ def next_asides(
     left: Collection[TableName] = (),
     uncaptured: Iterable[TableName] = (),
 ) -> dict[TableName, Aside]:
-    """What a job that begins to read sets aside, now that it knows these orders. Pure.
-
-    ``tables`` are the sink's that are captured, ``uncaptured`` the others that it names. What it has set aside of any
-    other is forgotten. ``left`` are those that the sink had, that it didn't read for a while, and that its watermark
-    hasn't waited for.
-    """
+    """What a job that begins to read sets aside, given these orders. Pure. ``tables`` are the sink's captured ones,
+    ``uncaptured`` the others that it names; entries of any other table are dropped. ``left`` are those that the sink
+    had, that it didn't read for a while, and that its watermark didn't wait for."""
     decided = {
         table: _next(orders.get(table, Order()), asides.get(table), now_ms, has_left=table in left) for table in tables
     }
@@ -295,18 +279,18 @@ def _next(order: Order, aside: Aside | None, now_ms: int, *, has_left: bool) -> 
     if aside is not None and order.number <= aside.order and aside.is_due(now_ms):
         return replace(aside, state=AsideState.RETRYING, begun=False)
     if aside is not None and order.number < aside.order:
-        return aside  # the order that it was set aside by was overwritten: who gave that gives it again
+        return aside  # the order behind the entry was overwritten: whoever gave it gives it again
     match order.wish:
         case Wish.PAUSE | Wish.OUT:
             awaited = order.wish is Wish.PAUSE and (not has_left if aside is None else aside.awaited)
-            # Nobody has waited for what came while it was out, so it can't become one that is waited for.
+            # The watermark didn't wait for what came while it was out, so it can't become a table that is waited for.
             state = AsideState.PAUSED if awaited else AsideState.OUT
             if aside is not None and aside.state is state:
                 return replace(aside, order=order.number)
             return Aside(state, now_ms, order.number, awaited=awaited)
         case Wish.APPLY:
             if aside is None:
-                # One that had left the captured tables is resumed. All of one that joins is new.
+                # A table that had left the captured ones is resumed. A table that joins is entirely new.
                 return Aside(AsideState.RESUMING, now_ms, order.number, awaited=False) if has_left else None
             if order.number <= aside.order and (aside.has_failed or aside.is_read):
                 return aside
@@ -314,12 +298,12 @@ def _next(order: Order, aside: Aside | None, now_ms: int, *, has_left: bool) -> 
 
 
 def begun(asides: Asides) -> Asides:
-    """The same where those that are resumed may go on, and are read from now on. Pure."""
+    """The same entries once resumed tables may go on and are read. Pure."""
     return {table: replace(aside, begun=aside.is_read) for table, aside in asides.items()}
 
 
 def failed(asides: Asides, errors: Mapping[TableName, LockstepError], orders: Orders, *, now_ms: int) -> Asides:
-    """The same with tables that can't be applied, each with its error. The first time counts. Pure."""
+    """The same entries with tables that can't be applied, each with its error. The first time stays. Pure."""
     set_aside = {
         table: _failed(asides.get(table), error, orders.get(table, Order()), now_ms) for table, error in errors.items()
     }
@@ -342,7 +326,7 @@ def _failed(before: Aside | None, error: LockstepError, order: Order, now_ms: in
 
 
 def taken_again(asides: Asides, tables: Collection[TableName]) -> dict[TableName, Aside]:
-    """The same where some of each of these tables was applied: those that were tried again are resumed. Pure."""
+    """The same entries after some of each of these tables was applied: retried tables become resumed ones. Pure."""
     return {
         table: replace(aside, state=AsideState.RESUMING, reason=None, hint=None, tries=0, retry_at_ms=None)
         if aside.state is AsideState.RETRYING and table in tables
@@ -352,5 +336,5 @@ def taken_again(asides: Asides, tables: Collection[TableName]) -> dict[TableName
 
 
 def read_tables(tables: Iterable[TableName], asides: Asides) -> list[TableName]:
-    """Those of a sink's tables that its job reads. Pure."""
+    """The sink's tables that its job reads. Pure."""
     return [table for table in tables if table not in asides or asides[table].is_read]

@@ -1,9 +1,9 @@
-"""That a driver starts: what it shows of itself at each sink before any job of it can.
+"""Shows at each sink that a driver is starting, before any of its jobs can show itself.
 
-To start Spark and to load a sink's code takes seconds, and minutes on a busy machine. Until a job claims its
-generation, nobody would know that one is on its way. ``starting`` is a coordination record of the destination, of all
+Starting Spark and loading a sink's code takes seconds, and minutes on a busy machine. Until a job claims its
+generation, nobody would know that one is on its way. ``starting`` is a coordination record of the destination, for all
 of its generations, and changes about every two seconds. It is removed once a job of the sink is at work, or the driver
-ends; of one that was killed it stays, and changes no more.
+ends. The record of a killed driver stays, and no longer changes.
 """
 
 import threading
@@ -31,7 +31,7 @@ class StartingSigns:
     """Shows at each sink that its job is on its way, in a thread for each: a server that hangs delays no other."""
 
     def __init__(self, sinks: Mapping[str, Callable[[], OpenedSink]], *, now_ms: Callable[[], int] = now_ms) -> None:
-        """``sinks`` open a connection to each, by its name. Those threads alone use it."""
+        """``sinks`` open a connection to each sink, by name, for use by these threads only."""
         self._now_ms = now_ms
         self._run = uuid.uuid4().hex
         self._over = {name: threading.Event() for name in sinks}
@@ -42,7 +42,7 @@ class StartingSigns:
             ).start()
 
     def end(self, name: str) -> None:
-        """Nobody need know any more of this sink. Harmless for one that was ended, or isn't shown."""
+        """Stop showing this sink's start. Harmless if it was ended already, or isn't shown."""
         if name in self._over:
             self._over[name].set()
 
@@ -53,7 +53,7 @@ class StartingSigns:
     def _show(self, opens: Callable[[], OpenedSink], over: threading.Event) -> None:
         since_ms, beats = self._now_ms(), 0
         while not over.is_set():
-            # A destination that takes nothing now may soon: the job itself says what is wrong with it.
+            # A destination that takes nothing now may soon: the job itself reports what is wrong with it.
             with suppress(LockstepError):
                 opened = opens()
                 try:
@@ -76,7 +76,7 @@ class StartingSigns:
 
 @contextmanager
 def showing_start(sinks: Mapping[str, Callable[[], OpenedSink]]) -> Iterator[StartingSigns]:
-    """Until the block ends; for each sink until its ``end``."""
+    """Show the start until the block ends, and for each sink until its ``end``."""
     signs = StartingSigns(sinks)
     try:
         yield signs

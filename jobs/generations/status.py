@@ -1,10 +1,10 @@
-"""Whether anybody applies to a generation, and if not, since when and why: for who only looks.
+"""Whether a job applies to a generation, and if not, since when and why: for commands that only look.
 
-``g<n>.stopped`` is a coordination record of the destination. A job that ends by an error leaves there what the error
-was, and the next one that gets to work removes it. So the reason outlives its process, wherever that ran.
+``g<n>.stopped`` is a coordination record of the destination. A job that ends with an error leaves the error there, and
+the next job that gets to work removes it. So the reason outlives its process, wherever that ran.
 
-A job that a newer one has ended leaves that there too: nobody told it to stop, and once the newer one is gone, somebody
-has to start one. The newer one lets it be, and the one after that removes it.
+A job that a newer one has ended leaves that there too: nobody asked it to stop, and once the newer one is gone,
+somebody has to start a job. The newer job leaves the record in place, and the one after that removes it.
 """
 
 from collections.abc import Collection, Mapping, MutableMapping
@@ -35,24 +35,21 @@ from jobs.generations.starting import STARTING_NAME
 from sinks.contract import CoordinationRecords
 
 _NEWER: Final = "newer_run"
-"""The field that has the newer job, where one has ended the job."""
+"""The field with the newer job, if one has ended the job."""
 
 _APPLIES: Final = way_on(Phase.READY, "", 0)
 
 _OF_THE_SINK: Final = 0
-"""Generations are counted from 1: among their last signs of life this one has that of a driver which starts."""
+"""Generations are counted from 1; this one stands for the last heartbeat of a driver that starts."""
 
 _FRESH_MS: Final = 15_000
-"""A sign of life from about now is enough. The clocks of two machines may differ, so any other needs a second look."""
+"""One look is enough for a heartbeat from about now. The clocks of two machines may differ, so any other needs two."""
 
 
 class JobState(StrEnum):
-    """``RUNNING``: a job applies to the generation. ``STARTING``: one is on its way to. ``STOPPED``: it
-    ended by an error, or a newer one ended it that has ended since, and somebody has to act.
-
-    ``SILENT``: it ended without a word, or hangs. ``ABSENT``: none runs, since none was started or the last was told
-    to stop.
-    """
+    """``RUNNING``: a job applies to the generation. ``STARTING``: one is on its way. ``STOPPED``: it ended with an
+    error, or a newer job ended it and has ended since; somebody has to act. ``SILENT``: it ended silently, or hangs.
+    ``ABSENT``: none runs, since none was started or the last was asked to stop."""
 
     RUNNING = "running"
     STARTING = "starting"
@@ -63,11 +60,12 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """What is known of a generation's job. ``since_ms`` is since when, by its own clock; None where nobody knows.
+    """What is known of a generation's job. ``since_ms`` is the start of its state, by the job's own clock; None if
+    unknown.
 
-    ``reason`` and ``hint`` are those of the error of one that has stopped. ``last_sign_ms`` is the time of the last
-    sign of life of one that runs, by its own clock. ``asides`` are the tables that it has set aside. ``read`` is what
-    one that runs has read. ``start`` says what starts one: the phase of the generation decides.
+    ``reason`` and ``hint`` are those of a stopped job's error. ``last_sign_ms`` is the time of a running job's last
+    heartbeat, by its own clock. ``asides`` are the tables that it has set aside. ``read`` is what a running job has
+    read. ``start`` says what starts a job, which depends on the generation's phase.
     """
 
     state: JobState
@@ -81,7 +79,7 @@ class JobStatus:
 
     @property
     def start_again(self) -> str:
-        """The same of one that has run."""
+        """``start`` for a job that has run."""
         return f"{self.start} again" if self.start == _APPLIES else self.start
 
     @property
@@ -102,7 +100,7 @@ class JobStatus:
         }
 
     def aside_sentences(self, sink: str) -> list[str]:
-        """What to tell of each table that is set aside, those that need somebody first."""
+        """A sentence for each table that is set aside, those that need somebody first."""
         return [aside.sentence(sink, str(table)) for table, aside in self.by_need]
 
     @property
@@ -111,7 +109,7 @@ class JobStatus:
         return sorted(self.asides.items(), key=lambda item: (not item[1].has_failed, item[0]))
 
     def sentence(self, label: str) -> str | None:
-        """What to tell of the generation's job; None where one runs."""
+        """A sentence about the generation's job; None if one runs."""
         start = self.start
         match self.state:
             case JobState.STOPPED:
@@ -146,11 +144,9 @@ def job_statuses(
     still: MutableMapping[int, LastBeat] | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> dict[int, JobStatus]:
-    """What is known of the jobs of a sink's generations now. Raises what the destination raises.
-
-    Takes some seconds where a last sign of life isn't from about now. ``still`` has those that didn't move meanwhile,
-    for who looks again and again: the same one isn't waited for twice. ``sink`` is the name that commands have.
-    """
+    """What is known of the jobs of a sink's generations now. Raises what the destination raises. Takes some seconds if
+    a last heartbeat isn't from about now. ``still`` has those that didn't move, for a caller that looks repeatedly: the
+    same one isn't waited for twice. ``sink`` is the name to use in commands."""
     still = {} if still is None else still
     names = (heartbeat_name, asides_name, record_name)
     found = records.load_all([*(name(number) for number in generations for name in names), STARTING_NAME])
@@ -182,7 +178,7 @@ def _start(sink: str, generation: int, record: str | None) -> str:
 
 
 def _starting(text: str | None, still: MutableMapping[int, LastBeat], *, now_ms: int) -> JobStatus | None:
-    """That a driver is about to begin the sink's jobs. None where no record says so that is of now, or changes."""
+    """The status while a driver is about to begin the sink's jobs. None without a record that is recent, or changes."""
     if text is None:
         return None
     fields = orjson.loads(text)
@@ -195,9 +191,9 @@ def _starting(text: str | None, still: MutableMapping[int, LastBeat], *, now_ms:
 def _ended(
     records: CoordinationRecords, generation: int, beat: LastBeat | None, starting: JobStatus | None
 ) -> JobStatus:
-    """An error counts more than that a job is started again: it may end by the same one."""
+    """The status without a running job. An error takes precedence over a restart, which may end with the same error."""
     stop = _load_stop(records, generation)
-    # Of a newer job that gave no word, the last sign of life says more.
+    # If a newer job ended silently, its last heartbeat says more.
     if stop is not None and not (_NEWER in stop and beat is not None and beat.is_alive):
         return JobStatus(JobState.STOPPED, stop["since_ms"], stop["reason"], stop["hint"])
     if starting is not None:
@@ -210,10 +206,8 @@ def _ended(
 def save_stop(
     records: CoordinationRecords, generation: int, error: LockstepError, *, now_ms: int, clock: Clock = SYSTEM_CLOCK
 ) -> None:
-    """Keep why a job has ended. The first time of the same error counts. Raises what the destination raises.
-
-    Where another job applies to the generation, nothing has stopped, and nothing is kept. To see that may take seconds.
-    """
+    """Store why a job has ended; the first time of the same error stays. Raises what the destination raises. If another
+    job applies to the generation, nothing has stopped, and nothing is stored. Finding that out may take seconds."""
     beat = last_beat(records, generation)
     if beat is not None and beat.is_alive and is_running(records, generation, clock):
         return
@@ -224,17 +218,16 @@ def save_stop(
 
 
 def clear_stop(records: CoordinationRecords, generation: int) -> None:
-    """The newest job is at work. What it has ended itself stays kept. Raises what the destination raises."""
+    """Call when the newest job is at work. What it has ended itself stays stored. Raises what the destination
+    raises."""
     stop = _load_stop(records, generation)
     if stop is not None and (_NEWER not in stop or stop[_NEWER] != newest_run(records, generation)):
         records.save(_name(generation), None)
 
 
 def save_takeover(records: CoordinationRecords, generation: int, *, now_ms: int) -> None:
-    """Keep that the newest job has ended an older one. An error counts more: that is what ended the newest one.
-
-    Raises what the destination raises.
-    """
+    """Store that the newest job has ended an older one. A stored error stays, since it ended the newest one. Raises
+    what the destination raises."""
     if has_error(records, generation):
         return
     stop = {
@@ -248,13 +241,13 @@ def save_takeover(records: CoordinationRecords, generation: int, *, now_ms: int)
 
 
 def clear_takeover(records: CoordinationRecords, generation: int) -> None:
-    """The job that a newer one had ended was told to stop. Raises what the destination raises."""
+    """Call when a job that a newer one had ended was asked to stop. Raises what the destination raises."""
     if _NEWER in (_load_stop(records, generation) or {}):
         records.save(_name(generation), None)
 
 
 def has_error(records: CoordinationRecords, generation: int) -> bool:
-    """Whether an error of a generation's job is kept. Raises what the destination raises."""
+    """Whether an error of a generation's job is stored. Raises what the destination raises."""
     stop = _load_stop(records, generation)
     return stop is not None and _NEWER not in stop
 

@@ -1,4 +1,4 @@
-"""Making a generation the live one, so that no reader sees a row go back."""
+"""Makes a generation the live one, so that no reader sees a row go back."""
 
 import math
 import uuid
@@ -40,15 +40,17 @@ def switch(
 ) -> int | None:
     """Make a generation the live one, and return which was live before. No reader sees a row go back.
 
-    The live generation's jobs pause until the new one has applied all that readers may have seen. The progress of the
-    live one doesn't show that. A job that failed in the middle of a batch has written rows and saved no progress. So
-    the new one has to apply all that the log has by then. ``say`` hears now and then what is waited for.
+    The live generation's jobs pause until the new one has applied everything that readers may have seen. The live one's
+    progress doesn't show that, since a job that failed within a batch has written rows without saving progress. So the
+    new one must apply everything that the log has by then. ``say`` is called now and then with what the switch waits
+    for.
 
-    ``log_ends`` are those of the topics that the new one's job reads. Of another topic, as of a table that has left
-    capture, the new one gets no more. So it must have there what the live one has, if it has any of it.
+    ``log_ends`` are those of the topics that the new one's job reads. It gets no more of any other topic, such as that
+    of a table that has left capture. So it must already have as much of such a topic as the live one, if it has any of
+    it.
 
-    Raises LockstepError when the new one lacks something and doesn't catch up, and at once where it can't. Raises
-    Unavailable when another switch begins meanwhile, and what ``Generations.switch`` raises.
+    Raises LockstepError if the new one lacks something and doesn't catch up, and at once if it can't. Raises
+    Unavailable if another switch begins meanwhile, and what ``Generations.switch`` raises.
     """
     with _opened(open_generation, target) as new:
         live = new.generations.live()
@@ -83,7 +85,7 @@ def switch(
 
 
 def _check_in_force(old: OpenedSink, request_name: str, request: str) -> None:
-    """Raise Unavailable when the old generation's job needn't pause any more, and so may have shown newer rows."""
+    """Raise Unavailable if the old generation's job need not pause any more, and so may have shown newer rows."""
     if old.records.load(request_name) != request:
         raise Unavailable("another switch of this sink has begun, or this one took too long", hint="try it again")
 
@@ -91,10 +93,8 @@ def _check_in_force(old: OpenedSink, request_name: str, request: str) -> None:
 def missing_records(
     progress: Progress | None, wanted_offsets: Offsets, wanted_topics: Collection[str] = frozenset()
 ) -> int:
-    """How many records a generation has still to apply to reach these offsets.
-
-    They are of the topics that it has ever read, and of the ``wanted_topics``.
-    """
+    """How many records a generation still has to apply to reach these offsets, in the topics that it has ever read and
+    the ``wanted_topics``."""
     if progress is None:
         return sum(wanted_offsets.values())
     return sum(
@@ -114,10 +114,8 @@ def _approach(
     say: Callable[[str], None],
 ) -> None:
     """Wait until the new generation has what the log has now: it may lack records that came while it was compared.
-
-    Raises LockstepError when it doesn't catch up, and at once when its job has stopped by an error, and as
-    ``_check_unread``.
-    """
+    Raises LockstepError if it doesn't catch up, and at once if its job has stopped with an error, and as
+    ``_check_unread``."""
     wanted_offsets = log_ends()
     _check_unread(new, target, old, live, wanted_offsets)
     wanted_topics = _topics_read(old)
@@ -140,10 +138,8 @@ def _approach(
 
 @dataclass(frozen=True, slots=True)
 class _Lacking:
-    """What a generation lacks of what readers may have seen: ``events``, and ``columns`` in rows from before.
-
-    One that is to be consistent may lack the ``step`` by which it is.
-    """
+    """What a generation lacks of what readers may have seen: ``events``, values of new ``columns`` in older rows, or,
+    if it is to be consistent, the ``step`` that makes it so."""
 
     events: int
     columns: bool
@@ -170,16 +166,14 @@ _NOTHING: Final = _Lacking(0, columns=False)
 
 
 def _topics_read(opened: OpenedSink) -> set[str]:
-    """The topics of which readers of a generation may have seen rows."""
+    """The topics whose rows readers of a generation may have seen."""
     progress = opened.generations.load_progress()
     return set() if progress is None else {topic for topic, _ in progress.next_offsets}
 
 
 def _check_unread(new: OpenedSink, target: int, old: OpenedSink, live: int, log_ends: Offsets) -> None:
-    """Raise LockstepError where the new generation has some of a topic that isn't read any more, and the old one more.
-
-    Its job reads the topics of ``log_ends``. What it lacks of others, nobody brings it.
-    """
+    """Raise LockstepError if the new generation has less than the old one of a topic that its job no longer reads. Its
+    job reads the topics of ``log_ends``, so what it lacks of others stays missing."""
     lacking = lacked_for_good(old.generations.load_progress(), new.generations.load_progress(), log_ends)
     if lacking:
         topics = ", ".join(f"topic {topic} ({count:,})" for topic, count in lacking.items())
@@ -192,10 +186,8 @@ def _check_unread(new: OpenedSink, target: int, old: OpenedSink, live: int, log_
 
 
 def lacked_for_good(old: Progress | None, new: Progress | None, log_ends: Offsets) -> dict[str, int]:
-    """How many records of each topic that isn't in ``log_ends`` one generation has applied and the other one hasn't.
-
-    Only of topics that both have read: a generation that has nothing of a table is one without that table. Pure.
-    """
+    """How many records of each topic outside ``log_ends`` the old generation has applied and the new one hasn't. Pure.
+    Only of topics that both have read: a generation with nothing of a table is one without that table."""
     if old is None or new is None:
         return {}
     read = {topic for topic, _ in log_ends}

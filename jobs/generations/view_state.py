@@ -1,7 +1,5 @@
-"""What the view of a generation keeps besides its sink: a state on the machine of its task, and maybe a topic.
-
-``g<n>.view`` is a coordination record of the destination: the view's figures as its job told them last.
-"""
+"""What the view of a generation has besides its sink: a state on the machine of its task, and maybe a topic.
+``g<n>.view`` is a coordination record of the destination: the view's figures as its job last reported them."""
 
 import shutil
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from views.figures import ViewFigures
 
 @dataclass(frozen=True, slots=True)
 class ToldView:
-    """The figures of a view, and since when its state is being built, or is there, in milliseconds since 1970."""
+    """The figures of a view, and since when its state is being built or complete, in milliseconds since 1970."""
 
     since_ms: int
     figures: ViewFigures
@@ -31,7 +29,7 @@ class ToldView:
         return self.figures.building is not None
 
     def next(self, figures: ViewFigures, *, now_ms: int) -> Self:
-        """What is told after this."""
+        """The record after this one."""
         if figures.building is not None:
             return type(self)(figures.building.began_ms, figures)
         return type(self)(now_ms if self.is_building else self.since_ms, figures)
@@ -45,7 +43,6 @@ class ToldView:
 
 
 def told_name(generation: int) -> str:
-    """The name of the coordination record."""
     return f"g{generation}.view"
 
 
@@ -54,29 +51,27 @@ def dump_told(told: ToldView) -> str:
 
 
 def parse_told(text: str | None) -> ToldView | None:
-    """None where no job has told anything."""
+    """None if no job has reported any."""
     return None if text is None else ToldView.from_json(orjson.loads(text))
 
 
 def load_told(records: CoordinationRecords, generation: int) -> ToldView | None:
-    """What the job of a view has told last; None where none has. Raises what the destination raises."""
+    """What the job of a view last reported; None if it never did. Raises what the destination raises."""
     return parse_told(records.load(told_name(generation)))
 
 
 def state_directory(spark: SparkSettings, *, pipeline: str, sink: str, generation: int) -> Path:
-    """Where the view of a generation keeps its state."""
+    """Where the view of a generation has its state."""
     return spark.view_directory.absolute() / pipeline / sink / f"g{generation}"
 
 
 def remove_kept(spark: SparkSettings, kafka: KafkaSettings, *, pipeline: str, sink: str, generation: int) -> None:
-    """Remove the state of a generation that is dropped, as far as it is on this machine, and its topic.
-
-    Raises Unavailable, and LockstepError where the brokers don't allow it, or to see whether there is a topic.
-    """
+    """Remove the topic of a dropped generation, and its state if that is on this machine. Raises Unavailable, and
+    LockstepError if the brokers don't allow that, or to see whether there is a topic."""
     shutil.rmtree(state_directory(spark, pipeline=pipeline, sink=sink, generation=generation), ignore_errors=True)
     topic, cluster = view_topic(pipeline, sink, generation), TopicAdmin(kafka.client())
     if cluster.exists(topic):
-        # What writes to the log takes a while to load, and `lockstep lag` needs none of it.
+        # The writer of the log takes a while to load, and `lockstep lag` doesn't need it.
         from jobs.executor.view_topic import remove_steps
 
         remove_steps(kafka.client(), pipeline=pipeline, view=sink, generation=generation)
@@ -84,7 +79,7 @@ def remove_kept(spark: SparkSettings, kafka: KafkaSettings, *, pipeline: str, si
 
 
 def check_can_keep(spark: SparkSettings, name: str) -> None:
-    """Raise ConfigurationError where the tasks of this view would each have a state of their own."""
+    """Raise ConfigurationError if the tasks of this view would each have a state of their own."""
     if not spark.is_local:
         raise ConfigurationError(
             f"view {name!r} keeps its state on the machine of its task, and this Spark is a cluster",

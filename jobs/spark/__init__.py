@@ -1,1 +1,1 @@
-"""What belongs to Spark itself: the session, its jars and classes, frames over topics, and its SQL."""
+"""Spark itself: the session, its jars and classes, frames over topics, and its SQL."""

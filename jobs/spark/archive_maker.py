@@ -1,4 +1,5 @@
-"""Makes the archive of ``jobs.spark.class_archive``: starts Spark once, runs a batch, keeps what the JVM has loaded."""
+"""Makes the archive of ``jobs.spark.class_archive``: starts Spark once, runs a batch, stores what the JVM has
+loaded."""
 
 import os
 import subprocess
@@ -20,12 +21,8 @@ from jobs.spark.session import open_session
 
 
 def make_archive() -> Path:
-    """Start Spark, run a batch as the jobs do, and keep what the JVM has loaded.
-
-    Returns the file, which may have been there before.
-
-    Raises LockstepError where that isn't possible; all works without.
-    """
+    """Start Spark, run a batch as the jobs do, and store what the JVM has loaded. Returns the file, which may have
+    existed before. Raises LockstepError if that isn't possible; everything works without it."""
     file = archive_file(java_home())
     if file is None:
         raise LockstepError("it isn't known which Java runs Spark", hint="set JAVA_HOME")
@@ -52,10 +49,8 @@ def make_archive() -> Path:
 
 
 def run_a_batch(archive: str) -> None:
-    """The program of a process whose JVM writes an archive. It returns when the JVM has ended.
-
-    Raises as ``open_session``.
-    """
+    """The program of a process whose JVM writes an archive. Returns when the JVM has ended. Raises as
+    ``open_session``."""
     settings = SparkSettings(master="local[1]")
     spark = open_session(settings, name="class archive", more_options=(f"-XX:ArchiveClassesAtExit={archive}", *QUIET))
     gateway = spark.sparkContext._gateway

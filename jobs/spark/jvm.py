@@ -1,8 +1,6 @@
-"""Calls into Spark's JVM, and what they raise: the only place that knows the bridge's errors and PySpark's.
-
-PySpark turns some Java exceptions into its own classes and lets the bridge raise all others, so either may come from
-any call. ``jvm_calls`` makes one error of ours of both.
-"""
+"""Calls into Spark's JVM, and what they raise: the only place that knows the bridge's errors and PySpark's. PySpark
+turns some Java exceptions into its own classes and lets the bridge raise all others, so either may come from any call.
+``jvm_calls`` turns both into one error of ours."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,14 +16,14 @@ JVM_ERRORS: Final = (PySparkException, Py4JError)
 """What a call may raise."""
 
 REFUSALS: Final = (PySparkException, Py4JJavaError)
-"""Those of them that are an answer. Any other says that the JVM has gone."""
+"""Those of them that are an answer. Any other means that the JVM has gone."""
 
 _NOT_IN_TIME: Final = "java.util.concurrent.TimeoutException"
 
 
 @contextmanager
 def jvm_calls(meaning: Callable[[str], LockstepError]) -> Iterator[None]:
-    """In this block, what calls into the JVM raise becomes the error that ``meaning`` makes of its text."""
+    """In this block, errors of calls into the JVM become the error that ``meaning`` makes of their text."""
     try:
         yield
     except JVM_ERRORS as error:
@@ -34,7 +32,7 @@ def jvm_calls(meaning: Callable[[str], LockstepError]) -> Iterator[None]:
 
 @contextmanager
 def questions() -> Iterator[None]:
-    """In this block Spark is asked; ``REFUSALS`` are raised as they come, and Unavailable where the JVM has gone."""
+    """For calls into Spark: ``REFUSALS`` are raised as they come, and Unavailable if the JVM has gone."""
     try:
         yield
     except REFUSALS:
@@ -44,7 +42,7 @@ def questions() -> Iterator[None]:
 
 
 def text_of(error: BaseException) -> str:
-    """What Spark says, which may hold values of rows. The class alone where the JVM has gone: it has the text."""
+    """Spark's text, which may hold values of rows. Only the class if the JVM has gone, since it has the text."""
     try:
         return str(error)
     except (Py4JError, OSError):
@@ -52,11 +50,9 @@ def text_of(error: BaseException) -> str:
 
 
 def stop_query(query: StreamingQuery) -> bool:
-    """Have Spark stop a query. Whether it has ended within ``spark.sql.streaming.stopTimeout``; at once if it had.
-
-    A query that hasn't goes on until its batch ends, and ``isActive`` is False of it meanwhile: only this tells. Other
-    errors are raised as they come.
-    """
+    """Stop a query. Returns whether it has ended within ``spark.sql.streaming.stopTimeout``; at once if it had before.
+    Otherwise it goes on until its batch ends. ``isActive`` is already False then, so only this return value says it.
+    Other errors are raised as they come."""
     try:
         query.stop()
     except JVM_ERRORS as error:

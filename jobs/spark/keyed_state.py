@@ -1,8 +1,6 @@
-"""``GroupedData.transformWithState`` without pandas.
-
-PySpark's own method makes the same calls, but first checks for pandas, which it then doesn't use. These calls are
-private to PySpark, whose version is pinned; ``tests/live/test_patterns.py`` runs them. See ``jobs.spark.arrow_map``.
-"""
+"""``GroupedData.transformWithState`` without pandas. PySpark's own method makes the same calls, but first checks for
+pandas, which it then doesn't use. These calls are private to PySpark, whose version is pinned;
+``tests/live/test_patterns.py`` runs them. See ``jobs.spark.arrow_map``."""
 
 from typing import Any, Final
 
@@ -16,10 +14,8 @@ _EVENT_TIME: Final = "EventTime"
 
 
 def with_keyed_state(frame: DataFrame, by: str, processor: StatefulProcessor, schema: str) -> DataFrame:
-    """What a processor makes of the rows of a streaming frame, which are grouped by one of its columns.
-
-    Timers are in event time, and rows come out once: Spark's append mode. ``schema`` is that of the rows it yields.
-    """
+    """The output of a processor for the rows of a streaming frame, grouped by one of its columns. Timers are in event
+    time, and rows come out once: Spark's append mode. ``schema`` is that of the rows it yields."""
     calls = TransformWithStateInPandasUdfUtils(processor, _EVENT_TIME)
     udf: Any = UserDefinedFunction(
         calls.transformWithStateUDF, returnType=schema, evalType=PythonEvalType.SQL_TRANSFORM_WITH_STATE_PYTHON_ROW_UDF

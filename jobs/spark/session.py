@@ -1,7 +1,5 @@
-"""The only place that builds a SparkSession. Each setting has its reason and, where it was measured, its effect.
-
-The times are of a batch of a few rows, from produced to applied; together they take it from 513 to about 100 ms.
-"""
+"""The only place that builds a SparkSession. Each setting has its reason and, where measured, its effect. The times are
+of a batch of a few rows, from produced to applied; together they take it from 513 to about 100 ms."""
 
 import atexit
 import logging
@@ -24,10 +22,10 @@ from jobs.spark.class_archive import archive_options, java_home
 from jobs.spark.shipped_code import ROOT, check_archive
 
 STOP_TIMEOUT_MS = 10_000
-"""A query that is told to stop has this long; its batch is then read again at the next start."""
+"""How long a query may take to stop; its batch is then read again at the next start."""
 
 _LAST_WORDS_S = 5.0
-"""So long after a connection broke the process at its other end may still be seen to run."""
+"""How long a process may still seem to run after its connection broke."""
 
 _SETTINGS: Mapping[str, str] = {
     # The default writes checkpoint files through FileContext, which starts a process per file: 72 -> 23 ms per batch.
@@ -36,8 +34,8 @@ _SETTINGS: Mapping[str, str] = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
-    # A job that is killed while it writes its first offsets leaves a temporary file behind. Spark would refuse the
-    # directory from then on. Who keeps a checkpoint checks by itself whose it finds.
+    # A job that is killed while it writes its first offsets leaves a temporary file behind, and Spark would refuse the
+    # directory from then on. Owners of a checkpoint check themselves whose it is.
     "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
     # TCP to the Python workers costs 20 ms per batch.
     "spark.python.unix.domain.socket.enabled": "true",
@@ -61,11 +59,11 @@ _SETTINGS: Mapping[str, str] = {
     "spark.sql.streaming.numRecentProgressUpdates": "2",
     "spark.sql.ui.explainMode": "simple",
     "spark.ui.liveUpdate.period": "-1",
-    # Checks of Spark's own rules after each of them; what they turn a plan into is tested with it.
+    # Spark's checks of its own rules after each of them; tests cover the plans that they make.
     "spark.sql.lightweightPlanChangeValidation": "false",
-    # Every batch lists the files of all that are kept. Only the last two are ever read.
+    # Every batch lists the files of all that are stored. Only the last two are ever read.
     "spark.sql.streaming.minBatchesToRetain": "10",
-    # There is no shuffle; should an own setting bring one in, 200 tasks would be far too many.
+    # There is no shuffle; if an own setting brings one in, 200 tasks would be far too many.
     "spark.sql.shuffle.partitions": "2",
     # Two copies of a task at once would only do the same writes twice.
     "spark.speculation": "false",
@@ -77,27 +75,27 @@ _SETTINGS: Mapping[str, str] = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
     "spark.sql.streaming.stopTimeout": str(STOP_TIMEOUT_MS),
-    # What fails is to be known, not to be null.
+    # A failure must be an error, not null.
     "spark.sql.ansi.enabled": "true",
-    # Columns of a source may differ in nothing else.
+    # Columns of a source may differ in case only.
     "spark.sql.caseSensitive": "true",
-    # Event values and times are never converted, but a machine's zone must not matter should somebody add it.
+    # Event values and times are never converted; if that is added, a machine's zone must not matter.
     "spark.sql.session.timeZone": "UTC",
 }
 
 _CLUSTER_SETTINGS: Mapping[str, str] = {
-    # Processes die more often on many machines. When Python is killed for want of memory, its task fails, and may be
-    # done again elsewhere; the tags make that harmless. Our own errors fail no task (jobs.executor.deliver), so no bad
-    # row is tried so often.
+    # Processes die more often on many machines. If Python is killed for lack of memory, its task fails and may run
+    # again elsewhere; the tags make that harmless. Our own errors fail no task (jobs.executor.deliver), so no bad row
+    # is retried.
     "spark.task.maxFailures": "4",
 }
 
 _OWN_DIRECTORIES = ("spark.python.unix.domain.socket.dir", "spark.local.dir")
-"""Where the sockets of Python workers are, and what Spark writes of rows and of tasks, which have passwords. By default
-that is the directory for everybody's temporary files, and anybody may read it. On a cluster it is the executors' own
-matter."""
+"""Where the sockets of Python workers are, and what Spark writes of rows and of tasks, which have passwords. The
+default is the common directory for temporary files, which anybody may read. On a cluster this is up to the
+executors."""
 
-# Lists, in which an own setting must not push out what the jobs can't run without: setting -> separator.
+# Lists to which an own setting must add, since the jobs can't run without ours: setting -> separator.
 _LISTS: Mapping[str, str] = {"spark.archives": ",", "spark.executorEnv.PYTHONPATH": ":"}
 
 _LOCAL = re.compile(r"local(\[(?P<tasks>\d+|\*)(?P<failures>\s*,\s*\d+)?\])?")
@@ -107,10 +105,10 @@ _PACKAGE_DIRECTORY = "lockstep_package"
 
 # C1 and the serial collector: a third less latency and half the CPU while the JVM is young. A job of tiny plans stays
 # young for long: C2's code is as quick after two minutes, and a fifth quicker after five. A cluster's executors do bulk
-# work and keep the JVM's own choice. VFORK: Hadoop runs `chmod` for each file of a checkpoint, and the JVM's other
-# way to start it runs a helper first. It writes down figures for jstat every second, and not twenty times a second:
-# that is 0.05 % of a core. It begins with a small heap, which grows where it has to: a 64th of the machine's memory,
-# which is the default, leaves 70 MB of garbage lying on one with 24 GB, at the same processor time of a start.
+# work and keep the JVM's own choice. VFORK: Hadoop runs `chmod` for each file of a checkpoint, and the JVM's other way
+# to start it runs a helper first. Figures for jstat are written every second instead of twenty times a second, which
+# saves 0.05 % of a core. The heap begins small and grows as needed: the default, a 64th of the machine's memory, leaves
+# 70 MB of garbage on a machine with 24 GB, at the same processor time of a start.
 _DRIVER_JVM = (
     "-XX:TieredStopAtLevel=1",
     "-XX:+UseSerialGC",
@@ -122,7 +120,7 @@ _DRIVER_JVM = (
 _DRIVER_JVM_BULK = ("-XX:+UseParallelGC",)
 
 # Errors of a job reach the caller as exceptions and are reported there once. Spark would print each several times with
-# traces of 150 lines, and traces can hold values. What else is an error is printed as one line.
+# traces of 150 lines, and traces can hold values. Any other error is printed as one line.
 _LOGGING = """\
 rootLogger.level = error
 rootLogger.appenderRef.console.ref = console
@@ -159,9 +157,8 @@ def open_session(
     """Start Spark. One session per process; stop it with ``stop_session``.
 
     ``bulk`` is for long logs rather than short batches. ``libraries`` are modules that workers will need.
-    ``more_options`` are the JVM's. A local master runs ``more_tasks`` at once than it says.
-
-    Raises LockstepError when it can't start, ConfigurationError when the archive for the executors isn't the right one.
+    ``more_options`` are the JVM's. A local master runs ``more_tasks`` more at once than it says. Raises LockstepError
+    if Spark can't start, ConfigurationError if the archive for the executors isn't the right one.
     """
     if settings.package is not None and not settings.is_local:
         check_archive(settings.package)
@@ -169,10 +166,10 @@ def open_session(
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     # The bridge to the JVM logs failed calls with their trace before it raises them.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    # And PySpark what it can't analyse, with the trace, before it raises that.
+    # So does PySpark with what it can't analyse.
     for logger in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         logging.getLogger(logger).setLevel(logging.CRITICAL)
-    # Of a call to a JVM that has gone, the bridge tells the root logger instead of its own.
+    # The bridge logs a call to a JVM that has gone to the root logger instead of its own.
     logging.getLogger().addFilter(is_not_of_bridge)
     with tempfile.TemporaryDirectory(prefix="lockstep-spark-") as directory:
         log_settings = Path(directory) / "log4j2.properties"
@@ -200,7 +197,7 @@ def open_session(
         except LockstepError:
             stop_session(session)
             raise
-    # PySpark's listener for accumulators, which nothing here has, would print a traceback when the JVM hangs up.
+    # PySpark's listener for accumulators, which nothing here uses, would print a traceback when the JVM hangs up.
     accumulators = getattr(session.sparkContext, "_accumulatorServer", None)
     if accumulators is not None:
         accumulators.handle_error = lambda _request, _address: None
@@ -208,12 +205,9 @@ def open_session(
 
 
 def write_no_checksums(session: SparkSession) -> None:
-    """Have files on this machine written without a checksum beside each.
-
-    For both Hadoop runs `chmod`, which would be four processes a batch instead of two. Hadoop's own file system without
-    checksums won't do: Spark couldn't copy the state of a query with it. Raises LockstepError where somebody has
-    chosen another one.
-    """
+    """Have files on this machine written without a checksum beside each. For both, Hadoop runs `chmod`: four processes
+    a batch instead of two. Hadoop's own file system without checksums won't do, since Spark couldn't copy the state of
+    a query with it. Raises LockstepError if another file system is configured."""
     context: Any = session.sparkContext
     try:
         files = context._jvm.org.apache.hadoop.fs.FileSystem.getLocal(context._jsc.hadoopConfiguration())
@@ -226,7 +220,7 @@ def write_no_checksums(session: SparkSession) -> None:
 
 
 class SparkEnded(LockstepError):
-    """The JVM has gone, and nothing can be done with the session any more."""
+    """The JVM has gone, and the session is unusable."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -237,11 +231,9 @@ class SparkEnded(LockstepError):
 
 
 def has_jvm_ended(session: SparkSession, error: BaseException | None = None) -> bool:
-    """Whether the JVM that this process has started for the session has ended.
-
-    ``error`` is what a call of the session raised. Where it says that the connection broke, the answer may take some
-    seconds: a process ends after its connections.
-    """
+    """Whether the JVM that this process has started for the session has ended. ``error`` is what a call of the session
+    raised. If it says that the connection broke, the answer may take some seconds: a process ends after its
+    connections."""
     # A session by Spark Connect has no gateway, and one of tests no context.
     process = getattr(getattr(getattr(session, "sparkContext", None), "_gateway", None), "proc", None)
     if not isinstance(process, subprocess.Popen):
@@ -255,7 +247,7 @@ def has_jvm_ended(session: SparkSession, error: BaseException | None = None) -> 
 
 
 def _is_broken_connection(error: BaseException) -> bool:
-    """Whether an error, or what it came from, is one of the bridge itself."""
+    """Whether an error, or one of its causes, is the bridge's own."""
     chain: BaseException | None = error
     while chain is not None:
         if isinstance(chain, ConnectionError) or (
@@ -267,21 +259,19 @@ def _is_broken_connection(error: BaseException) -> bool:
 
 
 def stop_session(session: SparkSession) -> None:
-    """Stop Spark. Where its JVM has gone there is nothing to stop."""
+    """Stop Spark, unless its JVM has gone."""
     if not has_jvm_ended(session):
         session.stop()
 
 
 def is_not_of_bridge(record: logging.LogRecord) -> bool:
-    """A filter of the root logger: whoever calls the bridge gets an exception, and tells what that means."""
+    """A filter of the root logger: callers of the bridge get an exception, and report what that means."""
     return Path(record.pathname).parent.name != "py4j"
 
 
 def local_master(master: str, more_tasks: int) -> str:
-    """The master with so many tasks more at once; one that isn't local as it is. Pure but for this machine's cores.
-
-    Tasks of a local master are threads, and those of long batches wait most of the time.
-    """
+    """The master with so many more tasks at once; unchanged if it isn't local. Pure except for this machine's cores.
+    Tasks of a local master are threads, and those of long batches wait most of the time."""
     match = _LOCAL.fullmatch(master)
     if not more_tasks or match is None:
         return master
@@ -290,7 +280,7 @@ def local_master(master: str, more_tasks: int) -> str:
 
 
 def own_directory() -> Path:
-    """A new directory that nobody else may look into, which goes with the process."""
+    """A new directory that only this user may read, removed with the process."""
     directory = tempfile.mkdtemp(prefix="lockstep-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return Path(directory)
@@ -304,20 +294,21 @@ def spark_conf(
     libraries: Collection[str] = (),
     more_options: Sequence[str] = (),
 ) -> dict[str, str]:
-    """All of Spark's settings. They are on the JVM's command line, so no secret may be among them."""
+    """All of Spark's settings. They are on the JVM's command line, so they must not contain secrets."""
     conf = dict(_SETTINGS)
     compiler = _DRIVER_JVM_BULK if bulk else _DRIVER_JVM
     options = (*compiler, *(more_options or archive_options(java_home())))
     conf["spark.driver.extraJavaOptions"] = " ".join((*options, f"-Dlog4j2.configurationFile={log_settings}"))
-    # Loaded by each worker it would take up to half a second of each, and memory that they could share.
+    # Loading these in each worker would take up to half a second each, and memory that they could share.
     conf[f"spark.executorEnv.{LIBRARIES_VARIABLE}"] = ",".join(sorted(libraries))
     if settings.is_local:
-        # Workers start in another directory; a checkout that isn't installed is found through this.
+        # Workers start in another directory, and find a checkout that isn't installed through this.
         conf["spark.executorEnv.PYTHONPATH"] = str(ROOT)
-        # Else Spark binds to whatever the host's name resolves to, which on a laptop changes with the network.
+        # Otherwise Spark binds to whatever the host's name resolves to, which on a laptop changes with the network.
         conf["spark.driver.host"] = conf["spark.driver.bindAddress"] = "127.0.0.1"
-        # Else every user of this machine gets what tasks are sent, passwords included, and may send it objects to load.
-        # Spark makes up the secret and keeps it in memory. Nothing that a local master does itself goes over its ports.
+        # Otherwise every user of this machine can get what tasks are sent, passwords included, and can send Spark
+        # objects to load. Spark makes up the secret and keeps it in memory. A local master's own traffic doesn't use
+        # its ports.
         conf["spark.authenticate"] = "true"
     else:
         conf |= _CLUSTER_SETTINGS

@@ -1,4 +1,4 @@
-"""The part of our code that executors run, and whether an archive holds it as it is here. See ``lockstep.package``."""
+"""The part of our code that executors run, and whether an archive holds the same. See ``lockstep.package``."""
 
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -8,13 +8,11 @@ from zipfile import BadZipFile, ZipFile
 from cdc.model.errors import ConfigurationError
 
 PACKAGES: Final = ("cdc", "jobs", "sinks", "views")
-"""What tasks import, as whole packages, since some modules are imported only once they are needed.
-
-``jobs.spark.worker_daemon`` is their entry point.
-"""
+"""What tasks import: whole packages, since some modules are imported only when needed. ``jobs.spark.worker_daemon`` is
+their entry point."""
 
 EXTENSIONS: Final = ("extensions/__init__.py", "extensions/*/__init__.py", "extensions/*/executor/*.py")
-"""The same of extensions: what they run in tasks is in a package ``executor``."""
+"""The code that extensions run in tasks: it is in a package ``executor``."""
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -26,20 +24,15 @@ def source_files(root: Path = ROOT) -> dict[str, Path]:
 
 
 def compiled_files(root: Path = ROOT) -> dict[str, Path]:
-    """The same for what was compiled of it here, for this machine's kind and this minor version of Python.
-
-    Executors do without it. What was built from other code isn't used there either.
-    """
+    """As ``source_files``, for what was compiled here for this kind of machine and this minor version of Python.
+    Executors can do without it, and don't use what was built from other code."""
     files = (file for package in PACKAGES for file in (root / package).rglob(f"*{EXTENSION_SUFFIXES[0]}"))
     return dict(sorted((file.relative_to(root).as_posix(), file) for file in files))
 
 
 def check_archive(archive: Path, root: Path = ROOT) -> None:
-    """Raise ConfigurationError unless the archive holds exactly the code that runs here.
-
-    Tasks are made here and read there. With code of another version they would fail in the middle of a batch, or worse,
-    do something else.
-    """
+    """Raise ConfigurationError unless the archive holds exactly the code that runs here. Tasks are made here and read
+    there. With code of another version they would fail in the middle of a batch, or worse, do something else."""
     hint = "make it with `lockstep package`, and name it in spark.package"
     try:
         with ZipFile(archive) as content:

@@ -1,4 +1,4 @@
-"""The frame that tells tasks what to read of the log, and the clock that has a query do so."""
+"""The frame that tells tasks which part of the log to read, and the clock that triggers a query's batches."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +13,12 @@ from jobs.executor.log_reader import Client, Range, dump_ranges
 
 
 def clock_frame(spark: SparkSession) -> DataFrame:
-    """A stream of which each trigger makes a batch, for one that learns by itself what there is to read."""
+    """A stream that makes a batch at each trigger, for a query that finds out itself what there is to read."""
     return spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
 
 
 def range_frame(spark: SparkSession, tasks: Sequence[Sequence[Range]]) -> DataFrame:
-    """A frame that tells its tasks what to read, ranges of the log each. See ``jobs.executor.log_reader``."""
+    """A frame with the ranges of the log that each task reads. See ``jobs.executor.log_reader``."""
     texts = f.array(*(f.lit(dump_ranges(task)) for task in tasks or [()]))
     ranges = f.element_at(texts, f.col("id").cast("int") + 1).alias("ranges")
     return spark.range(0, max(1, len(tasks)), 1, max(1, len(tasks))).select(ranges)
@@ -33,9 +33,7 @@ _PEM: Final = {
 
 def portable_client(kafka: KafkaSettings) -> Client:
     """librdkafka's configuration for a task: certificates as text, so that executors on other machines need no file.
-
-    Raises ConfigurationError for a file that can't be read.
-    """
+    Raises ConfigurationError for a file that can't be read."""
     portable: dict[str, str | int] = {}
     for name, value in kafka.client().items():
         portable[_PEM.get(name, name)] = read_pem(Path(str(value))) if name in _PEM else value
