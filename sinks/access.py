@@ -1,4 +1,4 @@
-"""How a sink gets into its server: secrets from the configuration or from files, and TLS."""
+"""How a sink logs in to its server: secrets from the configuration or from files, and TLS."""
 
 from pathlib import Path
 from typing import Final, Self
@@ -10,7 +10,7 @@ from cdc.model.errors import LockstepError, StoreRefuses, Unavailable
 from cdc.secret import read_secret_file
 from cdc.settings import Settings
 
-# How OpenSSL says that the other side wants a certificate of ours, or another one; what it says of theirs is no alert.
+# OpenSSL's words when the other side wants a certificate of ours, or another one. Its words about theirs hold no alert.
 _OURS_REFUSED: Final = (
     "alert certificate required",
     "alert unknown ca",
@@ -20,11 +20,11 @@ _OURS_REFUSED: Final = (
     "alert certificate revoked",
     "alert handshake failure",
 )
-# With TLS 1.3 it may just hang up, and that is all that is heard.
+# With TLS 1.3 the server may just hang up, and this is the only sign.
 _HUNG_UP: Final = "eof occurred in violation of protocol"
 
 
-# What OpenSSL finds wrong with a server's certificate, and what that means.
+# OpenSSL's words about a server's certificate -> what they mean.
 _UNTRUSTED: Final = {
     "has expired": "it has expired",
     "not yet valid": "it isn't valid yet",
@@ -35,7 +35,7 @@ _UNTRUSTED: Final = {
 
 
 def untrusted(server: str, error: BaseException) -> StoreRefuses:
-    """What to say of a server's certificate that the client doesn't take. Nothing was sent to the server."""
+    """The error for a server's certificate that the client doesn't accept. Nothing was sent to the server."""
     words = str(error).lower()
     why = next((why for sign, why in _UNTRUSTED.items() if sign in words), None)
     return StoreRefuses(
@@ -47,10 +47,7 @@ def untrusted(server: str, error: BaseException) -> StoreRefuses:
 
 
 def certificate_refused(server: str, error: BaseException) -> LockstepError | None:
-    """What to say when a server doesn't take the certificate that we show, or wants one.
-
-    None when that isn't what happened.
-    """
+    """The error when a server refuses our certificate, or wants one; None if something else happened."""
     words = str(error).lower()
     hint = (
         "set tls.certificate_file and tls.key_file of this sink to a certificate that the server's authority has signed"
@@ -68,9 +65,10 @@ def certificate_refused(server: str, error: BaseException) -> LockstepError | No
 
 
 def split_address(url: str, *, looks_like: str) -> SplitResult:
-    """The parts of a server's address. Raises ValueError, without the address in it, for one that has no host or port.
+    """The parts of a server's address. Raises ValueError, without the address in it, if the host or port is missing or
+    wrong.
 
-    The clients' libraries notice that only when they connect, each with an exception of its own.
+    Client libraries notice that only when they connect, each with an exception of its own.
     """
     try:
         parts = urlsplit(url)
@@ -86,18 +84,18 @@ _THIS_HOST: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::"}
 
 
 def same_host(host: str) -> str:
-    """A host's name as it is for all who write it another way: case, brackets, a dot at its end, this machine."""
+    """One spelling of a host's name: case, brackets, a final dot and names of this machine make no difference."""
     name = host.strip("[]").rstrip(".").lower()
     return "localhost" if name in _THIS_HOST else name
 
 
 def same_server(parts: SplitResult, *, default_port: int) -> str:
-    """Host and port of an address that ``split_address`` took, the same for all ways to write them."""
+    """Host and port of an address that ``split_address`` returned, in one spelling."""
     return f"{same_host(parts.hostname or '')}:{parts.port or default_port}"
 
 
 class Login(Settings):
-    """User and password: the password itself, or a file that holds it."""
+    """User and password. The password is given itself, or as a file that holds it."""
 
     user: str | None = None
     password: SecretStr | None = None

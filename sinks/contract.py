@@ -1,4 +1,6 @@
-"""The contract between the log and a destination: rows (``Sink``), builds of them (``Generations``), and agreements."""
+"""The contract between the log and a destination: rows (``Sink``), builds of them (``Generations``), and the records by
+which jobs and commands agree (``CoordinationRecords``).
+"""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,16 +20,16 @@ TopicPartition = tuple[str, int]
 """A topic's name and a partition number."""
 
 AddedValues = Mapping[TableName, Mapping[str, JsonValue]]
-"""Table -> added column -> the value that the source shows in rows from before it was added: never null."""
+"""Table -> added column -> the value that the source shows in older rows, never null."""
 
 NOTHING_ADDED: Final[AddedValues] = MappingProxyType({})
 NOTHING_WRITTEN: Final[Mapping[TopicPartition, int]] = MappingProxyType({})
 
 
 class TablesRefused(LockstepError):
-    """A destination refuses these tables, or all that came of them, each with its error. It may take others.
+    """A destination refuses these tables, or everything of them, each with its error. It may take other tables.
 
-    As an error it has the words of all, and what the first one says can be done.
+    Its message joins the messages of all; its hint is the first one's.
     """
 
     def __init__(self, errors: Mapping[TableName, LockstepError]) -> None:
@@ -38,9 +40,9 @@ class TablesRefused(LockstepError):
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """An event that the destination refuses for good, with its words. Retrying the same event can't help.
+    """An event that the destination refuses for good. Retrying the same event can't help.
 
-    ``reason`` must not hold the row's values.
+    ``reason`` is in the destination's words and must not hold the row's values.
     """
 
     event: RowEvent
@@ -49,20 +51,20 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class TableVersions:
-    """All events of one table that a batch is made of. Those that a newer event of their key replaces are included.
+    """All events of one table in a batch, including those that a newer event of their key replaces.
 
-    ``operations`` are the envelope's letters, ``r``, ``c``, ``u`` or ``d``, one per event. ``commit_times_ms`` are
-    milliseconds since 1970, one per event. A deletion and its tombstone are one version. Compaction has taken nothing
-    away that was committed since ``complete_from_ms``; None adds nothing to what is known. Changes that were committed
-    before ``missing_until_ms`` may be missing all the same: capture has copied the table then, or a version was
-    rejected.
+    A deletion and its tombstone are one version.
     """
 
     events: TableEvents
     operations: Sequence[str]
+    """The envelope's letter of each event: ``r``, ``c``, ``u`` or ``d``."""
     commit_times_ms: Sequence[int]
+    """The commit time of each event, in milliseconds since 1970."""
     complete_from_ms: int | None = None
+    """Compaction has removed nothing that was committed since this time. None: nothing new is known."""
     missing_until_ms: int | None = None
+    """Changes committed before this time may be missing: capture copied the table then, or a version was rejected."""
 
     def __len__(self) -> int:
         return len(self.events)
@@ -76,7 +78,6 @@ class TableVersions:
         )
 
     def select(self, indexes: Sequence[int]) -> "TableVersions":
-        """The versions at these indexes, in this order."""
         return replace(
             self,
             events=self.events.select(indexes),
@@ -87,34 +88,38 @@ class TableVersions:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Events to apply, at most one per key (the newest), in no particular order.
-
-    ``next_offsets`` says what the batch covers: up to, not including, these offsets. A transactional destination stores
-    them in the same transaction as the rows. ``fence`` is what ``Sink.claim`` returned to the job that owns this batch.
-    With ``overwrite_equal_tags`` an event also replaces a row of the same tag: other code or settings made it from the
-    same change. ``never_applied`` says that all up to a tag may have been applied but these events, as those that were
-    rejected: one whose row isn't there is no repetition then, however old it is. ``erased`` is what ``Erasing.erased``
-    has said before it was looked which events are still to be applied: where more was erased since, nothing is.
-    ``as_stored`` says that the rows come from this destination: their values are hidden already. ``versions`` has each
-    table once, for destinations that keep a history. It is empty for others. A version may come again, and late.
-    ``identities`` are those of tables as ``TableIdentities`` has told them: a destination that can see that it
-    would write into another table than that one raises ``DataLost`` and writes nothing.
-    """
+    """Events to apply, at most one per key (the newest), in no particular order."""
 
     events: Sequence[RowEvent]
     next_offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """The batch covers each partition up to, but not including, this offset. A transactional destination stores them in
+    the same transaction as the rows.
+    """
     fence: int = 0
+    """What ``Sink.claim`` returned to the job that owns this batch."""
     overwrite_equal_tags: bool = False
+    """An event also replaces a row of the same tag: other code or settings made it from the same change."""
     never_applied: bool = False
+    """All events up to a tag may have been applied, except these, as after a rejection. If the row of such an event is
+    missing, the event is no repetition, however old it is.
+    """
     erased: Mapping[TableName, str] | None = None
+    """What ``Erasing.erased`` returned before the caller looked which events are still to be applied. If more was
+    erased since, nothing is applied.
+    """
     as_stored: bool = False
+    """The rows come from this destination, so their values are already hidden."""
     versions: Sequence[TableVersions] = ()
+    """Each table once, for destinations that keep a history; else empty. A version may come again, and late."""
     identities: Mapping[TableName, str] = field(default_factory=dict)
+    """Identities of tables, as ``TableIdentities`` returned them. A destination that can detect that it would write
+    into another table raises ``DataLost`` and writes nothing.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a batch: ``applied + stale + len(rejections) == len(batch.events)``.
+    """The result of a batch: ``applied + stale + len(rejections) == len(batch.events)``.
 
     ``stale`` counts events that the destination already had, in this version or a newer one. These are successes.
     """
@@ -126,61 +131,64 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a generation is: what to read next, and the watermark.
-
-    Everything committed up to ``watermark_lsn`` of this ``epoch`` has been applied; 0 says that nothing is known
-    yet. LSNs of different epochs can't be compared. ``commit_time_ms`` is the commit time of that position.
-    ``updated_at_ms`` is the time as of which the whole log had been applied, so it doesn't move while a sink works
-    off a backlog. Both are milliseconds since 1970. ``topic_ids`` are Kafka's ids of the topics read, also of those
-    that are read no longer; they show that a topic was recreated. ``skipped`` names partitions of which a part was left
-    out on purpose, from their next offset on. Everything else below the offset given there has been applied.
-    ``reads_again`` names partitions of which something is read again, as somebody has ordered, and where reading is.
-    ``read_at_ms`` is the time as of which all of the log but that part had been, 0 where nothing was left out.
-    ``left_at_ms`` has the topics that are read no longer, each with the time as of which the log had been applied when
-    it left. One that is read again stays there until all is applied. So does one that is read for the first time, with
-    the time at which that began: rows of it may be there before anything of it counts as applied.
-    ``joining`` are topics of tables that have joined, or have come back, and of which the watermark isn't true yet: it
-    stays where it was for the others until it is true of all.
-    ``selection`` tells which tables were captured, as ``ProgressRecord`` has it: where others are by now, the watermark
-    says nothing of them. Empty where nobody knows.
-    ``shards`` are the next offsets of each task of a view that several of them keep, none of which is behind
-    ``next_offsets``. Empty for all else.
-    ``log_epoch`` is the newest epoch of the log that the job had heard of, applied or not.
-    """
+    """How far a generation is: what to read next, and the watermark. Times are in milliseconds since 1970."""
 
     next_offsets: Mapping[TopicPartition, int]
     watermark_lsn: int
+    """Everything committed up to here, in this ``epoch``, has been applied. 0: nothing is known yet. LSNs of different
+    epochs can't be compared.
+    """
     commit_time_ms: int
+    """The commit time of the watermark."""
     updated_at_ms: int
+    """The whole log as of this time had been applied. So it doesn't move while a sink works off a backlog."""
     topic_ids: Mapping[str, str]
+    """Kafka's ids of the topics read, also of those no longer read. They show that a topic was recreated."""
     rejected: int = 0
     skipped: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Partitions of which a part was left out on purpose: the part begins at their next offset and ends before this
+    one. Everything else below this offset has been applied.
+    """
     left_at_ms: Mapping[str, int] = field(default_factory=dict)
+    """Topics that are no longer read, each with the time as of which the log had been applied when it left. A topic
+    stays listed until it has caught up, whether it returned or is new. A new one has the time at which reading began:
+    its rows may be stored before any of it counts as applied.
+    """
     epoch: int = 0
     read_at_ms: int = 0
+    """The log as of this time had been applied, except the part left out. 0: nothing was left out."""
     joining: tuple[str, ...] = ()
+    """Topics of tables that have joined or come back, and for which the watermark isn't true yet. It stays where it was
+    for the others until it is true for all.
+    """
     selection: str = ""
+    """The tables that were captured, as in ``ProgressRecord``. If others are captured by now, the watermark says
+    nothing about those. Empty: unknown.
+    """
     shards: tuple[Mapping[TopicPartition, int], ...] = ()
+    """Of a view that several tasks maintain: the next offsets of each, none behind ``next_offsets``. Else empty."""
     log_epoch: int = 0
+    """The newest epoch of the log that the job had heard of, applied or not."""
     reads_again: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Partitions of which a part is read again, as somebody ordered, each with the position of that reading."""
 
     @property
     def reached(self) -> dict[TopicPartition, int]:
-        """The end of what is applied of each partition, also behind a part that was left out."""
+        """The end of what is applied of each partition, also beyond a part that was left out."""
         return {**self.next_offsets, **self.skipped}
 
     @property
     def positions(self) -> dict[TopicPartition, int]:
-        """Where each partition is read on."""
+        """Where reading continues in each partition."""
         return {**self.reached, **self.reads_again}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """A live row as the destination holds it, its values in the event's form so that they can be compared.
+    """A live row in the destination, with values in the event's form so that they can be compared.
 
-    ``lacks`` names the columns that it was stored without. They are null in ``row``, but no event said so. A
-    destination whose rows have all columns leaves it empty.
+    ``lacks`` names the columns that it was stored without. They are null in ``row``, but no event said so. It is empty
+    if all rows of the destination have all columns.
     """
 
     key: Mapping[str, JsonValue]
@@ -190,14 +198,14 @@ class StoredRow:
 
 
 class Sink(Protocol):
-    """Reads and writes the rows of one generation. It stays correct when the same batch is written twice.
+    """Reads and writes the rows of one generation. Writing the same batch twice does no harm.
 
     The tag stored beside each row decides: only a greater tag wins. So an older batch may come after a newer one, and
     two jobs may write at once. Each event ends as applied (or already applied), or as a rejection that the caller
-    keeps. Anything else is an exception, and the whole batch may be applied again.
+    stores. Anything else is an exception, and the whole batch may be applied again.
 
-    Every method raises ``Unavailable`` when the same call may succeed later. Every method raises ``LockstepError`` when
-    the operator has to act: a full disk, a missing index, a lost permission; nobody's bad row.
+    Every method raises ``Unavailable`` when the same call may succeed later. It raises ``LockstepError`` when the
+    operator has to act (a full disk, a missing index, a lost permission), never for a bad row.
     """
 
     def prepare(
@@ -206,47 +214,47 @@ class Sink(Protocol):
         """Create what this generation needs for these tables. Idempotent.
 
         Makes this generation live when no generation is, unless ``go_live`` is false. Mapping and DDL come from the
-        tables' shapes, never from data. Raises LockstepError when what is there has another shape: that needs a new
+        tables' shapes, never from data. Raises LockstepError when what exists has another shape: that needs a new
         generation.
 
-        Raises TablesRefused for tables that the destination can't hold, whatever it holds of them: their names, or the
-        names or the number of their columns, don't fit. Then it is prepared for all others, unless there are none.
+        Raises TablesRefused for tables that the destination can't hold whatever their rows are: their names, or the
+        names or the number of their columns, don't fit. All other tables are then prepared, if there are any.
 
-        Where a column of ``added`` has to be created, the rows that are there get its value in the same step. Returns
-        those columns for which the destination can't do that. The caller then fills the rows that lack the column
-        (``StoredRow.lacks``), which ``scan`` and ``rows`` show in bulk as well.
+        If a column of ``added`` has to be created, existing rows get its value in the same step. Returns the columns
+        for which the destination can't do that. The caller then fills the rows that lack the column
+        (``StoredRow.lacks``), which ``scan`` and ``rows`` also show during a bulk load.
         """
         ...
 
     def claim(self) -> int:
         """Become the writer of this generation. Returns the fence for ``Batch``.
 
-        Where the destination can do it, batches with an older fence raise ``Fenced`` from now on, whatever of them is
-        on its way. Every destination can do it for the rows of a view: a job that takes over deletes what is there and
-        the result doesn't have, and what comes in later it never sees. For other rows some return 0, and rely on the
-        tags alone.
+        If the destination can do it, batches with an older fence raise ``Fenced`` from now on, even those already on
+        their way. Every destination can do it for the rows of a view: a job that takes over deletes the rows that its
+        result doesn't have, and never sees rows that arrive later. For other rows some destinations return 0 and rely
+        on the tags alone.
         """
         ...
 
     def fence(self) -> int:
-        """The fence of this generation's writer. A caller that writes a few rows beside the writer uses it.
+        """The fence of this generation's writer, for a caller that writes a few rows beside the writer.
 
-        0 where ``claim`` returns 0. A batch with it raises ``Fenced`` once another job has claimed the generation.
+        0 if ``claim`` returns 0. A batch with it raises ``Fenced`` once another job has claimed the generation.
         """
         ...
 
     def apply(self, batch: Batch) -> Outcome:
-        """Make the batch durable, then return. One poison event never keeps its neighbours from being applied.
+        """Make the batch durable, then return. One bad event never prevents others from being applied.
 
         Raises ``Fenced`` when another job has claimed the generation.
         """
         ...
 
     def plan_scans(self, tables: Sequence[Table]) -> None:
-        """These tables are scanned next, maybe several times: a destination that keeps them together looks once.
+        """These tables are scanned next, maybe several times. A destination that stores them together looks once.
 
         Until ``close``, ``scan`` may leave out rows of theirs that were first stored after this call. The rows that it
-        yields are seen as of now all the same. Has no effect where each table is by itself.
+        yields are still seen as of now. Has no effect in destinations that store each table separately.
         """
         return
 
@@ -257,7 +265,7 @@ class Sink(Protocol):
     def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
         """The live rows of these keys, in no particular order, seen as of now. ``keys`` are at most a thousand.
 
-        Raises NeedsRebuild for a table that this generation doesn't have, also without any key.
+        Raises NeedsRebuild for a table that this generation doesn't have, even if ``keys`` is empty.
         """
         ...
 
@@ -267,14 +275,14 @@ class Sink(Protocol):
 
 
 class Generations(Protocol):
-    """The generations of a sink. Each is one physical build of its data, and readers see the live one.
+    """The generations of a sink. Each is one physical build of its data; readers see the live one.
 
-    It is bound to the generation of its sink: every method but ``live`` and ``numbers`` is about that one. Raises
+    The object is bound to its sink's generation: every method but ``live`` and ``numbers`` is about that one. Raises
     ``Unavailable`` and ``LockstepError`` as ``Sink`` does.
     """
 
     def live(self) -> int | None:
-        """The number of the generation that readers see, or None when there is none.
+        """The number of the generation that readers see, or None.
 
         Raises LockstepError when somebody pointed a name that readers use to something else.
         """
@@ -285,7 +293,7 @@ class Generations(Protocol):
         ...
 
     def switch(self) -> None:
-        """Make this generation the live one, at once for every reader.
+        """Make this generation the live one, for every reader at once.
 
         Raises LockstepError when it doesn't exist, when its bulk load hasn't ended, and when somebody pointed a name
         that readers use to something else.
@@ -313,31 +321,31 @@ class Generations(Protocol):
         """Store progress in the destination itself, so that it can't drift from the data.
 
         ``written`` are the greatest next offsets of the batches that this job has applied. ``whole`` are the tables of
-        which everything below the watermark has been applied; None: all, unless the progress says that something was
-        left out. Of other tables what keeps older events away must stay.
+        which everything below the watermark has been applied. None: all tables, unless the progress says that something
+        was left out. For other tables, the marks that reject older events must stay.
 
-        Call it after ``Sink.apply`` returned for everything that the progress covers. Raises ``Fenced`` when another
-        job has claimed the generation since this one's sink did, and ``Overtaken`` when another one has stored more.
-        Raises ``DataLost`` when the destination lacks what this object saved or loaded last: then rows may be missing
-        too. So does one that keeps next offsets with the rows, where it lacks those ``written``. Nothing is stored
-        then.
+        Call it after ``Sink.apply`` returned for everything that the progress covers. If it raises, nothing is stored:
+        * ``Fenced`` when another job has claimed the generation since this one's sink did.
+        * ``Overtaken`` when another job has stored more.
+        * ``DataLost`` when the destination lacks what this object saved or loaded last: then rows may be missing too.
+          Also when a destination that stores next offsets with the rows lacks those ``written``.
         """
         ...
 
 
 class CoordinationRecords(Protocol):
-    """Texts by name, by which jobs and commands agree. They are stored in the destination: there is one truth.
+    """Named texts by which jobs and commands agree, stored in the destination so that there is one truth.
 
-    A record is the same for all generations and processes. What was stored before, wherever, is seen by every later
-    call. Raises ``Unavailable`` and ``LockstepError`` as ``Sink`` does.
+    A record is the same for all generations and processes: every call sees what was stored before it, wherever. Raises
+    ``Unavailable`` and ``LockstepError`` as ``Sink`` does.
     """
 
     def load(self, name: str) -> str | None:
-        """A record, or None when there is none of that name."""
+        """A record, or None if there is none of that name."""
         ...
 
     def load_all(self, names: Collection[str]) -> dict[str, str]:
-        """Those of these records that there are, asked for at once if it can be. Each is as of a moment of its own."""
+        """Those of these records that exist, with one request if possible. Each is read at a moment of its own."""
         return {name: text for name in names if (text := self.load(name)) is not None}
 
     def save(self, name: str, text: str | None, *, fence: int = 0) -> None:
@@ -345,24 +353,24 @@ class CoordinationRecords(Protocol):
 
         ``name`` is made of lower-case letters, digits, ``.``, ``_`` and ``-``.
 
-        With a ``fence``, which ``Sink.claim`` has returned, it is of the generation's writer. Once a newer writer has
-        stored it, that one's stays: this raises ``Fenced``. Most destinations do so as soon as another job has claimed
-        the generation. A record that is stored like this is never stored without.
+        A ``fence``, which ``Sink.claim`` returned, makes the record the writer's own. Once a newer writer has stored
+        it, an older one can't replace it: this raises ``Fenced``. Most destinations raise it as soon as another job has
+        claimed the generation. A record that is stored with a fence is never stored without.
         """
         ...
 
     def create(self, name: str, text: str) -> bool:
-        """Store a record unless there is one of that name. Returns whether it was stored.
+        """Store a record unless one of that name exists. Returns whether it was stored.
 
-        Of several callers at once, one gets True. After ``Unavailable`` the record may be there all the same: a
-        repeated call then returns False.
+        Of several callers at once, one gets True. After ``Unavailable`` the record may exist nevertheless: a repeated
+        call then returns False.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedSink:
-    """A destination opened for one generation: what is required, then what it is able to do besides, else None."""
+    """A destination opened for one generation: the required parts, then its capabilities, each None if it lacks it."""
 
     sink: Sink
     generations: Generations
@@ -375,11 +383,12 @@ class OpenedSink:
     whole: WholeSteps | None = None
 
     blocked_by: Callable[[], str | None] = lambda: None
-    """Who holds a lock that a writer of ours waits for, None where nobody does. Raises Unavailable."""
+    """Who holds a lock that one of our writers waits for; None if nobody does. Raises Unavailable."""
 
     server: Callable[[], str | None] = lambda: None
-    """Which of several servers has the progress, as one takes over from another. None: one only, or it doesn't say."""
+    """Which of several interchangeable servers has the progress. None: there is only one, or it doesn't say."""
 
     require_server: Callable[[str], None] = lambda _: None
-    """Called by whoever writes for a progress elsewhere: from now on a call that reaches another server than this one
-    raises ``DataLost``."""
+    """Called by a writer whose progress is stored elsewhere. From now on, a call that reaches another server than this
+    one raises ``DataLost``.
+    """

@@ -1,10 +1,9 @@
-"""Errors about a generation, the same by every destination."""
+"""Errors about a generation, the same for every destination."""
 
 from cdc.model.errors import Fenced, LockstepError
 
 
 def replaced_writer(name: str, generation: int) -> Fenced:
-    """The error of a job that writes to a generation of which another one has become the writer."""
     return Fenced(
         f"another job has become the writer of sink {name!r}, generation {generation}",
         hint="stop one of the two jobs",
@@ -12,7 +11,6 @@ def replaced_writer(name: str, generation: int) -> Fenced:
 
 
 def missing_generation(generation: int, sink: str = "") -> LockstepError:
-    """The error where a generation isn't there."""
     of_sink = f" of sink {sink!r}" if sink else ""
     return LockstepError(
         f"generation {generation}{of_sink} doesn't exist", hint="it was never prepared, or it was dropped"
@@ -20,14 +18,14 @@ def missing_generation(generation: int, sink: str = "") -> LockstepError:
 
 
 def live_generation(generation: int) -> LockstepError:
-    """The error where the live one is to be dropped."""
+    """The error when somebody drops the live generation."""
     return LockstepError(
         f"generation {generation} is live", hint="switch to another generation before you drop this one"
     )
 
 
 def loading_generation(generation: int) -> LockstepError:
-    """The error where one is to be made live too soon."""
+    """The error when somebody makes a generation live too soon."""
     return LockstepError(
         f"generation {generation} is still being loaded in bulk", hint="switch when its load has ended"
     )

@@ -1,6 +1,6 @@
-"""A kind of destination as one value: all that the rest of Lockstep knows of it, besides its settings.
+"""A kind of destination as one value: everything that other packages know of it, besides its settings.
 
-A kind is a package with a value ``KIND`` in ``kind.py``, and one line of ``sinks.registry``. Importing ``kind.py``
+A kind is a package with a value ``KIND`` in ``kind.py``, and one line in ``sinks.registry``. Importing ``kind.py``
 loads no client library.
 """
 
@@ -27,7 +27,7 @@ def _sees_late_writes(_name: str, _settings: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SinkKind:
-    """A kind of sink, which ``type`` of a section names. All fields without a default are required."""
+    """A kind of sink, named by ``type`` of a section. All fields without a default are required."""
 
     settings: type[TableSettings]
     """Its settings; the default of their field ``type`` is the kind's name."""
@@ -39,33 +39,32 @@ class SinkKind:
     """The module of its client library."""
 
     address_setting: str
-    """The line of a section that has the address, with ``{address}`` for the address as TOML."""
+    """The line of a section that gives the address. ``{address}`` stands for the address as TOML."""
 
     schemes: tuple[str, ...]
-    """How such an address may begin, as in ``https``; "" for a path."""
+    """How such an address may begin, such as ``https``; "" for a path."""
 
     example: str
     """Its section in the file of ``lockstep init``, every line as a comment; ``$$`` stands for ``$``."""
 
     check_new: Callable[[str, Any, Sequence[Table]], str] = _takes_any
-    """Has the server say whether it would take a new generation of these tables, which are as the sink gets them.
+    """Asks the server whether it would take a new generation of these tables, given as the sink gets them. Creates
+    nothing.
 
-    Creates nothing. Returns why it can't say, "" where nothing is left to be known. Raises LockstepError with the
-    server's reason, Unavailable when it doesn't answer.
+    Returns why the server can't say, or "" if everything is known. Raises LockstepError with the server's reason, and
+    Unavailable when it doesn't answer.
     """
 
     why_late_writes_are_unseen: Callable[[str, Any], str] = _sees_late_writes
-    """Why a job that takes a view over can't see a write of the job before that the server has begun; "" where it can.
-
-    Raises as ``check_new``.
+    """Why a job that takes over a view can't see a write that the server began for the job before; "" if it can. Raises
+    as ``check_new`` does.
     """
 
     backups_keep: str = ""
-    """What ``lockstep erase`` can't reach of a row, a sentence; "" where it can't erase at all."""
+    """What ``lockstep erase`` can't reach of a row, as a sentence; "" if it can't erase at all."""
 
     libpq: Callable[[Any], Mapping[str, Any]] = _isnt_postgresql
-    """Settings -> what libpq is given to connect, by libpq's names, the password among it; empty for another store.
-
+    """Settings -> libpq's connection parameters by libpq's names, including the password; empty for other stores.
     Raises ConfigurationError.
     """
 

@@ -1,6 +1,6 @@
-"""A complete sink in a dict: what the contract requires, and nothing besides.
+"""A complete sink in a dict: what the contract requires, and nothing else.
 
-The contract suite is proven on it, and it stands in for a destination in tests of the jobs.
+It proves the contract suite, and replaces a destination in tests of the jobs.
 """
 
 import threading
@@ -36,23 +36,20 @@ from sinks.stored_progress import check_stored
 
 @dataclass
 class MemoryGeneration:
-    """One build of the data."""
-
     shapes: dict[TableName, Shape] = field(default_factory=dict)
     newest: dict[TableName, dict[bytes, RowEvent]] = field(default_factory=dict)
-    """By key. Of a deleted row the deletion stays: an older event must not bring the row back."""
+    """By key. The deletion of a row stays: an older event must not bring the row back."""
     progress: Progress | None = None
     fence: int = 0
 
     def check_fence(self, fence: int) -> None:
-        """Raise Fenced for one that isn't the newest."""
         if fence != self.fence:
             raise Fenced("another job has become the writer of this generation")
 
 
 @dataclass
 class MemoryStore:
-    """The destination, which all that is opened of it shares."""
+    """The destination, shared by everything that is opened of it."""
 
     generations: dict[int, MemoryGeneration] = field(default_factory=dict)
     live: int | None = None
@@ -60,14 +57,14 @@ class MemoryStore:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def generation(self, number: int) -> MemoryGeneration:
-        """One generation. Raises LockstepError when there is none of that number."""
+        """One generation. Raises LockstepError when it doesn't exist."""
         if number not in self.generations:
             raise missing_generation(number)
         return self.generations[number]
 
 
 class MemorySink(Sink, Generations, CoordinationRecords):
-    """One generation of a store. ``refuse`` returns the reason for an event to be rejected, or None."""
+    """One generation of a store. ``refuse`` returns why an event is rejected, or None."""
 
     def __init__(
         self, store: MemoryStore, generation: int = 1, *, refuse: Callable[[RowEvent], str | None] = lambda _: None
@@ -80,7 +77,7 @@ class MemorySink(Sink, Generations, CoordinationRecords):
 
     @contextmanager
     def _held(self) -> Iterator[MemoryGeneration]:
-        """The generation, while others wait. Raises LockstepError when it doesn't exist."""
+        """Lock the store and return the generation. Raises LockstepError when it doesn't exist."""
         with self.store.lock:
             yield self.store.generation(self.number)
 
@@ -143,8 +140,7 @@ class MemorySink(Sink, Generations, CoordinationRecords):
         wanted = {_key_bytes(key) for key in keys}
         return (stored for stored in self.scan(table) if _key_bytes(stored.key) in wanted)
 
-    def close(self) -> None:
-        """Nothing is held open."""
+    def close(self) -> None: ...
 
     # The generations
 
@@ -209,13 +205,12 @@ class MemorySink(Sink, Generations, CoordinationRecords):
 def open_memory(
     store: MemoryStore, generation: int = 1, *, refuse: Callable[[RowEvent], str | None] = lambda _: None
 ) -> OpenedSink:
-    """A store opened for one generation."""
     sink = MemorySink(store, generation, refuse=refuse)
     return OpenedSink(sink, sink, sink)
 
 
 def _apply(generation: MemoryGeneration, event: RowEvent, *, or_equal: bool) -> bool:
-    """Whether the event is newer than what is there."""
+    """Store the event if it is newer than what is stored. Returns whether it was."""
     held = {column.name for column in generation.shapes[event.table].columns}
     for name in event.row or ():
         if name not in held:
@@ -228,7 +223,7 @@ def _apply(generation: MemoryGeneration, event: RowEvent, *, or_equal: bool) -> 
 
 
 def _emptied(events: Sequence[RowEvent]) -> str:
-    """The tag of what emptied an append-only table last; empty where nothing did."""
+    """The tag of the last truncation of an append-only table; "" if there was none."""
     return max((event.tag for event in events if event.row and event.row.get(OPERATION_COLUMN) == TRUNCATE), default="")
 
 

@@ -1,16 +1,16 @@
-"""How many rows are asked for at once, so that an answer is about so many bytes, however wide the rows are (pure)."""
+"""How many rows to request at once, so that an answer has about the same size however wide the rows are (pure)."""
 
 from typing import Final
 
 _FIRST_ROWS: Final = 16
 _BYTES_WANTED: Final = 4 * 1024 * 1024
-"""Enough that a request's round trip doesn't count."""
+"""Enough to make a request's round trip negligible."""
 
 
 class PageSize:
-    """The number of ``rows`` to ask for next: it follows the size of those that came, and at most doubles at a time.
+    """The number of ``rows`` to request next. It follows the size of the rows that came, and at most doubles at a time.
 
-    So one page at most is larger than wanted where wide rows follow narrow ones.
+    So at most one page is larger than wanted when wide rows follow narrow ones.
     """
 
     def __init__(self, most: int) -> None:
@@ -18,7 +18,7 @@ class PageSize:
         self._most = most
 
     def learn(self, rows: int, size: int) -> None:
-        """So many rows had this size in bytes. Fewer than asked for tell less, and make the next page no larger."""
+        """Report that this many rows had this size in bytes. Fewer than requested never enlarge the next page."""
         if not rows:
             return
         fitting = _BYTES_WANTED * rows // max(1, size)

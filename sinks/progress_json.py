@@ -1,4 +1,4 @@
-"""Progress as JSON, for destinations that keep it as one document (pure)."""
+"""Progress as JSON, for destinations that store it as one document (pure)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,7 +9,6 @@ from sinks.contract import Progress, TopicPartition
 
 
 def dump_progress(progress: Progress) -> bytes:
-    """Progress -> JSON."""
     return orjson.dumps(
         {
             "next_offsets": _triples(progress.next_offsets),
@@ -32,7 +31,6 @@ def dump_progress(progress: Progress) -> bytes:
 
 
 def load_progress(text: bytes | str) -> Progress:
-    """JSON of ``dump_progress`` -> Progress."""
     value = orjson.loads(text)
     return Progress(
         next_offsets=_offsets(value["next_offsets"]),
@@ -54,7 +52,7 @@ def load_progress(text: bytes | str) -> Progress:
 
 
 def _triples(offsets: Mapping[TopicPartition, int]) -> list[list[Any]]:
-    """Pairs are no JSON keys, and a topic's name may hold any separator."""
+    """Offsets as a list: pairs can't be JSON keys, and a topic's name may hold any separator."""
     return [[topic, partition, next_] for (topic, partition), next_ in offsets.items()]
 
 

@@ -1,10 +1,10 @@
-"""The kinds of sinks, and a sink's settings -> the sink. Importing it loads no client library.
+"""The kinds of sinks, and how a sink's settings become the sink. Importing it loads no client library.
 
-A sink's code is loaded with the first that is opened: every command reads settings, and few write rows.
+A kind's code is loaded when its first sink is opened: every command reads settings, and few write rows.
 
-Some settings shape the data of a generation, and every other may change while it lives. Each settings class names the
-former in ``SHAPING``; ``definition`` takes them out, to be kept with a generation, and ``with_definition`` puts them
-back into what the configuration says today.
+Some settings shape the data of a generation; all others may change while it lives. Each settings class names the former
+in ``SHAPING``. ``definition`` extracts them, to be stored with a generation; ``with_definition`` puts them back into
+the present configuration.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ from sinks.warehouse.kind import KIND as WAREHOUSE
 from sinks.wrappers.projection import Projection
 
 KINDS: Final[Mapping[str, SinkKind]] = {kind.name: kind for kind in (OPENSEARCH, REDIS, WAREHOUSE, DELTA)}
-"""Every kind of sink, by the name that it has in the configuration."""
+"""Every kind of sink, by its name in the configuration."""
 
 if TYPE_CHECKING:
     SinkSettings = TableSettings
@@ -41,7 +41,6 @@ else:
 
 
 def kind_of(settings: SinkSettings) -> SinkKind:
-    """The kind of a sink with these settings."""
     return KINDS[settings.type]
 
 
@@ -60,22 +59,22 @@ def open_sink(name: str, settings: SinkSettings, generation: int) -> OpenedSink:
 
 
 def load_client(settings: SinkSettings) -> None:
-    """Load the client library of a sink now: for who measures how long its server takes to answer.
+    """Load the client library of a sink now, for callers that measure how long its server takes to answer.
 
-    Else the first connection does. That takes tenths of a second, and many times as long on a busy machine.
+    Otherwise the first connection loads it. That takes tenths of a second, and many times as long on a busy machine.
     """
     import_module(kind_of(settings).client)
 
 
 def projection_of(settings: SinkSettings) -> Projection:
-    """What of the source's rows this sink holds: to be applied to the source's side of a comparison."""
+    """Which part of the source's rows this sink holds: a comparison applies it to the source's side."""
     return settings.projection()
 
 
 def setting_problems(settings: SinkSettings, tables: Sequence[Table]) -> list[str]:
-    """What of these settings a new generation of these tables of the source would refuse, a sentence each.
+    """Why a new generation of these tables of the source would refuse these settings, a sentence each.
 
-    Expressions aren't looked at.
+    Expressions aren't checked.
     """
     projection, renaming = settings.projection(), settings.renaming()
     seen = [projection.table(table) for table in tables]
@@ -85,26 +84,24 @@ def setting_problems(settings: SinkSettings, tables: Sequence[Table]) -> list[st
 
 
 def problems_at_work(settings: SinkSettings, tables: Sequence[Table]) -> list[str]:
-    """What of these settings doesn't fit these tables of the source and stops no job, a sentence each."""
+    """Settings that don't fit these tables of the source but stop no job, a sentence each."""
     projection, renaming = settings.projection(), settings.renaming()
     return settings.problems_at_work([renaming.table(projection.table(table)) for table in tables])
 
 
 def unfit_tables(name: str, settings: SinkSettings, tables: Sequence[Table]) -> Mapping[TableName, LockstepError]:
-    """Those of these tables of the source that the sink of this name can't hold, each with its error."""
     projection, renaming = settings.projection(), settings.renaming()
     return settings.unfit(name, [renaming.table(projection.table(table)) for table in tables])
 
 
 def check_new_generation(name: str, settings: SinkSettings, tables: Sequence[Table]) -> str:
-    """``SinkKind.check_new`` of these tables of the source."""
     projection, renaming = settings.projection(), settings.renaming()
     seen = [renaming.table(projection.table(table)) for table in tables]
     return kind_of(settings).check_new(name, settings, seen)
 
 
 def history_tables(settings: SinkSettings, tables: Iterable[TableName]) -> frozenset[TableName]:
-    """Those of a sink's tables, which all have a key, of which it keeps all versions."""
+    """Those of a sink's tables, all with a key, of which it keeps all versions."""
     if not settings.keeps_history:
         return frozenset()
     return frozenset(tables) & settings.history_tables if settings.history_tables else frozenset(tables)
@@ -116,10 +113,10 @@ def definition(settings: SinkSettings) -> dict[str, JsonValue]:
 
 
 def changed_settings(then: Mapping[str, JsonValue], today: Mapping[str, JsonValue]) -> list[str]:
-    """The settings in which two definitions differ, by the names that they have in the configuration. Pure.
+    """The settings in which two definitions differ, by their names in the configuration. Pure.
 
-    Those of a view are settings of its section: ``sql``, ``key``, ``top``, ``retain`` and ``tasks``. One that
-    was built before there was such a setting has its default.
+    A view's settings are those of its section: ``sql``, ``key``, ``top``, ``retain`` and ``tasks``. A setting that a
+    definition lacks, because it is older than the setting, has its default.
     """
     changed = list[str]()
     for name in sorted(today):
@@ -136,8 +133,10 @@ def _default_of_view(setting: str) -> JsonValue:
 
 
 def with_definition(settings: SinkSettings, shaping: Mapping[str, JsonValue]) -> SinkSettings:
-    """These settings, but shaped as the definition says; what it lacks has its default. Raises LockstepError for one
-    that isn't of this kind of sink."""
+    """These settings, shaped as the definition says. What the definition lacks has its default.
+
+    Raises LockstepError for a definition that doesn't fit this kind of sink.
+    """
     unknown = sorted(set(shaping) - settings.SHAPING)
     if unknown:
         raise LockstepError(

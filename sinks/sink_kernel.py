@@ -1,9 +1,7 @@
-"""Which code turns ordinary rows of the log into what stores are sent: the compiled kernel where there is one, or
-Python's.
+"""Chooses the code that turns ordinary rows of the log into what stores receive: the compiled kernel, else Python.
 
-``_kernel.pyx`` writes down a second time what ``cdc.protocol.envelope``, ``sinks.columns.copy_text`` and the writers of
-the sinks do. They stay the reference. A kernel that gives other bytes than they do isn't used: one that was built from
-older code, for instance.
+``_kernel.pyx`` repeats what ``cdc.protocol.envelope``, ``sinks.columns.copy_text`` and the writers of the sinks do.
+These stay the reference: a kernel that returns other bytes isn't used, for example one built from older code.
 """
 
 import os
@@ -24,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def chosen_sink_kernel() -> CompiledCode:
-    """The code that this process's environment asks for, or the best one that there is. Raises as ``chosen_code``."""
+    """The code that this process's environment asks for, or the best one available. Raises as ``chosen_code`` does."""
     return chosen_code(
         os.environ.get(VARIABLE) or KernelChoice.AUTO, compiled_code, cannot="rows can't be written to sinks"
     )
 
 
 def line_kernel(columns: Sequence[str]) -> "LineKernel | None":
-    """What makes lines of COPY for a table of these columns; None where Python does. Raises as ``chosen_code``."""
+    """The maker of COPY lines for a table with these columns, or None for Python's. Raises as ``chosen_code`` does."""
     module: Any = chosen_sink_kernel().module
     return None if module is None else _lines_of(module, columns)
 
@@ -57,7 +55,7 @@ _KEYS_OF_TWO: Final = [b'{"id":42,"no":-7}', b'{"id":"a\xc3\xbc","no":0}']
 
 
 def agrees(module: ModuleType) -> bool:
-    """Whether a compiled module does with two rows what Python does."""
+    """Whether a compiled module treats two rows as Python does."""
     source = b',"source":{"version":"1","schema":"s","schema_id":"9"'
     events = [
         b'{"op":"u","tag":"%b","before":null,"after":%b%b,"lsn":1},"ts_ms":2}' % (tag.encode(), row, source)
@@ -88,7 +86,7 @@ def agrees(module: ModuleType) -> bool:
 
 
 def _names(module: Any, keys: Sequence[bytes], key_starts: Sequence[bytes]) -> list[bytes]:
-    """The names of two rows, one of them deleted; none where what is made besides isn't what Python makes."""
+    """The names of two rows, one of them deleted; none if the values made with them differ from Python's."""
     names: list[bytes] = []
     values: list[bytes] = []
     taken = module.take_arguments(

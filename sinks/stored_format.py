@@ -1,17 +1,17 @@
-"""The number of the layout in which a sink stores data and bookkeeping, and what to do about another one (pure)."""
+"""The number of the layout in which a sink stores data and bookkeeping, and what to do about another layout (pure)."""
 
 from typing import Final
 
 from cdc.model.errors import LockstepError
 
 STORED_FORMAT: Final = 2
-"""What this version writes. Format 1 is what was stored before any number was."""
+"""What this version writes. Format 1 is what was stored before there was a number."""
 
 
 def check_stored_format(sink: str, stored: int, *, known: int = STORED_FORMAT, elsewhere: str) -> None:
-    """Raise LockstepError for a sink whose data is of another format than this version reads and writes.
+    """Raise LockstepError for a sink whose data has another format than this version reads and writes.
 
-    ``elsewhere`` is the setting by which a sink is built in another place.
+    ``elsewhere`` is the setting that places a sink elsewhere.
     """
     if stored == known:
         return

@@ -1,6 +1,6 @@
-"""What a destination holds of progress, beside what a job has stored there and is about to store (pure).
+"""Compares the progress in a destination with what a job has stored there and is about to store (pure).
 
-It was put back to an earlier moment or has failed over, or another job writes there.
+A difference shows that the destination was put back or has failed over, or that another job writes there.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ _NOTHING: Final[Mapping[TopicPartition, int]] = MappingProxyType({})
 
 
 def check_stored(known: Progress | None, stored: Progress | None, *, following: Progress, destination: str) -> None:
-    """Raise DataLost when ``stored`` is behind what is ``known``: loaded or stored by this job last.
+    """Raise DataLost if ``stored`` is behind ``known``, which this job loaded or stored last: later rows may be lost
+    too.
 
-    Rows that were written after that may be gone with it. Raises Overtaken when ``stored`` is ahead of what is
-    ``following`` of the same partitions: another job has applied more, and what this one stores would hide that. So may
-    a job that found nothing stored when it began.
+    Raise Overtaken if ``stored`` is ahead of ``following`` in the same partitions: another job has applied more, and
+    storing ``following`` would hide that. A job that found nothing stored when it began may raise it too.
     """
     if known is not None and (stored is None or _is_behind(stored, known)):
         raise DataLost(
@@ -36,9 +36,9 @@ def check_stored(known: Progress | None, stored: Progress | None, *, following: 
 def check_written(
     written: Mapping[TopicPartition, int], stored: Mapping[TopicPartition, int], *, destination: str
 ) -> None:
-    """Raise DataLost when the next offsets ``stored`` with the rows are behind those of batches that were ``written``.
+    """Raise DataLost if the next offsets ``stored`` with the rows are behind those of batches that were ``written``.
 
-    Rows of such a batch aren't there, whatever progress says.
+    Rows of such a batch are missing, whatever progress says.
     """
     for at, offset in written.items():
         if stored.get(at, 0) < offset:
@@ -56,8 +56,7 @@ def _has_more(stored: Mapping[TopicPartition, int], following: Mapping[TopicPart
 
 
 def _is_behind(progress: Progress, other: Progress) -> bool:
-    """Also behind a part that was left out on purpose, or with one shard of a view, where ``next_offsets`` stay as they
-    are."""
+    """Compares also ``skipped`` and each shard of a view, since ``next_offsets`` may stay the same there."""
     return (
         _lacks(progress.next_offsets, other.next_offsets)
         or _lacks(progress.reached, other.skipped)
@@ -75,7 +74,7 @@ def behind_the_watermark(progress: Progress) -> set[str]:
 
 
 def applied_below(progress: Progress, topic: str | None = None) -> str | None:
-    """The tag below which everything of this topic has been applied, or of all; None where there is none. Pure."""
+    """The tag below which everything of this topic (None: of all topics) has been applied; None if unknown. Pure."""
     behind = behind_the_watermark(progress)
     if not progress.watermark_lsn or (behind if topic is None else topic in behind):
         return None
@@ -83,5 +82,5 @@ def applied_below(progress: Progress, topic: str | None = None) -> str | None:
 
 
 def watermark_tag(progress: Progress) -> str:
-    """The tag of the watermark: it is greater than those of all transactions before. Pure."""
+    """The tag of the watermark, greater than the tags of all transactions before it. Pure."""
     return str(Tag(progress.epoch, progress.watermark_lsn, 0))

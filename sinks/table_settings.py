@@ -1,4 +1,4 @@
-"""What every sink's settings say of the tables it gets, and of what it gets of them."""
+"""The settings that every kind of sink has: which tables it gets, and which of their rows and columns."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -28,26 +28,22 @@ from sinks.wrappers.renaming import Renaming
 ComputedType = Literal[
     "bool", "int2", "int4", "int8", "float4", "float8", "numeric", "text", "date", "timestamp", "timestamptz", "jsonb"
 ]
-"""What a computed column can be, by PostgreSQL's names."""
+"""The types of computed columns, by PostgreSQL's names."""
 
 
 class Computed(Settings):
-    """A column that the source doesn't have.
-
-    An expression in PostgreSQL's SQL over the columns of the source's row, and its type.
-    """
+    """A column that the source doesn't have: an SQL expression of PostgreSQL over the source's row, and its type."""
 
     sql: Annotated[str, Field(min_length=1)]
     type: ComputedType = "text"
 
     def column(self, name: str) -> Column:
-        """The column of this name."""
         return Column(name, self.type, self.type, False, _OIDS[self.type], -1)
 
 
 @dataclass(frozen=True)
 class Expressions:
-    """What is evaluated of each row of a table: columns by name, and the condition that it has to meet."""
+    """What is evaluated for each row of a table: columns by name, and the condition that the row has to meet."""
 
     columns: Mapping[str, Computed]
     where: str | None
@@ -85,40 +81,40 @@ _NOT_OF_VIEWS: Final = (
 class TableSettings(Settings):
     """``tables`` chooses what a sink gets; empty: all tables that have a key.
 
-    ``exclude`` names columns that never get here, ``rename`` has other names for columns. ``mask`` hides values
+    ``exclude`` names columns that never get here, and ``rename`` gives columns other names. ``mask`` hides values
     (``sinks.wrappers.masks``); hashes need ``mask_salt_file``, or the salt in the environment. ``computed`` adds
-    columns and ``where`` leaves rows out, by PostgreSQL's SQL over the source's row: under its own names, before
-    anything is masked or left out. All but ``tables`` and ``where`` have columns as ``schema.table.column``.
+    columns and ``where`` leaves out rows, by PostgreSQL's SQL over the source's row: with the source's names, before
+    anything is masked or left out. All but ``tables`` and ``where`` write columns as ``schema.table.column``.
 
-    ``schema_changes``: a column that the source renames ends the job (``stop``) or goes on here under the name that it
-    had (``keep``). What the source drops stays here, and is null in rows written since. Some kinds have ``follow``,
-    too: such a column is renamed or dropped here.
+    ``schema_changes``: when the source renames a column, the job ends (``stop``), or the column keeps its old name here
+    (``keep``). A column that the source drops stays here, and is null in rows written since. Some kinds also have
+    ``follow``: they rename or drop such a column here.
 
-    With ``consistent`` whoever reads several tables in one transaction of the store sees them as of one commit of the
-    source.
+    With ``consistent``, readers that read several tables in one transaction of the store see them as of one commit of
+    the source.
 
-    ``max_open_rejections`` is how many rows that this sink refused may be kept; before there are more, the job stops.
+    ``max_open_rejections`` is how many rejected rows may be stored; the job stops before there are more.
 
-    ``prefix`` begins the names of all that it has there; without it the sink's name does. ``login`` and ``tls`` are how
-    to get into its server, and win over what an address says.
+    ``prefix`` begins the names of everything that the sink creates; by default, the sink's name does. ``login`` and
+    ``tls`` are for its server, and win over the address.
 
-    With ``view`` it holds the result of a query over ``tables``, and not their rows. ``lender`` is the section
-    whose store it takes. With ``topic`` the result is on a topic as well.
+    With ``view``, it holds the result of a query over ``tables`` instead of their rows. ``lender`` is the section whose
+    store it uses. With ``topic``, the result is also on a topic.
     """
 
     SHAPING: ClassVar[frozenset[str]] = PROJECTING
 
     OWN: ClassVar[frozenset[str]] = frozenset({"tables", "prefix", *_NOT_OF_VIEWS})
-    """Those that say where a sink's rows are and what it does with which table: no other one takes them over."""
+    """The settings about where a sink's rows are and what it does with which table: no other sink takes them over."""
 
     NOT_OF_VIEWS: ClassVar[frozenset[str]] = frozenset(_NOT_OF_VIEWS)
-    """Those that mean nothing for a view's result."""
+    """The settings that mean nothing for a view's result."""
 
     NO_WHOLE_STEPS: ClassVar[str] = "this kind of sink can't show changes of several tables at once"
-    """Why ``consistent`` is refused; "" where it isn't."""
+    """Why ``consistent`` is refused; "" if it is possible."""
 
     WHY_NO_SHARDS: ClassVar[str] = ""
-    """Why several tasks can't keep a view in it; "" where they can."""
+    """Why several tasks can't maintain a view in it; "" if they can."""
 
     TAKES_APPEND_ONLY: ClassVar[bool] = False
     """Whether ``tables`` may name tables without a key (``cdc.model.append_only``)."""
@@ -127,7 +123,7 @@ class TableSettings(Settings):
     """Whether ``schema_changes`` may be ``follow``."""
 
     TLS_ADDRESS: ClassVar[str] = ""
-    """What makes the connections of such a sink encrypted, for who is told that they aren't."""
+    """What encrypts the connections of such a sink, for messages that they aren't encrypted."""
 
     type: str = ""
     """The kind of sink."""
@@ -152,30 +148,27 @@ class TableSettings(Settings):
 
     @property
     def held_tables(self) -> tuple[TableName, ...]:
-        """The tables that the settings say it holds: those of ``tables``, or a view's result."""
+        """The tables that it holds by its settings: those of ``tables``, or a view's result."""
         return tuple(map(TableName.parse, self.tables)) if self.view is None else (self.view.table,)
 
     @property
     def likes_large_batches(self) -> bool:
-        """Whether a batch of a few rows costs the destination much more than the rows themselves."""
+        """Whether a batch of a few rows costs the destination much more than the rows themselves do."""
         return False
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Modules of the client's libraries.
-
-        They open nothing and start no thread when they are loaded, so a process may fork after that.
-        """
+        """Modules of the client's libraries. Loading them opens nothing and starts no thread: forking is safe then."""
         return ()
 
     @property
     def address(self) -> str:
-        """Where its server is, without a password; "" where there is none to be named."""
+        """Where its server is, without a password; "" if there is nothing to name."""
         return ""
 
     @property
     def file_of_one_machine(self) -> str:
-        """The setting that names a file which one machine alone can write to; "" where none does."""
+        """The setting that names a file which only one machine can write; "" if none does."""
         return ""
 
     @property
@@ -185,29 +178,28 @@ class TableSettings(Settings):
 
     @property
     def visible_after_s(self) -> float | None:
-        """How long readers don't find at the most what was applied; None where they do at once."""
+        """After how long, at most, readers find an applied row; None if they find it at once."""
         return None
 
     @property
     def keeps_history(self) -> bool:
-        """Whether batches should bring all versions of rows, and not the newest of each key alone."""
+        """Whether batches should contain all versions of rows, instead of only the newest of each key."""
         return False
 
     @property
     def history_tables(self) -> frozenset[TableName]:
-        """The tables that a setting names of which all versions are kept."""
+        """The tables of which a setting says that all versions are stored."""
         return frozenset()
 
     def certificate_files(self) -> Iterable[Path]:
-        """Files with certificates, ours and the authority's."""
         return () if self.tls is None else self.tls.certificate_files()
 
     def tls_servers(self) -> Iterable[tuple[str, int]]:
-        """Host and port of each server that is reached by TLS from the first byte."""
+        """Host and port of each server whose connections use TLS from the first byte."""
         return ()
 
     def plain_addresses(self) -> Iterable[str]:
-        """Addresses of servers that are reached without TLS, whether on this machine or on another one."""
+        """Addresses of servers that are reached without TLS, on this machine or another one."""
         return ()
 
     @field_validator("tables")
@@ -274,49 +266,45 @@ class TableSettings(Settings):
         return reasons
 
     def why_not_consistent(self) -> list[str]:
-        """Why its tables can't be shown as of one commit."""
+        """Why its tables can't be shown as of one commit; empty if they can."""
         return [self.NO_WHOLE_STEPS] if self.NO_WHOLE_STEPS else []
 
     def _given(self) -> set[str]:
-        """The settings that aren't as they are by default."""
         fields = type(self).model_fields
         return {name for name in fields if getattr(self, name) != fields[name].get_default(call_default_factory=True)}
 
     def clashing_columns(self, tables: Set[TableName]) -> list[str]:
-        """What settings say of columns that append-only tables, which these are, have in a sink besides their own."""
+        """Columns in the settings that append-only tables, such as these, have in a sink besides their own."""
         columns = (*self.exclude, *self.rename, *self.mask, *self.computed)
         return [text for text in columns if parse_column(text)[0] in tables and named([parse_column(text)[1]])]
 
     def named_tables(self) -> set[TableName]:
-        """Tables that settings of this kind of sink speak of."""
+        """Tables that the settings of columns and rows name."""
         named = {TableName.parse(text) for text in self.where}
         return named | {parse_column(text)[0] for text in (*self.exclude, *self.rename, *self.mask, *self.computed)}
 
     def places(self, name: str) -> Set[tuple[str, ...]]:
-        """Where a sink of this name and these settings keeps its rows, however that is written.
-
-        No two sinks may have one of them in common.
-        """
+        """Where a sink of this name and these settings stores its rows, in one spelling. No two sinks share a place."""
         return {(name,)}
 
     def problems_with(self, tables: Sequence[Table]) -> list[str]:
-        """What of this kind's own settings doesn't fit these tables, which are as the destination gets them."""
+        """Which of this kind's own settings don't fit these tables, given as the destination gets them."""
         return []
 
     def unfit(self, sink: str, tables: Sequence[Table]) -> Mapping[TableName, LockstepError]:
-        """Those of these tables that a sink of this name can't hold, each with its error. They are as it gets them."""
+        """Those of these tables, given as it gets them, that a sink of this name can't hold, each with its error."""
         return {}
 
     def problems_at_work(self, tables: Sequence[Table]) -> list[str]:
-        """Those of them that a generation which is there has too."""
+        """Those problems that an existing generation has too."""
         return []
 
     def may_lack_rows(self, table: TableName) -> bool:
-        """Whether rows of the table may be missing, rightly."""
+        """Whether rows of the table may rightly be missing."""
         return False
 
     def salt(self) -> Salt | None:
-        """The salt, or None where nothing is hashed. Raises LockstepError when its file can't be read or is empty."""
+        """The salt, or None if nothing is hashed. Raises LockstepError when its file can't be read or is empty."""
         if "hash" not in self.mask.values():
             return None
         if self.mask_salt is not None:
@@ -335,7 +323,7 @@ class TableSettings(Settings):
         return Salt(secret.encode())
 
     def projection(self) -> Projection:
-        """What of the source's rows such a sink holds. Raises LockstepError when a file can't be read."""
+        """What such a sink gets to see of the source's rows. Raises LockstepError when a file can't be read."""
         excluded: dict[TableName, set[str]] = {
             table: set(columns) for table, columns in parse_columns(self.exclude).items()
         }
@@ -359,7 +347,6 @@ class TableSettings(Settings):
         )
 
     def renaming(self) -> Renaming:
-        """The names of columns in such a sink."""
         names: dict[TableName, dict[str, str]] = {}
         for text, name in self.rename.items():
             table, column = parse_column(text)
@@ -367,7 +354,6 @@ class TableSettings(Settings):
         return Renaming(names)
 
     def expressions(self) -> dict[TableName, Expressions]:
-        """What has to be evaluated of each row, by table."""
         columns: dict[TableName, dict[str, Computed]] = {}
         for text, how in self.computed.items():
             table, name = parse_column(text)
@@ -377,10 +363,10 @@ class TableSettings(Settings):
 
 
 class PurgingSettings(TableSettings):
-    """Of a sink that marks deleted rows and keeps them.
+    """Settings of a sink that marks deleted rows and keeps them.
 
-    With ``synced_at`` each row says when it was written last. ``purge_deleted_after_days`` is when a deleted row is
-    removed for good, 0 never; it needs ``synced_at``, which says since when the row is deleted.
+    With ``synced_at`` each row holds the time of its last write. ``purge_deleted_after_days`` removes deleted rows for
+    good after this time, 0 never. It needs ``synced_at``, which says when the row was deleted.
     """
 
     SHAPING: ClassVar[frozenset[str]] = PROJECTING | {"synced_at"}

@@ -1,4 +1,4 @@
-"""What is configured of a view: the query whose result a sink holds. Pure data; ``views`` knows what it means."""
+"""The settings of a view: the query whose result a sink holds. Pure data; ``views`` interprets it."""
 
 import re
 from typing import Annotated, Final
@@ -9,7 +9,7 @@ from cdc.model.table import TableName
 from cdc.settings import Settings
 
 TASKS_MAX = 64
-"""More tasks than these would read the log for nothing: each of them reads all of it."""
+"""More tasks would waste their reading: each of them reads the whole log."""
 
 _AGE: Final = re.compile(r"(?:(?P<days>\d{1,5})d)?\s*(?:(?P<hours>\d{1,6})h)?")
 
@@ -25,7 +25,7 @@ def _are_distinct(columns: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class TopSettings(Settings):
-    """The first ``n`` rows for each value of ``per``, in an ``order`` as SQL has it: ``created_at desc``."""
+    """The first ``n`` rows for each value of ``per``, in an ``order`` written as in SQL: ``created_at desc``."""
 
     per: Annotated[tuple[str, ...], AfterValidator(_are_distinct)]
     order: Annotated[str, Field(min_length=1)]
@@ -33,7 +33,7 @@ class TopSettings(Settings):
 
 
 class RetainSettings(Settings):
-    """Rows of a ``table`` count up to this ``age``, as 90d, 12h or 1d12h, by the time in one of their columns."""
+    """Rows of a ``table`` count up to this ``age`` (90d, 12h or 1d12h), by the time in one of their columns."""
 
     table: str
     column: Annotated[str, Field(min_length=1)]
@@ -54,12 +54,11 @@ class RetainSettings(Settings):
 
     @property
     def table_name(self) -> TableName:
-        """As in a query, one without a schema is in ``public``."""
+        """A name without a schema is in ``public``, as in a query."""
         return _table_name(self.table)
 
     @property
     def hours(self) -> int:
-        """The age in hours."""
         return _hours(self.age)
 
 
@@ -68,16 +67,16 @@ def _table_name(text: str) -> TableName:
 
 
 def _hours(age: str) -> int:
-    """0 for what is no age."""
+    """0 if the text is no age."""
     match = _AGE.fullmatch(age)
     return 0 if match is None else int(match["days"] or 0) * 24 + int(match["hours"] or 0)
 
 
 class ViewSettings(Settings):
-    """The view of this ``name``: its query, and the columns by which its rows are told apart.
+    """A view's ``name``, its query, and the columns that identify its rows.
 
-    With ``retain`` it is the query over those rows of tables that aren't too old. So many ``tasks`` keep
-    it side by side, each with rows of its own.
+    With ``retain`` only rows that aren't too old count. ``tasks`` is how many tasks maintain it in parallel, each with
+    rows of its own.
     """
 
     name: str
@@ -89,10 +88,9 @@ class ViewSettings(Settings):
 
     @property
     def beyond_query(self) -> str:
-        """The setting by which the result isn't that of the query alone; "" where it is."""
+        """The setting that makes the result differ from the query's; "" if there is none."""
         return "top" if self.top is not None else "retain" if self.retain else ""
 
     @property
     def table(self) -> TableName:
-        """What the result is called in its store."""
         return TableName(VIEWS_SCHEMA, self.name)

@@ -1,4 +1,4 @@
-"""What a destination may be able to do besides the contract: a protocol each, and a field of ``OpenedSink``, else None.
+"""What a destination may be able to do besides the contract: one protocol each, and a field of ``OpenedSink`` or None.
 
-Whoever needs one that a destination lacks does without it, or says by the sink's name what can't be done there.
+A caller either does without a missing capability, or reports by the sink's name what can't be done there.
 """

@@ -1,4 +1,4 @@
-"""Telling the tables that a job has prepared from whatever takes their place."""
+"""Recognising whether the tables that a job prepared are still the same ones."""
 
 from collections.abc import Collection, Mapping
 from typing import Protocol
@@ -7,24 +7,23 @@ from cdc.model.table import TableName
 
 
 class TableIdentities(Protocol):
-    """Without it, a table that somebody has removed is noticed when the destination refuses a batch, or never.
+    """Without it, a removed table is noticed when the destination refuses a batch, or never.
 
     Raises ``Unavailable`` and ``LockstepError``.
     """
 
     def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
-        """Called when a job begins: by what each of these tables of this generation is known, as text to be stored.
+        """Called when a job begins: the identity of each of these tables of this generation, as text to be stored.
 
-        A table that isn't there isn't in it.
+        A table that doesn't exist is left out.
         """
         ...
 
     def lost(self, known: Mapping[TableName, str]) -> Mapping[TableName, str]:
-        """Called when a job begins, every half minute after, and before a switch: what has become of lost tables.
+        """Called when a job begins, every half minute after that, and before a switch: what became of lost tables.
 
-        Those are the tables that aren't the ones any more that ``identities`` has told. Rows and columns may have come
-        and gone, and the destination may have stored all of it in another way: that is no loss. Nor is it one where the
-        whole destination was put back, progress included. Where nothing is known of a table, as "", a loss is only that
-        it isn't there.
+        A table is lost if it isn't the one that ``identities`` described. It is no loss if rows and columns came and
+        went, if the destination stores everything in another way, or if the whole destination was put back, progress
+        included. A known identity of "" says nothing: such a table is lost only if it doesn't exist.
         """
         ...

@@ -1,4 +1,4 @@
-"""A destination whose queries find what was applied only after a refresh."""
+"""A destination whose queries find applied rows only after a refresh."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -7,20 +7,19 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Refreshes:
-    """``counts``: how often each part was refreshed.
-
-    ``waiting`` are the parts in which something was written that no query finds yet.
-    """
+    """What ``Refreshing.refreshes`` returns."""
 
     counts: Mapping[str, int]
+    """How often each part was refreshed."""
     waiting: Collection[str]
+    """The parts with writes that no query finds yet."""
 
 
 class Refreshing(Protocol):
-    """Without it, queries find at once what was applied. Raises ``Unavailable`` and ``LockstepError``."""
+    """Without it, queries find applied rows at once. Raises ``Unavailable`` and ``LockstepError``."""
 
     def refresh(self) -> None:
-        """Called when somebody waits for a position: queries find from now on what was applied before."""
+        """Called when somebody waits for a position: from now on, queries find what was applied before."""
         ...
 
     def refreshes(self) -> Refreshes:

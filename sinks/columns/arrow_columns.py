@@ -1,10 +1,8 @@
-"""Values of events <-> Arrow columns of a destination. Exact: what a column's own type can't hold is beside it.
+"""Values of events <-> Arrow columns of a destination. Values that a column's type can't hold exactly go beside it
+(pure).
 
-Pure.
-
-``_exact`` is null nearly always. Where a column can't give back the very value it is a JSON object that holds it, by
-the column's name. The column itself is null then, or the same number. What types the columns have is for each
-destination to say, as forms.
+``_exact`` is nearly always null. If a column can't return the very value, ``_exact`` is a JSON object that holds it by
+the column's name, and the column itself holds null or the same number. Each destination chooses its columns' types.
 """
 
 import math
@@ -28,27 +26,27 @@ TAG_COLUMN: Final = "_tag"
 DELETED_COLUMN: Final = "_deleted"
 EXACT_COLUMN: Final = "_exact"
 
-# pyarrow makes most of its functions when it is loaded, which type checkers don't see.
+# pyarrow creates most of its functions at import, so type checkers don't see them.
 _compute: Any = pyarrow.compute
 
 DECIMAL_DIGITS_MAX: Final = 38
-# PostgreSQL prints larger ones with an exponent.
+# PostgreSQL prints larger whole numbers with an exponent.
 DOUBLE_WHOLE_MAX: Final = 1e15
 FLOAT_WHOLE_MAX: Final = 1e6
 _NOT_FINITE: Final = frozenset({"NaN", "Infinity", "-Infinity"})
 
 BOUNDS: Final = re.compile(r"\[-?\d+:")
-"""An array that has explicit bounds is PostgreSQL's text. No JSON begins like that."""
+"""An array with explicit bounds is PostgreSQL's text. No JSON begins like that."""
 
 YEARS: Final = r"^\d{4}-\d\d-\d\d"
 CLOCK: Final = r"T\d\d:\d\d:\d\d(\.\d{0,5}[1-9])?"
 
 Written = tuple[pa.Array, dict[int, JsonValue]]
-"""A column, and the values by their indexes that it can't give back exactly."""
+"""A column, and by their indexes the values that it can't return exactly."""
 
 
 class Unfit(Exception):
-    """A column can't hold the values at these indexes, not even beside it."""
+    """The values at these indexes can be stored neither in a column nor beside it."""
 
     def __init__(self, indexes: Iterable[int], why: str) -> None:
         super().__init__(why)
@@ -66,13 +64,13 @@ class Form:
 
 
 class Rows:
-    """The rows of one table as its columns in a destination.
+    """The rows of one table as columns of a destination.
 
-    A key's forms tell keys apart by what is in the column alone.
+    For a key, the column alone must tell keys apart: nothing is stored beside it.
     """
 
     def __init__(self, shape: Shape, forms: Mapping[str, Form]) -> None:
-        """``forms`` are those of the shape's columns, by name and in its order."""
+        """``forms`` are those of the shape's columns, by name and in the shape's order."""
         self.shape = shape
         self._key = frozenset(shape.table.key)
         self._forms = forms
@@ -86,7 +84,7 @@ class Rows:
         )
 
     def unknown(self, events: Sequence[RowEvent]) -> str | None:
-        """A column of these events that the table doesn't have."""
+        """A column of these events that the table doesn't have, or None."""
         known = self._forms.keys()
         for event in events:
             if event.row is not None and not event.row.keys() <= known:
@@ -94,20 +92,14 @@ class Rows:
         return None
 
     def encode(self, events: Sequence[RowEvent]) -> tuple[pa.Table, list[Rejection]]:
-        """Events as rows, without those that are rejected.
-
-        Raises LockstepError for a column that the table doesn't have.
-        """
+        """Events as rows, and those that are rejected. Raises LockstepError for a column that the table lacks."""
         if (name := self.unknown(events)) is not None:
             raise unknown_column(self.shape.table.name, name)
         data, refused = self.encode_those_that_fit(events)
         return data, [Rejection(events[index], reason) for index, reason in refused.items()]
 
     def encode_those_that_fit(self, events: Sequence[RowEvent]) -> tuple[pa.Table, dict[int, str]]:
-        """Events as rows, in their order, and by their indexes why the others have none.
-
-        No event may have an unknown column.
-        """
+        """Events as rows in their order, and why others have none, by index. All columns must be known."""
         refused: dict[int, str] = {}
         indexes = list(range(len(events)))
         while True:
@@ -133,7 +125,7 @@ class Rows:
             return pa.Table.from_arrays(columns, schema=self.schema), refused
 
     def filling(self, values: Mapping[str, JsonValue]) -> pa.Table:
-        """One row with these columns' values, for rows that were there before the columns. Raises LockstepError."""
+        """One row with the values of these new columns, for the rows that existed before them. Raises LockstepError."""
         arrays: dict[str, pa.Array] = {}
         exact: dict[str, JsonValue] = {}
         for name, value in values.items():
@@ -149,10 +141,7 @@ class Rows:
         return pa.table({**arrays, EXACT_COLUMN: pa.array([text], pa.string()), DELETED_COLUMN: pa.array([False])})
 
     def key_arrays(self, keys: Sequence[Mapping[str, JsonValue]]) -> dict[str, pa.Array]:
-        """The key columns of these keys as they are stored. A key that the table can't hold has no row.
-
-        It is left out.
-        """
+        """The key columns of these keys as stored, without keys that the table can't hold: they have no row."""
         remaining = list(keys)
         while True:
             try:
@@ -163,11 +152,10 @@ class Rows:
                 remaining = [key for index, key in enumerate(remaining) if index not in unfit.indexes]
 
     def columns_for(self, table: Table) -> list[str]:
-        """The columns that ``decode`` needs for these of the source."""
+        """The columns that ``decode`` needs for this table of the source."""
         return [*(column.name for column in table.columns if column.name in self._forms), EXACT_COLUMN, TAG_COLUMN]
 
     def decode(self, batch: pa.RecordBatch, table: Table) -> Iterator[StoredRow]:
-        """Rows in the event's form."""
         names = [column.name for column in table.columns]
         nothing: list[JsonValue] = [None] * batch.num_rows
         columns = [self._forms[name].read(batch.column(name)) if name in self._forms else nothing for name in names]
@@ -191,7 +179,7 @@ class Rows:
 
 
 def decimal_digits(type_modifier: int) -> tuple[int, int] | None:
-    """Precision and scale of a numeric whose every finite value fits a decimal of 38 digits."""
+    """Precision and scale of a numeric whose finite values all fit a decimal of 38 digits; else None."""
     if type_modifier < 4:
         return None
     precision = (type_modifier - 4) >> 16 & 0xFFFF
@@ -223,7 +211,7 @@ def write_bool(values: Sequence[JsonValue]) -> Written:
 
 
 def integer(bits: int) -> Form:
-    """Integers of so many bits. Its ``write`` raises Unfit for larger ones."""
+    """Integers of this many bits. Its ``write`` raises Unfit for larger ones."""
     kind = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[bits]
     limit = 1 << (bits - 1)
 
@@ -241,7 +229,7 @@ def integer(bits: int) -> Form:
 
 
 def write_text(values: Sequence[JsonValue]) -> Written:
-    """Texts. Raises Unfit for values of other kinds, and for a text that isn't Unicode."""
+    """Raises Unfit for values of other kinds, and for text that isn't Unicode."""
     check_kinds(values, TEXT)
     try:
         return pa.array(values, pa.string()), {}
@@ -267,7 +255,7 @@ def read_json(array: pa.Array) -> list[JsonValue]:
 
 
 def write_array(values: Sequence[JsonValue]) -> Written:
-    """Arrays as JSON, or as PostgreSQL's text. Raises Unfit for a value that is neither."""
+    """Arrays as JSON, or as PostgreSQL's text. Raises Unfit for other values."""
     texts: list[str | None] = []
     bad = []
     for index, value in enumerate(values):
@@ -314,7 +302,7 @@ def read_bytes(array: pa.Array) -> list[JsonValue]:
 def floating(kind: pa.DataType, whole_max: float) -> Form:
     """Numbers as PostgreSQL prints them.
 
-    From ``whole_max`` on it prints whole ones with an exponent, which JSON readers take for a float.
+    From ``whole_max`` on, PostgreSQL prints whole numbers with an exponent, which JSON readers take for a float.
     """
 
     def write(values: Sequence[JsonValue]) -> Written:
@@ -332,7 +320,7 @@ def floating(kind: pa.DataType, whole_max: float) -> Form:
 
     def read(array: pa.Array) -> list[JsonValue]:
         numbers: list[float | None] = array.to_pylist()
-        if kind != pa.float64():  # the double of a shorter number has more digits
+        if kind != pa.float64():  # a float4 converted to a double has more digits
             numbers = [None if text is None else float(text) for text in array.cast(pa.string()).to_pylist()]
         return [None if number is None else _float_json(number, whole_max) for number in numbers]
 
@@ -340,7 +328,7 @@ def floating(kind: pa.DataType, whole_max: float) -> Form:
 
 
 def _float(value: Any) -> float | None:
-    """A number, or one of the texts that say there is none."""
+    """A number, also from its text; None if it is null or too large."""
     try:
         return None if value is None else float(value)
     except OverflowError:
@@ -348,7 +336,7 @@ def _float(value: Any) -> float | None:
 
 
 def _float_json(number: float, whole_max: float) -> JsonValue:
-    """A float as an event has it, which is without a point where nothing follows it."""
+    """A float as in an event: a whole number has no decimal point."""
     if math.isnan(number):
         return "NaN"
     if math.isinf(number):
@@ -365,7 +353,7 @@ def decimal(precision: int, scale: int) -> Form:
     unit = Decimal(1).scaleb(-scale)
 
     def nearest(text: str) -> str | None:
-        """The same number with this scale, where it fits."""
+        """The same number with this scale, if it fits."""
         try:
             number = Decimal(text)
             if not number.is_finite():
@@ -385,9 +373,9 @@ def decimal(precision: int, scale: int) -> Form:
 def matching(
     kind: pa.DataType, pattern: str, otherwise: Callable[[str], str | None]
 ) -> Callable[[Sequence[JsonValue]], Written]:
-    """For texts that can be cast where they match, and give the same text back then.
+    """Write texts that match by a cast, which must preserve the text.
 
-    ``otherwise`` turns another text into one that can be cast, or None; the text itself goes beside the column.
+    ``otherwise`` turns any other text into one that can be cast, or None; the text itself is stored beside the column.
     """
 
     def write(values: Sequence[JsonValue]) -> Written:

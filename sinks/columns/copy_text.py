@@ -1,7 +1,7 @@
 """Values of events -> PostgreSQL's COPY text format (pure).
 
-An event holds numbers, booleans and arrays as JSON and everything else as PostgreSQL's own text, so the JSON value
-alone says how it is written.
+Events hold numbers, booleans and arrays as JSON, and everything else as PostgreSQL's own text. So the JSON value alone
+decides how it is written.
 """
 
 import re
@@ -12,15 +12,13 @@ from cdc.model.event import JsonValue
 
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 _NULL = "\\N"
-# Null until it is sure that no backslash is among the values. UTF-8 has no surrogates, so no value holds one.
+# Stands for null until no value is known to hold a backslash. UTF-8 has no surrogates, so no value holds this one.
 _NULL_MARK = "\ud800"
 _needs_escaping = re.compile(r"[\\\n\r\t]").search
 
 
 def copy_line(values: Collection[JsonValue]) -> str:
-    """One row."""
-    # Tuned: most rows are text and numbers in which nothing needs escaping; 2 us for ten values, with a call for each 6
-    # us.
+    # Tuned: most rows are text and numbers that need no escaping. 2 us for ten values; 6 us with a call for each.
     texts: list[Any] = [
         value if (kind := value.__class__) is str else repr(value) if kind is int else _unescaped(value)
         for value in values
@@ -46,7 +44,7 @@ def _field(value: JsonValue) -> str:
 
 
 def plain_text(value: JsonValue) -> str:
-    """A value that is no array, as PostgreSQL reads it."""
+    """A value that isn't an array, as PostgreSQL reads it."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -57,7 +55,7 @@ def plain_text(value: JsonValue) -> str:
 
 
 def array_literal(values: list[JsonValue]) -> str:
-    """A JSON array as PostgreSQL's array literal; nested lists are further dimensions. Text is quoted always."""
+    """A JSON array as PostgreSQL's array literal. Nested lists are further dimensions. Text is always quoted."""
     pieces = []
     for value in values:
         if value is None:

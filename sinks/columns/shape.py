@@ -1,7 +1,7 @@
-"""What a generation was prepared for: a table's columns, and which later shapes still fit (pure).
+"""The columns for which a generation was prepared, and which later shapes still fit (pure).
 
-New columns fit. Another key or another type doesn't: rows that were applied before would stay as they were, silently
-wrong, so these need a new generation that is built from the log's beginning. So does a renamed column, unless the
+New columns fit. Another key or another type doesn't: rows applied before would stay as they were, silently wrong. So
+they need a new generation, built from the log's beginning. The same holds for a renamed column, unless the
 destination's own columns can be renamed.
 """
 
@@ -25,25 +25,22 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A table as a generation holds it.
-
-    ``table`` is the source's shape that was prepared last. ``columns`` are all that the destination has: columns that
-    the source has dropped stay, and are null in rows applied since.
-    """
+    """A table as a generation holds it."""
 
     table: Table
+    """The source's shape that was prepared last."""
     columns: tuple[Column, ...]
+    """All columns of the destination. Columns that the source has dropped stay, and are null in rows applied since."""
 
     @classmethod
     def of(cls, table: Table) -> Self:
-        """The shape of a table that nothing was prepared for yet."""
+        """The shape of a table for which nothing was prepared yet."""
         return cls(table, table.columns)
 
     def evolve(self, table: Table) -> "Shape":
-        """The shape after the source's table has changed to this one. Raises LockstepError when that doesn't fit.
+        """The shape after the source's table has changed to this one. Raises LockstepError if that doesn't fit.
 
-        A column that was dropped and added again fits: whether rows have the old one's values is for the caller to
-        know.
+        A column that was dropped and added again fits. The caller must know whether rows hold the old column's values.
         """
         if table.key != self.table.key:
             raise _incompatible_change(
@@ -66,11 +63,9 @@ class Shape:
         return replace(self, table=table, columns=columns + added)
 
     def follow(self, table: Table) -> "Shape":
-        """As ``evolve``, for a destination in which columns can be renamed and removed.
+        """Like ``evolve``, for a destination that can rename and remove columns, and so has the source's columns.
 
-        Then it has the source's columns.
-
-        What can't be told apart, as columns that swap their names, is left to ``evolve``.
+        Ambiguous changes, such as columns that swap their names, are left to ``evolve``.
         """
         renamed = {}
         if self.table.is_same_relation(table):
@@ -79,7 +74,7 @@ class Shape:
             return self.evolve(table)
         now = {column.name for column in table.columns}
         known = {column.name for column in self.columns}
-        # One of these may be a column that we know by another name: evolve judges.
+        # One of these may be a known column under a new name: evolve judges.
         is_unsure = any(not column.number and column.name not in known for column in table.columns)
 
         def followed(columns: Iterable[Column]) -> tuple[Column, ...]:
@@ -90,8 +85,8 @@ class Shape:
         return replace(self, table=before, columns=followed(self.columns)).evolve(table)
 
     def steps_to(self, later: "Shape") -> "Steps":
-        """What has to be done to a destination of this shape."""
-        # By number alone: a column may have another name now, and a new one the name that it had.
+        """What has to be done to a destination of this shape to get to the later one."""
+        # By number alone: a column may have a new name now, and a new column its old name.
         numbered = {column.number: column.name for column in later.columns if column.number}
         if not self.table.is_same_relation(later.table):
             numbered = {}
@@ -118,24 +113,24 @@ class Shape:
 
 
 def _value_form(column: Column) -> tuple[str, bool]:
-    """How its values look, and so are stored: the same where PostgreSQL itself writes no row anew."""
+    """How a column's values look, and so are stored. It is equal if PostgreSQL itself rewrites no row."""
     return "text" if column.value_type == "varchar" else column.value_type, column.is_array
 
 
 def _is_known_as(old: Column, new: Column) -> bool:
-    """Whether a column has another name now. It keeps its number."""
+    """Whether a column was renamed: it keeps its number."""
     return old.number != 0 and old.number == new.number and old.name != new.name
 
 
 def _may_be_renamed(old: Column, new: Column) -> bool:
-    """Where numbers don't tell, a column of the same type in another one's place is taken for it."""
+    """Without numbers, a new column of the same type counts as the old one, renamed."""
     if old.number and new.number:
         return False
     return (old.type_oid, old.type_modifier) == (new.type_oid, new.type_modifier)
 
 
 def _numbered(held: Column, now: Column | None, *, is_same: bool) -> Column:
-    """A column that the destination has, with the number that it has at the source by now."""
+    """A column of the destination, with its present number at the source."""
     if now is None:
         return held if is_same else replace(held, number=0)
     return replace(held, number=now.number or (held.number if is_same else 0))
@@ -153,9 +148,9 @@ def _incompatible_change(table: Table, why: str) -> LockstepError:
 
 
 def unfit_column(table: object, column: str, why: str) -> LockstepError:
-    """The error for a column that a destination can't have by this name.
+    """The error for a column that a destination can't have under this name.
 
-    ``why`` follows on the name: ``a name that ...``, ``which ...``.
+    ``why`` continues the sentence after the name: ``a name that ...``, ``which ...``.
     """
     return LockstepError(
         f"table {table} has a column {column!r}, {why}",
@@ -165,7 +160,6 @@ def unfit_column(table: object, column: str, why: str) -> LockstepError:
 
 
 def unprepared(table: object) -> LockstepError:
-    """The error for an event of a table that this generation doesn't have."""
     return NeedsRebuild(
         f"table {table} was not prepared in this generation, or its data was removed",
         hint="rebuild it from the log: lockstep rebuild, with --switch",
@@ -173,7 +167,7 @@ def unprepared(table: object) -> LockstepError:
 
 
 def unknown_column(table: object, column: str) -> LockstepError:
-    """The error for an event with a column that this generation doesn't have yet."""
+    """The error for an event with a column for which this generation wasn't prepared."""
     return LockstepError(
         f"table {table} has a new column {column!r} that this generation was not prepared for",
         hint="restart the job: it prepares the table's newest shape before it applies rows",

@@ -15,38 +15,36 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _STATE: Final = "lockstep.state"
-# A coordination record is written some times a second. Versions from before are of no use, so the log is cut often.
+# Coordination records are written several times a second. Earlier versions are useless, so the log is cut often.
 _LOG_RETENTION: Final = "interval 1 hours"
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationState:
-    """One generation. ``tables`` says where each is below the root; ``progress`` is JSON."""
-
     fence: int = 0
     is_bulk: bool = False
     tables: Mapping[TableName, str] = field(default_factory=dict)
+    """Where each table is, below the root."""
     progress: str | None = None
+    """As JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogueState:
-    """All that is kept besides the rows.
-
-    ``reuses`` counts how often a table of a directory's name was removed. A new one gets another directory, in which no
-    late writer has left a file. ``doomed`` are directories whose files are still to be deleted, and whose they were.
-    """
+    """Everything stored besides the rows."""
 
     builds: Mapping[int, GenerationState] = field(default_factory=dict)
     records: Mapping[str, str] = field(default_factory=dict)
     reuses: Mapping[str, int] = field(default_factory=dict)
+    """How often a table in this directory was removed. A new one gets another, without late writers' files."""
     doomed: Mapping[str, tuple[int, TableName]] = field(default_factory=dict)
+    """Directories whose files are still to be deleted -> the generation and table that they belonged to."""
 
     def with_build(self, number: int, build: GenerationState) -> "CatalogueState":
         return replace(self, builds={**self.builds, number: build})
 
     def without(self, number: int, tables: Collection[TableName]) -> "CatalogueState":
-        """The catalogue state when these tables of a generation are gone; their files aren't yet."""
+        """The state without these tables of a generation. Their files are deleted later."""
         build = self.builds[number]
         kept = {name: path for name, path in build.tables.items() if name not in tables}
         reuses, doomed = dict(self.reuses), dict(self.doomed)
@@ -58,7 +56,7 @@ class CatalogueState:
         return replace(self, reuses=reuses, doomed=doomed).with_build(number, replace(build, tables=kept))
 
     def path_for(self, directory: str) -> str:
-        """Where a new table goes. No directory's own name has a hyphen."""
+        """The directory of a new table. No directory's own name has a hyphen."""
         reuse = self.reuses.get(directory, 0)
         return f"{directory}-{reuse}" if reuse else directory
 
@@ -84,7 +82,7 @@ class CatalogueState:
 
     @classmethod
     def from_json(cls, text: str, *, sink: str) -> "CatalogueState":
-        """Raises LockstepError for a state of another stored format."""
+        """Raises LockstepError for a state with another stored format."""
         fields: dict[str, Any] = orjson.loads(text)
         check_stored_format(sink, fields.get("format", 1), elsewhere="prefix or root")
         builds = {
@@ -101,11 +99,11 @@ class CatalogueState:
 
 
 class DeltaBookkeeping:
-    """The bookkeeping table of one sink. Every call reads it as it is now.
+    """The bookkeeping table of one sink. Every call reads its present state.
 
-    Its *rows* are for readers: the live generation's tables and where they are. The rest is one JSON document in its
-    metadata, under ``lockstep.state``. Each change is one commit that no other commit overtakes (``lake``). So whoever
-    reads sees all of a change or nothing, also on object stores, which can't rename.
+    Its *rows* are for readers: the live generation's tables and where they are. Everything else is one JSON document in
+    its metadata, under ``lockstep.state``. Each change is one commit that no other commit overtakes (``lake``). So
+    readers see all of a change or nothing, even on object stores, which can't rename.
     """
 
     def __init__(self, lake: Lake, path: str, name: str) -> None:
@@ -116,9 +114,9 @@ class DeltaBookkeeping:
         self._known: tuple[str, CatalogueState] = ("", CatalogueState())
 
     def read(self) -> CatalogueState:
-        """The catalogue state; an empty one where there is no bookkeeping table yet.
+        """The catalogue state; an empty one if there is no bookkeeping table yet.
 
-        Raises LockstepError for a table of somebody else's, and for a state of another stored format.
+        Raises LockstepError for a foreign table, and for a state with another stored format.
         """
         table = self._refreshed()
         return CatalogueState() if table is None else self._state(table)
@@ -128,14 +126,14 @@ class DeltaBookkeeping:
         table = self._refreshed()
         if table is None:
             return None
-        self._state(table)  # a table of somebody else's has no generation
+        self._state(table)  # a foreign table has no generation
         return _live(table)
 
     def change(self, step: Callable[[CatalogueState, int | None], CatalogueState]) -> CatalogueState:
-        """Replace the catalogue state by what ``step`` makes of it and of the live generation.
+        """Replace the catalogue state by what ``step`` makes of it and the live generation. The same state: no change.
 
-        The same state means no change. ``step`` may be called again, after others have changed something. What it
-        raises ends the change. Raises Unavailable when others came in between too often.
+        ``step`` may be called again, after others have changed something. Its exceptions end the change. Raises
+        Unavailable if others interfered too often.
         """
         for _ in range(TRIES):
             table = self._refreshed() or self._create()
@@ -151,9 +149,9 @@ class DeltaBookkeeping:
         raise too_many(self._path)
 
     def expose(self, choose: Callable[[CatalogueState, int | None], int | None]) -> None:
-        """Make the generation that ``choose`` names the live one, and its tables what readers find.
+        """Make the generation that ``choose`` returns live, and show its tables to readers. None: no change.
 
-        None means no change. Raises Unavailable when others came in between too often.
+        Raises Unavailable when others interfered too often.
         """
         for _ in range(TRIES):
             table = self._refreshed() or self._create()
@@ -217,7 +215,7 @@ class DeltaBookkeeping:
 
 
 def _exposed(number: int, build: GenerationState) -> list[dict[str, Any]]:
-    """What readers find of a generation. One without tables has a row of its own, so that it can be live."""
+    """The rows for readers of a generation. One without tables has a single row, so that it can be live."""
     tables: list[tuple[str | None, str | None, str | None]] = [
         (name.schema, name.name, path) for name, path in sorted(build.tables.items())
     ]
@@ -228,7 +226,7 @@ def _exposed(number: int, build: GenerationState) -> list[dict[str, Any]]:
 
 
 def _live(table: "DeltaTable") -> int | None:
-    """The generation whose rows these are; the log tells without a look at them."""
+    """The generation whose rows these are, read from the log alone."""
     with talking():
         partitions = table.partitions()
     return int(partitions[0]["generation"]) if partitions else None

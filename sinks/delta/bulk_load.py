@@ -1,4 +1,4 @@
-"""Loads a Delta table in bulk: appends until the end, then the newest version of each row in the order of the keys."""
+"""Loads a Delta table in bulk: appends first, and at the end keeps each row's newest version, in key order."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
     from sinks.columns.arrow_columns import Rows
 
-# Rows that one query holds when the bulk load ends. More rows are done in portions.
+# How many rows one query holds when the bulk load ends. More rows are processed in parts.
 ROWS_AT_ONCE: Final = 2_000_000
 _PORTIONS_MAX: Final = 256
 _BATCHES_AHEAD: Final = 4
 
 
 def begin_bulk_load(lake: Lake, opened: OpenedTable) -> None:
-    """From now on batches are appended. Has no effect on a table that has rows. Raises Overtaken."""
+    """From now on, batches are appended. Has no effect on a table with rows. Raises Overtaken."""
     if not opened.is_bulk and not opened.has_rows():
         lake.set_properties(opened.path, opened.table, {BULK: "yes"})
 
 
 def end_bulk_load(lake: Lake, opened: OpenedTable) -> None:
-    """Keep the newest version of each row. From then on batches are merged.
+    """Keep the newest version of each row. From then on, batches are merged.
 
-    Raises Overtaken when another commit came in between: the caller looks again.
+    Raises Overtaken when another commit interfered: the caller looks again.
     """
     from deltalake import write_deltalake
 
@@ -59,10 +59,7 @@ def end_bulk_load(lake: Lake, opened: OpenedTable) -> None:
 
 
 def _newest(opened: OpenedTable) -> "pa.RecordBatchReader":
-    """The newest version of each row, in the order of the keys. It is read as it is asked for.
-
-    In that order most files are out of a merge's reach.
-    """
+    """The newest version of each row, in key order, read lazily. In that order, a merge needs few files."""
     import pyarrow as pa
     from deltalake import QueryBuilder
 
@@ -91,10 +88,7 @@ def _newest(opened: OpenedTable) -> "pa.RecordBatchReader":
 
 
 def _ahead(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-    """The same batches, made in a thread, a few ahead.
-
-    deltalake can't begin a query while it asks for what to write.
-    """
+    """The same batches, made by a thread, a few ahead: deltalake can't begin a query while it takes data to write."""
     ready: Queue[pa.RecordBatch | Exception | None] = Queue(_BATCHES_AHEAD)
     is_over = Event()
 
@@ -111,7 +105,7 @@ def _ahead(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
                 if is_over.is_set():
                     return
             hand_over(None)
-        except Exception as error:  # raised again where the batches are used
+        except Exception as error:  # raised again by the consumer
             hand_over(error)
 
     thread = Thread(target=read, daemon=True, name="lockstep-newest")
@@ -127,7 +121,7 @@ def _ahead(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
 
 
 def _portions(rows: "Rows", count: int, query: Callable[[str], "pa.RecordBatchReader"]) -> Iterator[str]:
-    """Conditions that divide the rows by their keys, so that a query never has to hold all of a large table."""
+    """Conditions that divide the rows by their keys, so that no query has to hold all of a large table."""
     import pyarrow as pa
 
     leading = rows.schema.field(rows.shape.table.key[0])

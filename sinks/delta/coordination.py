@@ -8,7 +8,7 @@ from sinks.delta.tables import DeltaTables
 
 
 class DeltaCoordination:
-    """The coordination records of a Delta sink. Each change is one commit to its bookkeeping table."""
+    """Each change is one commit to the sink's bookkeeping table."""
 
     def __init__(self, tables: DeltaTables) -> None:
         self._tables = tables

@@ -1,7 +1,7 @@
-"""Removes what a Delta table keeps of a row that was deleted: its mark, and older files and commits that had it.
+"""Removes what a Delta table keeps of a deleted row: its mark, and older files and commits that contain it.
 
-The greatest tag that was erased is a property of the table, and it is there before the first row goes: an event up to
-it whose row isn't there is a repetition, as with what a warehouse has purged.
+The greatest erased tag is a property of the table, stored before the first row goes. An event up to that tag whose row
+is missing is a repetition, as with purged rows of a warehouse.
 """
 
 import time
@@ -26,7 +26,7 @@ ERASED: Final = "lockstep.erased"
 """Property of a table: the greatest tag that was erased."""
 
 _ERASED_AT: Final = "lockstep.erased_at"
-"""Property of a table: when a row was erased last, in milliseconds since 1970."""
+"""Property of a table: when a row was last erased, in milliseconds since 1970."""
 
 _HOUR_MS: Final = 3_600_000
 _LOG: Final = "_delta_log"
@@ -34,14 +34,14 @@ _LAST_CHECKPOINT: Final = "_last_checkpoint"
 
 
 def erased_tag(opened: OpenedTable) -> str:
-    """As of the last refresh; empty where nothing was erased."""
+    """As of the last refresh; "" if nothing was erased."""
     return opened.table.metadata().configuration.get(ERASED, "")
 
 
 def purge(lake: Lake, opened: OpenedTable, *, below: str, before: datetime | None = None) -> bool:
-    """Remove the rows that were deleted before a time, None: whenever, of tags below this one. Returns whether any was.
+    """Remove rows with tags less than ``below``, deleted before a time (None: at any). Returns whether any was removed.
 
-    Nothing goes by its time of a table that doesn't know it. Raises Overtaken.
+    A table that doesn't store its rows' times isn't purged by time. Raises Overtaken.
     """
     import pyarrow.dataset as ds
 
@@ -59,7 +59,7 @@ def purge(lake: Lake, opened: OpenedTable, *, below: str, before: datetime | Non
             newest = max([newest, *batch.column("_tag").to_pylist()])
     if not newest:
         return False
-    # First what keeps them gone: of two commits a kill may leave the first alone.
+    # First the tag that keeps them out: a kill may leave only the first of two commits.
     if newest > erased_tag(opened):
         lake.set_properties(opened.path, opened.table, {ERASED: newest})
     lake.commit(opened.path, opened.table, lambda commit: opened.table.delete(predicate, commit_properties=commit))
@@ -67,14 +67,14 @@ def purge(lake: Lake, opened: OpenedTable, *, below: str, before: datetime | Non
 
 
 class DeltaErasing(Erasing):
-    """Erases rows of one generation. Replaced files are kept for ``retention_hours``."""
+    """Erases rows of one generation. Replaced files stay for ``retention_hours``."""
 
     def __init__(self, tables: DeltaTables, *, retention_hours: int) -> None:
         self._tables = tables
         self._retention_hours = retention_hours
 
     def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> list[Leftover]:
-        """The row, or its mark, older files with it, and commits that tell of these."""
+        """The row or its mark, older files with it, and commits with values of those."""
         opened = self._opened(table.name)
         if opened is None:
             return []
@@ -118,9 +118,9 @@ class DeltaErasing(Erasing):
         return {name: tag for name, each in opened.items() if (tag := erased_tag(each))}
 
     def _of_all(self, opened: OpenedTable, below: str | None) -> list[Leftover]:
-        """Marks of tags below this one, None: all, and whatever isn't a part of the table any more.
+        """Marks with tags less than ``below`` (None: all), and all files that are no longer a part of the table.
 
-        Which of the replaced files had which row is known no longer.
+        It is no longer known which replaced file had which row.
         """
         import pyarrow.dataset as ds
 
@@ -162,7 +162,7 @@ class DeltaErasing(Erasing):
             _ERASED_AT: str(time.time_ns() // 1_000_000),
         }
         lake.set_properties(opened.path, opened.table, properties)
-        # As a merge: a commit tells its condition, and that of a deletion would have the key in it.
+        # As a merge: a commit contains its condition, and a deletion's condition would contain the key.
         keys = pa.table(opened.rows().key_arrays([key]))
         lake.commit(
             opened.path,
@@ -182,7 +182,6 @@ class DeltaErasing(Erasing):
         )
 
     def _clean_up(self, opened: OpenedTable) -> None:
-        """Delete files and commits that are older than the retention allows. What somebody else does now is fine."""
         from deltalake.exceptions import CommitFailedError
 
         opened.refresh()
@@ -192,12 +191,12 @@ class DeltaErasing(Erasing):
             )
         opened.refresh()
         with talking():
-            # Expired commits go once a checkpoint has what they say.
+            # Expired commits are removed once a checkpoint has their content.
             opened.table.create_checkpoint()
             opened.table.cleanup_metadata()
 
     def _old_files(self, opened: OpenedTable, key: Mapping[str, JsonValue]) -> Iterator[str]:
-        """Files of earlier versions, and of killed writers, that have a row of this key."""
+        """Files of earlier versions and of killed writers that have a row of this key."""
         import pyarrow as pa
         import pyarrow.dataset as ds
 
@@ -209,15 +208,14 @@ class DeltaErasing(Erasing):
                 continue
             with suppress(FileNotFoundError), talking():
                 own = ds.dataset(path, format="parquet", filesystem=now.filesystem).schema.names
-                # The table's types: those that a file names for itself are partly such as Arrow can't filter by. A file
-                # lacks the columns by which its table is divided.
+                # With the table's types: Arrow can't filter by some of the types in a file's own schema. Files lack
+                # partition columns.
                 fields = pa.schema([now.schema.field(name) for name in own if name in now.schema.names])
                 dataset = ds.dataset(path, schema=fields, format="parquet", filesystem=now.filesystem)
                 if any(batch.num_rows for batch in _of_key(dataset, opened, key)):
                     yield path
 
     def _oldest_commit_ms(self, opened: OpenedTable, now_ms: int) -> int:
-        """When the oldest file of the table's log was written."""
         import pyarrow.fs
 
         with talking():
@@ -228,12 +226,12 @@ class DeltaErasing(Erasing):
 
 
 def _has_key(opened: OpenedTable, key: Mapping[str, JsonValue]) -> bool:
-    """Whether the table goes by these columns: it may have been made before the source's key was changed."""
+    """Whether these are the table's key columns: it may be older than a change of the source's key."""
     return set(opened.rows().shape.table.key) == key.keys()
 
 
 def _of_key(dataset: Any, opened: OpenedTable, key: Mapping[str, JsonValue]) -> "Iterator[pa.RecordBatch]":
-    """Key, tag and mark of the rows of a key, as far as files have these columns."""
+    """Mark and tag of the rows of a key, as far as files have these columns."""
     condition: Any = None
     names = set(dataset.schema.names)
     for name, values in opened.rows().key_arrays([key]).items():

@@ -1,4 +1,4 @@
-"""The generations of a Delta sink, as the bookkeeping table has them."""
+"""The generations of a Delta sink, as stored in the bookkeeping table."""
 
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -25,15 +25,13 @@ from sinks.progress_json import dump_progress, load_progress
 from sinks.stored_progress import behind_the_watermark, check_stored, watermark_tag
 
 PURGE_S: Final = 3600.0
-"""The shortest time between two purges: one writes each file anew that a row goes from."""
+"""The shortest time between two purges: a purge rewrites each file from which it removes a row."""
 
 _COMMITS_LOOKED_AT: Final = 100
-"""At the first look, the newest: while no job runs, nobody but those who maintain the table commits to it."""
+"""How many of the newest commits the first look checks: while no job runs, only maintainers commit to the table."""
 
 
 class DeltaGenerations(Generations, BulkLoad, TableIdentities):
-    """The generations of a Delta sink, bound to the one of its tables."""
-
     def __init__(self, tables: DeltaTables, settings: DeltaSettings) -> None:
         self._tables = tables
         self._purge_after_s = settings.purge_deleted_after_days * 86_400 if settings.synced_at else 0.0
@@ -41,10 +39,10 @@ class DeltaGenerations(Generations, BulkLoad, TableIdentities):
         self._bookkeeping = tables.bookkeeping
         self._number = tables.generation
         self._known: Progress | None = None
-        self._looked_at: dict[TableName, int] = {}  # the version up to which nobody has made a RESTORE
+        self._looked_at: dict[TableName, int] = {}  # the version up to which there was no RESTORE
 
     def begin_bulk(self) -> None:
-        """Has no effect on a generation that has rows already, or readers: its rows stay one per key throughout."""
+        """Has no effect on a generation with rows or readers: it keeps one row per key throughout."""
         build = self._tables.build(self._bookkeeping.read())
         if not build.is_bulk:
             for name in build.tables:
@@ -91,7 +89,7 @@ class DeltaGenerations(Generations, BulkLoad, TableIdentities):
             build = self._tables.build(state)
             if build.fence != self._tables.fence:
                 raise self._tables.fenced_off()
-            if build.progress != text:  # else this very call has stored it already
+            if build.progress != text:  # otherwise this very call has stored it already
                 check_stored(self._known, _progress_of(build), following=progress, destination="the lake")
             return state.with_build(self._number, replace(build, progress=text))
 
@@ -105,7 +103,7 @@ class DeltaGenerations(Generations, BulkLoad, TableIdentities):
         self._purge(watermark_tag(progress), whole)
 
     def _purge(self, below: str, whole: Collection[TableName] | None) -> None:
-        """Remove what was deleted long ago. What can't be done now is done another time."""
+        """Remove what was deleted long ago. What can't be done now is done later."""
         build = self._tables.build(self._bookkeeping.read())
         before = datetime.now(UTC) - timedelta(seconds=self._purge_after_s)
         for name in sorted(build.tables):
@@ -126,7 +124,7 @@ class DeltaGenerations(Generations, BulkLoad, TableIdentities):
 
     def numbers(self) -> list[int]:
         state = self._bookkeeping.read()
-        # One whose files are still to be deleted is still to be dropped.
+        # A generation whose files still have to be deleted can still be dropped.
         return sorted({*state.builds, *(number for number, _ in state.doomed.values())})
 
     def switch(self) -> None:
@@ -135,7 +133,7 @@ class DeltaGenerations(Generations, BulkLoad, TableIdentities):
                 raise loading_generation(self._number)
             return self._number
 
-        self._tables.build(self._bookkeeping.read())  # nothing is created for a generation that never was
+        self._tables.build(self._bookkeeping.read())  # creates nothing for an unknown generation
         self._bookkeeping.expose(choose)
 
     def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
@@ -152,7 +150,7 @@ class DeltaGenerations(Generations, BulkLoad, TableIdentities):
         return restored | gone | {name: what for name, what in changed.items() if what is not None}
 
     def _restored(self, known: Mapping[TableName, str], now: Mapping[TableName, str]) -> Iterator[TableName]:
-        """The tables of which somebody has made a RESTORE since they were known, or since this looked last."""
+        """Tables with a RESTORE since they were known, or since the last look."""
         build = self._bookkeeping.read().builds.get(self._number)
         for name, identity in now.items():
             if build is None or not known[name] or name not in build.tables:
@@ -201,7 +199,7 @@ def _version(identity: str) -> int:
 
 
 def _what_became(before: str, now: str) -> str | None:
-    """What has become of a table, of which a commit never goes away; None where it is the one that was known. Pure."""
+    """What became of a table, whose commits never disappear; None if it is the known one. Pure."""
     (id_before, version_before), (table_id, version) = before.split(), now.split()
     if table_id != id_before:
         return "its directory was removed, and another table is there"

@@ -1,4 +1,4 @@
-"""Delta tables below one root, a directory or an object store: open, create, commit, remove, and what may go wrong."""
+"""Opens, creates, changes and removes Delta tables below one root, a directory or an object store."""
 
 import os
 import re
@@ -17,23 +17,23 @@ from cdc.model.errors import LockstepError, StoreRefuses, Unavailable
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
 
-# A commit is a file that must not exist yet, so of two writers one wins. deltalake lets the other one go on unless both
-# touch the same rows, which isn't enough here. Two commits of one application transaction never pass each other.
+# A commit is a file that must not exist yet, so one of two writers wins. deltalake lets the other one continue unless
+# both touch the same rows, which isn't enough here. Two commits of one application transaction never pass each other.
 # So every commit that depends on what it has read carries this one: compare and set, on any store of deltalake.
 CAS: Final = "lockstep"
-"""The application of our commits, as the log has it: two of them never pass each other."""
+"""Our commits' application in the log: two of them never pass each other."""
 
 NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 
 TRIES: Final = 100
-"""How often a commit that was overtaken is tried again. Another one has succeeded each time."""
+"""How often an overtaken commit is repeated. Each time, another one has succeeded."""
 
 TARGET_FILE_BYTES: Final = 16 * 1024 * 1024
-"""Small files are put together up to this size."""
+"""Small files are compacted up to this size."""
 
 _RETRY_AFTER_S: Final = 1.0
 
-# In the order of their precedence; what none of these says is somebody's turn.
+# In the order of precedence. For all other texts, the operator has to act.
 _REFUSED: Final = {
     "no space left": "the disk is full: free space",
     "quota exceeded": "the disk quota is used up: free space, or raise it",
@@ -52,13 +52,13 @@ _PASSING: Final = (
     *("error sending request", "timed out", "timeout", "connection", "dns error", "slowdown", "slow down"),
     *("internal server error", "service unavailable", "bad gateway", "too many requests", "after 10 retries"),
 )
-# Paths have the values of partitions in them.
+# Paths contain the values of partitions.
 _PARTITION_VALUE = re.compile(r"=[^/\s\"']+")
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|[\u2500-\u257f\u21b3]")  # colours, lines and arrows
 
 
 class _Commit(NamedTuple):
-    """A file of a log. Another one of its name is another file, or was written at another time."""
+    """A file of a log. Another file of the same name differs, or was written at another time."""
 
     inode: int
     modified_ns: int
@@ -70,7 +70,7 @@ class Overtaken(Exception):
 
 
 class Lake:
-    """The tables below a root. ``options`` gives deltalake's storage options each time: secrets may change."""
+    """The tables below a root. ``options`` returns deltalake's storage options for each call: secrets may change."""
 
     def __init__(self, root: str, options: Callable[[], Mapping[str, str]]) -> None:
         self._root = root.rstrip("/")
@@ -85,14 +85,13 @@ class Lake:
         """Of each table, the last commit that was read."""
 
     def open(self, path: str) -> "DeltaTable | None":
-        """A table, or None when there is none."""
         table = self.seen(path)
         if table is not None:
             self._commits[path] = self._commit(path, table)
         return table
 
     def seen(self, path: str) -> "DeltaTable | None":
-        """The same to be looked at once: what was opened before isn't taken for the same one by it."""
+        """Like ``open``, for a single look: it doesn't count as the state of a table that was opened before."""
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
 
@@ -103,7 +102,7 @@ class Lake:
                 return None
 
     def is_restored(self, path: str, since: int) -> bool:
-        """Whether a commit after this version is a RESTORE, which none of ours is."""
+        """Whether a commit after this version is a RESTORE, which is never ours."""
         table = self.seen(path)
         if table is None or table.version() <= since:
             return False
@@ -112,10 +111,10 @@ class Lake:
         return any(commit.get("operation") == "RESTORE" for commit in commits)
 
     def refresh(self, path: str, table: "DeltaTable") -> "DeltaTable":
-        """The table as it is now. It is opened anew where its log isn't the one that it was read from.
+        """The table as it is now. If its log is no longer the one from which it was read, it is opened again.
 
-        Then the lake was put back to an earlier moment, and other commits may have the old ones' numbers by now. Where
-        there is no directory, that is seen only until there are as many commits again.
+        Then the lake was put back, and other commits may have the former ones' numbers. Without a directory, this is
+        noticed only until there are as many commits again.
         """
         from deltalake.exceptions import DeltaError
 
@@ -132,11 +131,11 @@ class Lake:
                 return table
             anew = self.open(path)
             if anew is None:
-                table.update_incremental()  # says what is wrong
+                table.update_incremental()  # raises what is wrong
             return anew or table
 
     def _commit(self, path: str, table: "DeltaTable") -> "_Commit | None":
-        """The file of the commit that a table was read up to; None where there is none, or no directory."""
+        """The file of the last commit that was read of a table; None if there is none, or no directory."""
         if self._directory is None:
             return None
         try:
@@ -153,7 +152,7 @@ class Lake:
         partitions: Iterable[str] = (),
         configuration: Mapping[str, str],
     ) -> "DeltaTable":
-        """A new table, or the one that somebody has made there meanwhile."""
+        """A new table, or the one that somebody else has created there meanwhile."""
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
 
@@ -189,7 +188,7 @@ class Lake:
         write: "Callable[[CommitProperties], Any]",
         transactions: Mapping[str, int] = NOTHING,
     ) -> Any:
-        """Make a commit and return what ``write`` does. In a directory, its files are synced before that.
+        """Make a commit and return the result of ``write``. In a directory, also syncs its files.
 
         Raises Overtaken when another commit came since ``table`` was refreshed.
         """
@@ -197,7 +196,7 @@ class Lake:
         from deltalake.exceptions import CommitFailedError
 
         before = table.version()
-        # Any number would do: what counts is that the other one names the same application.
+        # Any number would do: what counts is that the other commit names the same application.
         marked = [Transaction(name, version) for name, version in {CAS: before + 1, **transactions}.items()]
         with talking():
             try:
@@ -220,7 +219,7 @@ class Lake:
         )
 
     def remove(self, path: str) -> None:
-        """Delete a table's files, whatever there is of them. Raises LockstepError where links lead out of the root."""
+        """Delete all files of a table. Raises LockstepError if a link leads out of the root."""
         if self._directory is not None:
             directory = self._directory / path
             with talking():
@@ -240,7 +239,7 @@ class Lake:
         return f"{self._root}/{path}"
 
     def sync(self, path: str, versions: range) -> None:
-        """Bring the files of these versions to the disk, where there is one. deltalake leaves them to the kernel."""
+        """Sync the files of these versions to the disk, if there is one: deltalake leaves that to the kernel."""
         if self._directory is None:
             return
         directory = self._directory / path
@@ -259,13 +258,12 @@ class Lake:
 
 
 def too_many(what: str) -> Unavailable:
-    """The error for a commit that was overtaken again and again."""
     return Unavailable(f"others write to {what} all the time", retry_after_s=_RETRY_AFTER_S)
 
 
 @contextmanager
 def talking() -> Iterator[None]:
-    """Raises the store's errors as Unavailable or LockstepError."""
+    """Raise the store's errors as Unavailable or LockstepError."""
     from deltalake.exceptions import DeltaError
 
     try:

@@ -1,4 +1,4 @@
-"""Writes rows into a Delta table: appends, merges by tag, and values of new columns."""
+"""Writes rows to a Delta table: appends, merges by tag, and values of new columns."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,14 +14,12 @@ if TYPE_CHECKING:
 
 
 def with_synced_at(schema: "pa.Schema") -> "pa.Schema":
-    """The columns with that of when a row was written last."""
     import pyarrow as pa
 
     return schema.append(pa.field(SYNCED_COLUMN, pa.timestamp("us", "UTC")))
 
 
 def append(opened: OpenedTable, data: "pa.Table", properties: "CommitProperties") -> None:
-    """Append rows in one commit, whatever the table has of them."""
     from deltalake import write_deltalake
 
     write_deltalake(opened.table, data, mode="append", commit_properties=properties)
@@ -38,11 +36,11 @@ def merge(
     deleted_at: datetime | None = None,
     erased: str = "",
 ) -> Mapping[str, Any]:
-    """Insert rows, or replace those of a lesser tag, in one commit. Returns deltalake's figures.
+    """Insert rows, or replace those with a lesser tag, in one commit. Returns deltalake's figures.
 
-    With ``deletes_before`` all other rows of a lesser tag than this one are marked as deleted, and so are those that
-    come again as such. ``deleted_at`` is when, where rows have that. Rows up to the tag ``erased`` that aren't there
-    are repetitions, and aren't inserted.
+    ``deletes_before`` marks all other rows with a lesser tag as deleted, and also those that come again as deleted.
+    ``deleted_at`` is the time of that, if rows store it. Rows up to the tag ``erased`` that don't exist are
+    repetitions, and aren't inserted.
     """
     newer = f"{quoted('_tag', of='s')} {'>=' if overwrite_equal_tags else '>'} {quoted('_tag', of='t')}"
     is_live = f"not {quoted('_deleted', of='t')}"
@@ -54,7 +52,7 @@ def merge(
             " and ".join(f"{quoted(name, of='t')} = {quoted(name, of='s')}" for name in key),
             source_alias="s",
             target_alias="t",
-            # A batch is in memory anyway, and then files that can't hold one of its keys aren't read.
+            # A batch is in memory anyway. Without streaming, files that can't hold one of its keys aren't read.
             streamed_exec=False,
             commit_properties=properties,
         )
@@ -72,12 +70,12 @@ def merge(
 
 
 def time_literal(time: datetime) -> str:
-    """A time in SQL that is compared with such a column: text, which takes the column's type. A typed one has none."""
+    """A time as SQL text, which takes the type of the column that it is compared with. A typed literal has no zone."""
     return f"'{time.astimezone(UTC).replace(tzinfo=None).isoformat()}Z'"
 
 
 def fit(data: "pa.Table", columns: "pa.Schema", *, synced_at: datetime | None = None) -> "pa.Table":
-    """The rows with all columns that the table has. ``synced_at``: they are written then, where the table has that."""
+    """The rows with all columns of the table. ``synced_at`` is the time of writing, if the table stores it."""
     import pyarrow as pa
 
     if synced_at is not None:
@@ -90,7 +88,7 @@ def fit(data: "pa.Table", columns: "pa.Schema", *, synced_at: datetime | None = 
 
 
 def delta_fields(schema: "pa.Schema", names: Iterable[str]) -> Any:
-    """These columns of a schema, as deltalake adds them to a table."""
+    """These columns of a schema, in deltalake's form."""
     import pyarrow as pa
     from deltalake import Schema
 
@@ -98,7 +96,7 @@ def delta_fields(schema: "pa.Schema", names: Iterable[str]) -> Any:
 
 
 def fill(lake: Lake, opened: OpenedTable, values: "pa.Table") -> None:
-    """Write these values into all rows of the table, in one commit. Raises Overtaken."""
+    """Write these values to all rows of the table, in one commit. Raises Overtaken."""
     exact = quoted("_exact", of="t")
     addition = quoted("_exact", of="s")
     updates = {quoted(name): quoted(name, of="s") for name in values.column_names if name not in OWN_COLUMNS}

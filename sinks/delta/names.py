@@ -1,4 +1,4 @@
-"""Names of directories and columns in a lake, and what is refused there."""
+"""Names of directories and columns in a lake, and which are refused."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -12,17 +12,16 @@ OWN_COLUMNS: Final = ("_exact", "_tag", "_deleted")
 """The columns that the sink adds to each table."""
 
 SYNCED_COLUMN: Final = "_synced_at"
-"""The column that says when a row was written last, where the settings want it."""
+"""The column with the time of a row's last write, if the settings want it."""
 
 _DIRECTORY_BYTES_MAX: Final = 240
-"""How long a table's directory may be called. A file system takes 255 bytes, and a number may come behind it."""
+"""The longest name of a table's directory. A file system takes 255 bytes, and a number may follow it."""
 
 _DELTALAKES: Final = "__delta_rs_"
-"""With what the columns begin that deltalake adds while it merges."""
+"""The prefix of the columns that deltalake adds during a merge."""
 
 
 def delta_name(name: TableName) -> str:
-    """The name of a source table's directory."""
     text = name.name if name.schema == "public" else f"{name.schema}__{name.name}"
     return re.sub(r"[^A-Za-z0-9_]", lambda match: "".join(f".{byte:02x}" for byte in match[0].encode()), text)
 
@@ -34,7 +33,7 @@ def quoted(name: str, *, of: str = "") -> str:
 
 
 def check_columns(table: Table, *, synced_at: bool = False) -> None:
-    """Raise LockstepError for columns that a Delta table can't have. ``synced_at``: it has that column of ours too."""
+    """Raise LockstepError for columns that a Delta table can't have. ``synced_at``: it has that column of ours, too."""
     taken: dict[str, str] = {}
     ours = {*OWN_COLUMNS, SYNCED_COLUMN} if synced_at else OWN_COLUMNS
     for column in table.columns:
@@ -51,7 +50,7 @@ def check_columns(table: Table, *, synced_at: bool = False) -> None:
 
 
 def check_partitions(table: Table, partitions: Sequence[str]) -> None:
-    """Raise LockstepError for columns that a Delta table can't be divided by."""
+    """Raise LockstepError for columns by which a Delta table can't be partitioned."""
     from sinks.delta.values import may_partition
 
     columns = {column.name: column for column in table.columns}
@@ -70,9 +69,9 @@ def check_partitions(table: Table, partitions: Sequence[str]) -> None:
 def unfit_tables(
     tables: Iterable[Table], *, known: Iterable[TableName] = (), synced_at: bool = False
 ) -> dict[TableName, LockstepError]:
-    """Those of these tables that a lake can't hold, each with its error. ``known`` are there already.
+    """Those of these tables that a lake can't hold, each with its error. ``known`` tables already exist.
 
-    Of two whose directories would have the same name it is the later one.
+    Of two whose directories would have the same name, the later one.
     """
     taken = {delta_name(name): name for name in known}
     unfit: dict[TableName, LockstepError] = {}

@@ -1,4 +1,4 @@
-"""A Delta table of a generation, opened: its properties, how its rows are stored, and its live rows."""
+"""An opened Delta table of a generation: its properties, how its rows are stored, and its live rows."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from sinks.columns.arrow_columns import Rows
 
 SHAPE: Final = "lockstep.shape"
-"""Property of a table: the shape that it was prepared for last."""
+"""Property of a table: the shape for which it was prepared last."""
 
 FENCE: Final = "lockstep.fence"
-"""Property of a table: who may write it."""
+"""Property of a table: the fence of its writer."""
 
 BULK: Final = "lockstep.bulk"
 """Property of a table: ``yes`` while batches are appended."""
 
 SYNCED_AT: Final = "lockstep.synced_at"
-"""Property of a table: ``yes`` where each row says when it was written last."""
+"""Property of a table: ``yes`` if each row stores the time of its last write."""
 
 _SCAN_ROWS: Final = 8192
 
 
 class OpenedTable:
-    """A Delta table of one generation, opened. It is as it was at the last refresh."""
+    """A Delta table of one generation, as of the last refresh."""
 
     def __init__(self, lake: Lake, name: TableName, path: str, table: "DeltaTable") -> None:
         self._lake = lake
@@ -69,13 +69,13 @@ class OpenedTable:
         return self._rows
 
     def columns(self) -> "pa.Schema":
-        """Its columns. While it is being prepared it may have some that ``rows`` doesn't know yet."""
+        """Its columns. While the table is being prepared, ``rows`` may not know some of them yet."""
         import pyarrow as pa
 
         return pa.schema(self.table.schema())
 
     def read(self, columns: Sequence[str], condition: Any) -> Iterator["pa.RecordBatch"]:
-        """The live rows that fulfil a condition. The caller may take its time."""
+        """The live rows that fulfil a condition. The caller may be slow."""
         import pyarrow.dataset as ds
 
         live = ~ds.field("_deleted")
@@ -91,12 +91,12 @@ class OpenedTable:
 
 
 def is_among(name: str, values: "pa.Array") -> Any:
-    """The condition that a column has one of these values. With integers, files that can't have one aren't read."""
+    """The condition that a column has one of these values. For integers, files that can't contain one aren't read."""
     import pyarrow as pa
     import pyarrow.dataset as ds
 
     if pa.types.is_string(values.type) or pa.types.is_binary(values.type):
-        # deltalake gives pyarrow the files' ranges as views of text, which it can't compare with text.
+        # deltalake gives pyarrow the files' ranges as text views, which pyarrow can't compare with text.
         large = pa.large_string() if pa.types.is_string(values.type) else pa.large_binary()
         return ds.field(name).cast(large).isin(values.unique().cast(large))
     return ds.field(name).isin(values.unique())

@@ -14,7 +14,7 @@ from sinks.access import Login
 from sinks.delta.names import check_partitions, unfit_tables
 from sinks.table_settings import PurgingSettings
 
-# How each kind of store names the user and the password of a login, by the scheme of the root.
+# The options for a login's user and password, by the scheme of the root.
 _LOGINS: Final = {
     **dict.fromkeys(("s3", "s3a"), ("aws_access_key_id", "aws_secret_access_key")),
     **dict.fromkeys(
@@ -34,7 +34,7 @@ _NOT_HERE: Final = {
     "history": _NO_HISTORY,
     "keep_history_days": _NO_HISTORY,
 }
-"""Settings of a warehouse that somebody may try here, with what to do instead."""
+"""Settings of a warehouse that somebody may try here, and what to do instead."""
 
 
 def _plain_options(options: Mapping[str, str]) -> Mapping[str, str]:
@@ -55,10 +55,9 @@ def _table_names(partitions: Mapping[str, tuple[str, ...]]) -> Mapping[str, tupl
 class DeltaSettings(PurgingSettings):
     """Delta tables below ``root``: an absolute path, or an address (``s3://bucket/lake``, ``abfss://``, ``gs://``).
 
-    ``prefix`` begins the name of each directory. ``login`` is the store's key and
-    secret. ``storage_options`` are deltalake's other settings of the store. ``partition_by`` names columns by table.
-
-    Files that were replaced more than ``retention_hours`` ago are deleted then.
+    ``prefix`` begins the name of each directory. ``login`` is the store's key and secret. ``storage_options`` are
+    deltalake's other settings of the store. ``partition_by`` names columns by table. Replaced files are deleted after
+    ``retention_hours``.
     """
 
     SHAPING: ClassVar[frozenset[str]] = PurgingSettings.SHAPING | {"partition_by"}
@@ -106,7 +105,6 @@ class DeltaSettings(PurgingSettings):
         return {(store, parts.netloc, parts.path.strip("/"), self.prefix or name)}
 
     def partitions_of(self, table: TableName) -> tuple[str, ...]:
-        """The columns by which a table is divided."""
         named = {TableName.parse(text): columns for text, columns in self.partition_by.items()}
         return tuple(named.get(table, ()))
 
@@ -127,7 +125,7 @@ class DeltaSettings(PurgingSettings):
 
     @property
     def likes_large_batches(self) -> bool:
-        return True  # each batch is a version of each table that it touches
+        return True  # each batch makes a version of each table that it touches
 
     def options(self) -> dict[str, str]:
         """deltalake's storage options. Raises LockstepError when a password file can't be read."""

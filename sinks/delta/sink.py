@@ -1,4 +1,4 @@
-"""Rows as rows of Delta tables, written with deltalake. ``docs/sinks/delta.md`` says what is stored where."""
+"""Rows of Delta tables, written with deltalake. ``docs/sinks/delta.md`` says what is stored where."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _OFFSET: Final = "lockstep.offset:"
 
 OPTIMIZE_EVERY_COMMITS = 100
-"""After so many commits to a table its small files are put together."""
+"""After this many commits to a table, its small files are compacted."""
 
 
 def open_delta(name: str, settings: DeltaSettings, generation: int) -> OpenedSink:
@@ -62,8 +62,6 @@ def open_delta(name: str, settings: DeltaSettings, generation: int) -> OpenedSin
 
 
 class DeltaSink(Sink):
-    """Applies events to the Delta tables of one generation."""
-
     def __init__(self, tables: DeltaTables, settings: DeltaSettings) -> None:
         self._tables = tables
         self._bookkeeping = tables.bookkeeping
@@ -77,7 +75,7 @@ class DeltaSink(Sink):
         unfit = unfit_tables(tables, known=build.tables, synced_at=self._settings.synced_at)
         if unfit and len(unfit) == len(tables):
             raise TablesRefused(unfit)
-        # All are looked at before any is changed.
+        # All are checked before any is changed.
         shapes = {table.name: self._tables.next_shape(table, build) for table in tables if table.name not in unfit}
         for name, shape in shapes.items():
             if name in build.tables:
@@ -154,11 +152,10 @@ class DeltaSink(Sink):
         self._tables.close()
 
     def _entered(self, state: CatalogueState, _live: int | None) -> CatalogueState:
-        """The state with this generation in it."""
         return state if self._generation in state.builds else state.with_build(self._generation, GenerationState())
 
     def _apply_to(self, opened: OpenedTable, events: Sequence[RowEvent], batch: Batch) -> tuple[int, list[Rejection]]:
-        """Rows written, and rejections. One commit."""
+        """The number of rows written, and rejections. One commit."""
         rows: Rows | None = None
         data: Any = None
         rejections: list[Rejection] = []
@@ -180,7 +177,7 @@ class DeltaSink(Sink):
         return self._tables.repeat(opened, write), rejections
 
     def _write(self, opened: OpenedTable, data: "pa.Table", batch: Batch, *, now: datetime | None) -> int:
-        """Append or merge rows. ``now``: when, where the table has that. Raises Overtaken."""
+        """Append or merge rows. ``now`` is the time of writing, if the table stores it. Raises Overtaken."""
         offsets = {
             f"{_OFFSET}{topic}:{partition}": next_offset
             for (topic, partition), next_offset in batch.next_offsets.items()
@@ -214,7 +211,7 @@ class DeltaSink(Sink):
         )
         if before // OPTIMIZE_EVERY_COMMITS != opened.table.version() // OPTIMIZE_EVERY_COMMITS:
             self._tidy(opened)
-        # Among those that are updated are then others, which the batch doesn't have.
+        # The updated rows then include others, which the batch doesn't have.
         updated = 0 if empties else metrics["num_target_rows_updated"]
         return int(metrics["num_target_rows_inserted"] + updated)
 
@@ -223,11 +220,11 @@ class DeltaSink(Sink):
         from deltalake.exceptions import CommitFailedError
 
         before = opened.table.version()
-        # Another task may have just replaced one of these files. The next time will do.
+        # Another task may have just replaced one of these files. The next time is early enough.
         with talking(), suppress(CommitFailedError):
             opened.table.optimize.compact(target_size=TARGET_FILE_BYTES)
         opened.refresh()
-        # Before anything is deleted that was put together just now.
+        # Before the files that were just compacted are deleted.
         self._tables.lake.sync(opened.path, range(before + 1, opened.table.version() + 1))
         before = opened.table.version()
         with talking():
@@ -235,7 +232,7 @@ class DeltaSink(Sink):
                 retention_hours=self._settings.retention_hours,
                 dry_run=False,
                 enforce_retention_duration=False,
-                full=True,  # also what killed and overtaken writers have left
+                full=True,  # also files of killed and overtaken writers
             )
         opened.refresh()
         self._tables.lake.sync(opened.path, range(before + 1, opened.table.version() + 1))

@@ -1,4 +1,4 @@
-"""The Delta tables of one generation: created, opened, widened, and fenced."""
+"""The Delta tables of one generation: creates, opens, widens and fences them."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ _DIRECTORY: Final = re.compile(r"(?:[A-Za-z0-9_]|\.[0-9a-f]{2})+(-\d+)?")
 class DeltaTables:
     """Opens the tables of one generation when they are first used, and keeps them open.
 
-    ``fence`` is what this object's sink has claimed; 0 before that. Raises ConfigurationError for a prefix that can't
+    ``fence`` is what this object's sink has claimed, 0 before that. Raises ConfigurationError for a prefix that can't
     begin a directory's name. Nothing connects before the first call.
     """
 
@@ -47,13 +47,13 @@ class DeltaTables:
         self._opened: dict[TableName, OpenedTable] = {}
 
     def remove(self, path: str) -> None:
-        """Delete a table of this generation. Raises as ``own``."""
+        """Delete a table of this generation. Raises as ``own`` does."""
         self.lake.remove(self.own(path))
 
     def own(self, path: str) -> str:
-        """A path that the bookkeeping table names, which is below this generation's directory.
+        """A path in the bookkeeping table, if it is below this generation's directory.
 
-        Raises LockstepError for any other: whoever may write to that table must not name what we write and delete.
+        Raises LockstepError for any other: whoever may write to that table must not choose what we write and delete.
         """
         directory, name = path[: len(self._directory)], path[len(self._directory) :]
         if directory != self._directory or not _DIRECTORY.fullmatch(name):
@@ -66,7 +66,7 @@ class DeltaTables:
         return path
 
     def forget_all(self) -> None:
-        """Know nothing of any table any more: they are removed."""
+        """Forget all tables: they were removed."""
         self._opened.clear()
 
     def close(self) -> None:
@@ -85,12 +85,12 @@ class DeltaTables:
         return opened
 
     def identity(self, path: str) -> str | None:
-        """What Delta itself tells a table by, and its version now; None where there is none."""
+        """Delta's own id of a table, and its present version; None if it doesn't exist."""
         table = self.lake.seen(self.own(path))
         return None if table is None else f"{table.metadata().id} {table.version()}"
 
     def is_restored(self, path: str, since: int) -> bool:
-        """Whether somebody has made a RESTORE of a table after this version."""
+        """Whether there was a RESTORE of a table after this version."""
         return self.lake.is_restored(self.own(path), since)
 
     def build(self, state: CatalogueState) -> GenerationState:
@@ -101,7 +101,7 @@ class DeltaTables:
             raise missing_generation(self.generation, self._name) from None
 
     def repeat(self, opened: OpenedTable, step: Callable[[OpenedTable], _Result]) -> _Result:
-        """Do a step on a table as it is now, until no other commit comes in between.
+        """Do a step on a refreshed table, until no other commit comes in between.
 
         Raises Unavailable when it was overtaken too often.
         """
@@ -114,7 +114,7 @@ class DeltaTables:
         raise too_many(opened.path)
 
     def next_shape(self, table: Table, build: GenerationState) -> Shape:
-        """The shape that a table will have. Raises LockstepError when what is there doesn't fit."""
+        """The next shape of a table. Raises LockstepError when the existing one doesn't fit."""
         from sinks.delta.values import form_of
 
         if table.name not in build.tables:
@@ -141,9 +141,9 @@ class DeltaTables:
         return shape
 
     def widen(self, opened: OpenedTable, shape: Shape, added: Mapping[str, JsonValue]) -> None:
-        """Give a table the columns that its shape has. Rows that are there get the values of ``added``.
+        """Add the columns of the shape that a table lacks. Existing rows get the values of ``added``.
 
-        Raises Unavailable when other writers came in between too often.
+        Raises Unavailable when other writers interfered too often.
         """
         if opened.rows().shape == shape:
             return
@@ -167,16 +167,16 @@ class DeltaTables:
                 version = opened.table.version()
                 fill(self.lake, opened, rows.filling(values))
                 if opened.table.version() != version + 1:
-                    raise Overtaken  # by rows of the old shape, which have null in the new columns
+                    raise Overtaken  # by rows of the old shape, which are null in the new columns
             # Nobody writes these columns before this commit.
             self.lake.set_properties(opened.path, opened.table, {SHAPE: shape.to_json()})
 
         self.repeat(opened, widen)
 
     def add(self, shapes: Mapping[TableName, Shape]) -> None:
-        """Create tables, and enter them in the bookkeeping table with the fence of that moment.
+        """Create tables, and enter them in the bookkeeping table with its present fence.
 
-        Raises Unavailable when other writers came in between too often.
+        Raises Unavailable when other writers interfered too often.
         """
         if not shapes:
             return
@@ -207,7 +207,7 @@ class DeltaTables:
                 SYNCED_AT: "yes" if self._settings.synced_at else "no",
                 SHAPE: shape.to_json(),
                 FENCE: str(fence),
-                # Versions whose files are gone are of no use, and every batch makes one.
+                # Versions without their files are useless, and every batch makes one.
                 "delta.logRetentionDuration": f"interval {hours} hours",
                 "delta.deletedFileRetentionDuration": f"interval {hours} hours",
             },
@@ -219,14 +219,14 @@ class DeltaTables:
         return opened
 
     def _enter(self, created: Sequence[OpenedTable], fence: int) -> bool:
-        """Enter tables. Returns False, with nothing entered, when the bookkeeping table has another fence than they."""
+        """Enter tables. Returns False, and enters nothing, when their fence differs from the bookkeeping table's."""
         highest = max([fence, *(opened.fence for opened in created)])
 
         def enter(state: CatalogueState, _live: int | None) -> CatalogueState:
             build = self.build(state)
             if build.fence == highest == fence:
                 build = replace(build, tables={**{opened.name: opened.path for opened in created}, **build.tables})
-            elif build.fence < highest:  # a table is left over from an earlier writer
+            elif build.fence < highest:  # an earlier writer has left a table
                 build = replace(build, fence=highest)
             return state.with_build(self.generation, build)
 
@@ -234,11 +234,10 @@ class DeltaTables:
         return all(opened.name in entered for opened in created)
 
     def raise_fence(self, opened: OpenedTable, fence: int) -> int:
-        """Let writers of this fence in and older ones out. Returns the table's fence, which may be a newer one."""
+        """Admit writers of this fence and shut out older ones. Returns the table's fence, which may be newer."""
         if opened.fence < fence:
             self.lake.set_properties(opened.path, opened.table, {FENCE: str(fence)})
         return opened.fence
 
     def fenced_off(self) -> Fenced:
-        """The error for whoever is no longer the writer."""
         return replaced_writer(self._name, self.generation)

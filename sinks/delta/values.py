@@ -1,4 +1,4 @@
-"""Values of events <-> the columns of a Delta table. Exact: what a column's own type can't hold is beside it. Pure.
+"""Values of events <-> the columns of a Delta table. Values that a column can't hold exactly go beside it (pure).
 
 ==============================  ===========================================================================
 type                            in the table
@@ -13,10 +13,10 @@ arrays                          string: JSON as in the event, or PostgreSQL's te
 everything else                 string: PostgreSQL's own text (json, jsonb, uuid, interval, time, ranges, enums, ...)
 ==============================  ===========================================================================
 
-``_exact`` is null nearly always. It is a JSON object that holds, by the column's name, what a column can't give back:
-``infinity``, BC, years beyond 9999, ``NaN`` in a decimal. The column itself is null then, or the same number.
+``_exact`` is nearly always null. It is a JSON object that holds, by the column's name, values that a column can't
+return: ``infinity``, BC, years beyond 9999, ``NaN`` in a decimal. The column itself holds null or the same number.
 
-Key columns decide which row is meant, so they never need ``_exact``: floats, numerics and times are strings in a key.
+Key columns identify rows, so they never need ``_exact``: floats, numerics and times are strings in a key.
 """
 
 from collections.abc import Sequence
@@ -54,20 +54,19 @@ from sinks.columns.arrow_columns import (
 )
 from sinks.columns.shape import Shape
 
-# pyarrow makes most of its functions when it is loaded, which type checkers don't see.
+# pyarrow creates most of its functions at import, so type checkers don't see them.
 _compute: Any = pyarrow.compute
 
 _INTEGER_BITS: Final = {"int2": 16, "int4": 32, "int8": 64, "oid": 64}
 
-# Of a file's name, which most file systems limit to 255 bytes; the column's own name and "=" are part of it.
+# Of a file's name, which most file systems limit to 255 bytes; it includes the column's name and "=".
 _PARTITION_BYTES_MAX: Final = 255
 
-# Texts that are read as null where they are a partition's.
+# Texts that are read as null in a partition.
 _NULL_PARTITIONS: Final = frozenset({"", "__HIVE_DEFAULT_PARTITION__"})
 
 
 def rows_of(shape: Shape, partitions: Sequence[str] = ()) -> Rows:
-    """The rows of one table as its Delta table holds them."""
     forms = {column.name: form_of(column, is_key=column.name in shape.table.key) for column in shape.columns}
     for name in partitions:
         if pa.types.is_string(forms[name].type):
@@ -76,7 +75,7 @@ def rows_of(shape: Shape, partitions: Sequence[str] = ()) -> Rows:
 
 
 def form_of(column: Column, *, is_key: bool) -> Form:
-    """The form of a column's values. A key's are told apart by what is stored, whatever they are."""
+    """The form of a column's values. For a key, the stored value alone must tell all keys apart."""
     value_type = column.value_type
     if column.is_array:
         return Form(pa.string(), write_array, read_array)
@@ -101,7 +100,7 @@ def form_of(column: Column, *, is_key: bool) -> Form:
 
 
 def may_partition(column: Column, *, is_key: bool) -> bool:
-    """Whether the values of a column may be a partition's: every reader has to find the same value in a path."""
+    """Whether a table may be partitioned by this column: every reader has to find the same value in a path."""
     form = form_of(column, is_key=is_key)
     return not column.is_array and (
         pa.types.is_boolean(form.type)
@@ -112,7 +111,7 @@ def may_partition(column: Column, *, is_key: bool) -> bool:
 
 
 def _partitioned(name: str, form: Form, *, is_key: bool) -> Form:
-    """The form of a column of texts that the table is divided by."""
+    """The form of a text column by which the table is partitioned."""
 
     def write(values: Sequence[JsonValue]) -> Written:
         array, exact = form.write(values)

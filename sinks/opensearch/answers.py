@@ -1,4 +1,4 @@
-"""What an answer of OpenSearch means: applied, too old, once more, the row's fault, or the operator's turn (pure).
+"""What an answer of OpenSearch means: applied, too old, to be repeated, the row's fault, or the operator's turn (pure).
 
 ===============================================  ============  =================================================
 answer                                           verdict
@@ -24,24 +24,22 @@ from cdc.model.errors import LockstepError, StoreRefuses, Unavailable
 RETRY_AFTER_S: Final = 1.0
 
 TOO_LONG: Final = "content_too_long"
-"""The error of documents in a request that was longer than a server or a proxy before it allows."""
+"""The error of documents in a request that is longer than the server, or a proxy before it, allows."""
 
 _FIELD_IN_REASON: Final = re.compile(r"failed to parse field \[(?P<field>[^\]]*)\] of type \[(?P<type>[^\]]*)\]")
 
-# Status 400, and yet nothing is wrong with the document.
+# Status 400, although nothing is wrong with the document.
 _NOBODYS_BAD_ROW: Final = frozenset(
     {
         # The writing alias is gone, and the server tried to create an index in its place.
         "invalid_index_name_exception",
         "index_closed_exception",
-        "routing_missing_exception",  # this job routes otherwise than the index was made for
+        "routing_missing_exception",  # this job routes differently from the index
     }
 )
 
 
 class Verdict(Enum):
-    """What an item's answer means."""
-
     APPLIED = "applied"
     STALE = "stale"
     AGAIN = "again"
@@ -50,14 +48,13 @@ class Verdict(Enum):
 
 
 def verdict(status: int, error: str | None) -> Verdict:
-    """Judge an item of a bulk answer by its HTTP status and the type of its error."""
     if error is None:
-        # 404 without an error: the document to delete wasn't there, and the version is remembered all the same.
+        # 404 without an error: the document to delete didn't exist; its version is remembered nevertheless.
         return Verdict.APPLIED
     if error == "version_conflict_engine_exception":
         return Verdict.STALE
     if error == "cluster_block_exception" and status != 503:
-        return Verdict.STOP  # full disk or a read-only index: nobody's bad row
+        return Verdict.STOP  # full disk or a read-only index: not the row's fault
     if error in _NOBODYS_BAD_ROW:
         return Verdict.STOP
     if status == 429 or status >= 500:
@@ -66,7 +63,7 @@ def verdict(status: int, error: str | None) -> Verdict:
 
 
 def refusal(error: Mapping[str, Any]) -> str:
-    """Why, without the server's own sentence: it quotes the value."""
+    """The reason without the server's own sentence, which quotes the value."""
     field = _FIELD_IN_REASON.search(error.get("reason") or "")
     where = "" if field is None else f": field {field['field']!r} of type {field['type']}"
     cause = (error.get("caused_by") or {}).get("type")
@@ -74,14 +71,13 @@ def refusal(error: Mapping[str, Any]) -> str:
 
 
 def failure(status: int, error: str) -> LockstepError:
-    """A whole request's refusal as our error."""
     if verdict(status, error) is Verdict.AGAIN:
         return Unavailable(f"opensearch can't serve now: {status} {error}", retry_after_s=RETRY_AFTER_S)
     return stopping(status, error)
 
 
 def unreadable(error: Mapping[str, Any]) -> LockstepError:
-    """A document that couldn't be looked up isn't one that doesn't exist."""
+    """The error for a document that couldn't be looked up, which doesn't mean that it is missing."""
     if error["type"] == "index_not_found_exception":
         return stopping(404, error["type"])
     if error["type"] in _NOBODYS_BAD_ROW:
@@ -90,14 +86,14 @@ def unreadable(error: Mapping[str, Any]) -> LockstepError:
 
 
 def unserved() -> Unavailable:
-    """The error where a shard can't say or do what all have to."""
+    """The error when a shard can't answer, and all have to."""
     return Unavailable("opensearch can't reach all shards of an index now", retry_after_s=RETRY_AFTER_S)
 
 
 def require_all(answer: Any) -> Any:
-    """The answer to a request that goes to all copies. Raises Unavailable where one of them has failed.
+    """The answer to a request that goes to all copies. Raises Unavailable if one of them failed.
 
-    One that isn't in service isn't counted.
+    Copies out of service don't count.
     """
     if answer["_shards"]["failed"]:
         raise unserved()
@@ -105,7 +101,7 @@ def require_all(answer: Any) -> Any:
 
 
 def stopping(status: int, error: str) -> LockstepError:
-    """The operator's turn."""
+    """The error when the operator has to act."""
     if status == 401:
         hint = "check user and password of this sink"
     elif status == 403 and error != "cluster_block_exception":

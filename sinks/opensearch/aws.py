@@ -1,4 +1,4 @@
-"""Signed requests, as Amazon OpenSearch Service asks for them: botocore finds the keys, renews them and signs."""
+"""Signs requests for Amazon OpenSearch Service: botocore finds the keys, renews them and signs."""
 
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ _HINT: Final = "see AWS' guide for where keys are looked for; then run `lockstep
 class Signing:
     """Adds a signature to each request. Safe to use from several threads.
 
-    Raises ConfigurationError where botocore isn't installed, and LockstepError where it finds no keys.
+    Raises ConfigurationError if botocore isn't installed, and LockstepError if it finds no keys.
     """
 
     def __init__(self, region: str) -> None:
@@ -37,7 +37,7 @@ class Signing:
         self._sign = Urllib3AWSV4SignerAuth(keys, region)
 
     def __call__(self, method: str, url: str, body: bytes | None, /) -> dict[str, str]:
-        """The headers of a request. Raises Unavailable where the keys can't be renewed now."""
+        """The headers of a request. Raises Unavailable when the keys can't be renewed now."""
         try:
             signed: dict[str, Any] = self._sign(method, url, body)
         except self._errors as error:

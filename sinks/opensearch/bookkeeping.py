@@ -10,13 +10,13 @@ from sinks.stored_format import STORED_FORMAT, check_stored_format
 
 _EARLIER: Final = "lockstep_progress"
 _DOCUMENTS_MAX: Final = 10_000  # max_result_window; a pipeline has a handful
-# Documents are read by id, which sees what was never refreshed. They are listed after a refresh that is asked for.
+# Documents are read by id, which needs no refresh. They are listed after an explicit refresh.
 _NEVER: Final = "-1"
 _NO_INDEX: Final = "index_not_found_exception"
 
 
 class Held(NamedTuple):
-    """A document, and by what the server knows this version of it."""
+    """A document, and the server's identity of this version of it."""
 
     source: Any
     seq_no: int
@@ -26,7 +26,7 @@ class Held(NamedTuple):
 class Bookkeeping:
     """The documents of one sink's bookkeeping index, by id.
 
-    Every method raises LockstepError when what is stored here is of another format.
+    Every method raises LockstepError if the stored data has another format.
     """
 
     def __init__(self, client: OpenSearchClient, name: str, *, prefix: str, replicas: int) -> None:
@@ -38,7 +38,7 @@ class Bookkeeping:
         self._format_is_checked = False
 
     def check_format(self) -> None:
-        """Raise LockstepError when what is stored here is of another format. Asks the cluster once."""
+        """Raise LockstepError if the stored data has another format. Asks the cluster once."""
         if self._format_is_checked:
             return
         lenient = {"ignore_unavailable": "true", "allow_no_indices": "true"}
@@ -52,21 +52,20 @@ class Bookkeeping:
         self._format_is_checked = True
 
     def create_index(self) -> None:
-        """Create the index, unless it is there."""
         self.check_format()
         index_mapping = {"dynamic": False, "_meta": {"lockstep_stored_format": STORED_FORMAT}}
         settings = {"number_of_replicas": self._replicas, "number_of_shards": 1, "refresh_interval": _NEVER}
         self._client.create_index(self.index, index_mapping, settings)
 
     def load(self, document: str) -> Any:
-        """A document's ``_source``, or None when there is none of that id."""
+        """A document's ``_source``, or None if there is none of that id."""
         held = self.held(document)
         return None if held is None else held.source
 
     def held(self, document: str) -> Held | None:
-        """A document in the version in which it is now, or None when there is none of that id."""
+        """A document in its present version, or None if there is none of that id."""
         self.check_format()
-        # A replica may lag, and what it lacks would look lost.
+        # From the primary: a replica may lag, and what it lacks would look lost.
         primary = {"preference": "_primary"}
         answer = self._client.call("GET", self._path(document), parameters=primary, missing_ok=True)
         if not answer or not answer.get("found"):
@@ -74,7 +73,7 @@ class Bookkeeping:
         return Held(answer["_source"], answer["_seq_no"], answer["_primary_term"])
 
     def load_all(self, documents: Sequence[str]) -> dict[str, Any]:
-        """The ``_source`` of those of these documents that are there, by id."""
+        """The ``_source`` of those of these documents that exist, by id."""
         self.check_format()
         if not documents:
             return {}
@@ -86,14 +85,14 @@ class Bookkeeping:
         return {document["_id"]: document["_source"] for document in answer["docs"] if document.get("found")}
 
     def save(self, document: str, source: Any) -> None:
-        """Store a document. The index must be there."""
+        """Store a document. The index must exist."""
         self.check_format()
         self._client.call("PUT", f"/{self.index}_W/_doc/{document}", source, {"require_alias": "true"})
 
     def save_version(self, document: str, source: Any, version: int) -> bool:
-        """Store a document in this version, unless a greater one is there. Returns whether it was stored.
+        """Store a document in this version, unless a greater one exists. Returns whether it was stored.
 
-        The index must be there. Who stores a document like this never stores it without a version.
+        The index must exist. A document that is stored like this is never stored without a version.
         """
         self.check_format()
         external = {"require_alias": "true", "version": str(version), "version_type": "external_gte"}
@@ -101,17 +100,17 @@ class Bookkeeping:
         return self._client.call("PUT", path, source, external, passing_errors=newer) is not None
 
     def create(self, document: str, source: Any) -> bool:
-        """Store a document unless there is one of that id. Returns whether it was stored. The index must be there."""
+        """Store a document unless one of that id exists. Returns whether it was stored. The index must exist."""
         return self.replace(document, None, source)
 
     def replace(self, document: str, held: Held | None, source: Any) -> bool:
-        """Store a document if it is still the ``held`` one, or still none. Returns whether it was stored."""
+        """Store a document if the present one is still ``held`` (None: none). Returns whether it was stored."""
         return self.replaced(document, held, source) is not None
 
     def replaced(self, document: str, held: Held | None, source: Any) -> Held | None:
-        """The same; returns what is held from then on, or None where it wasn't stored.
+        """Like ``replace``, but returns the new document's version, or None if it wasn't stored.
 
-        What was held in an index that is gone isn't held any more.
+        If the index is gone, ``held`` is gone too.
         """
         self.check_format()
         parameters = {"require_alias": "true"}
@@ -126,12 +125,10 @@ class Bookkeeping:
         return None if answer is None else Held(source, answer["_seq_no"], answer["_primary_term"])
 
     def remove(self, document: str) -> None:
-        """Remove a document, where there is one."""
         self.check_format()
         self._client.call("DELETE", self._path(document), missing_ok=True)
 
     def documents(self, beginning: str) -> list[str]:
-        """The ids that begin like this."""
         self.check_format()
         if self._client.call("POST", f"/{self.index}/_refresh", missing_ok=True) is None:
             return []

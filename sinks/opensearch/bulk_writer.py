@@ -1,4 +1,4 @@
-"""Events as bulk requests of OpenSearch, sent again in smaller ones where the cluster has no room."""
+"""Writes events by bulk requests of OpenSearch, and repeats them in smaller ones while the cluster has no room."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,29 +20,26 @@ from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.mapping import TAG_FIELD
 from sinks.opensearch.shared_versions import Condition, condition_for, shares_version
 
-# Enough that the server's work hides the round trip, little enough for its memory (http.max_content_length is 100 MB).
+# Large enough to hide the round trip, small enough for the server's memory (http.max_content_length is 100 MB).
 _BULK_BYTES: Final = 5 * 1024 * 1024
 _BULK_DOCUMENTS: Final = 10_000
-# The next requests are made while the server is at work on one.
+# The next requests are built while the server works on one.
 _IN_FLIGHT: Final = 2
-# Items that the server had no room for are sent again at once, in smaller requests; after that the caller waits.
+# Items that the server had no room for are repeated at once, in smaller requests. After these rounds the caller waits.
 _ROUNDS: Final = 3
-# Only while another job writes the same rows is a document another one whenever its tag has been compared.
+# A document changes between two comparisons of its tag only while another job writes the same rows.
 _COMPARISONS: Final = 10
 _LOOKED_AT: Final = 1000
-"""How many documents are looked up at once to compare their tags."""
+"""How many documents one request looks up to compare their tags."""
 
 
 class Item(NamedTuple):
-    """An event on its way. ``searchable``: with copies of its JSON and ranges for searching.
-
-    ``condition`` is what it asks of the document that is there, where its version can't say it.
-    """
-
     events: TableEvents
     row_index: int
     searchable: bool = True
+    """With copies of its JSON and ranges for searching."""
     condition: Condition | None = None
+    """What the write requires of the existing document, if the version can't express it."""
 
     @property
     def tag(self) -> str:
@@ -50,7 +47,7 @@ class Item(NamedTuple):
 
     @property
     def is_contested(self) -> bool:
-        """Whether a conflict doesn't say yet that the document is newer."""
+        """Whether a conflict doesn't prove that the document is newer."""
         return shares_version(self.tag)
 
     @property
@@ -60,32 +57,29 @@ class Item(NamedTuple):
 
 @dataclass(slots=True)
 class _Tally:
-    """What became of the events so far. ``again`` are to be sent once more.
-
-    Of those in ``contested`` the documents' tags are to be looked at first.
-    """
+    """The events so far, by result."""
 
     applied: int = 0
     stale: int = 0
     rejections: list[Rejection] = field(default_factory=list)
     again: list[Item] = field(default_factory=list)
+    """To be sent again."""
     contested: list[Item] = field(default_factory=list)
+    """To be compared with their documents' tags first."""
 
 
 class BulkWriter:
-    """Writes events to the indexes of one generation."""
-
     def __init__(self, indexes: OpenSearchIndexes) -> None:
         self._indexes = indexes
         self._client = indexes.client
-        # Less where the cluster, or a proxy before it, takes less in a request.
+        # Shrinks if the cluster, or a proxy before it, accepts less in a request.
         self.bulk_bytes = _BULK_BYTES
 
     def write(self, events: Events, *, overwrite_equal_tags: bool) -> Outcome:
         """Write all events whose tables are among ``targets``.
 
         Raises Unavailable when the cluster has no room for some now. Raises LockstepError when it refuses all writes,
-        and for an event that has a column which its index lacks.
+        and for an event with a column that its index lacks.
         """
         pending = [Item(table_events, index) for table_events in events.tables for index in range(len(table_events))]
         tally = _Tally()
@@ -112,7 +106,8 @@ class BulkWriter:
                     self._sort(items, answers, tally)
             pending = tally.again + self._compared(tally, overwrite_equal_tags=overwrite_equal_tags)
             if is_too_long:
-                # Doesn't count: it ends by itself, at the latest when each document goes alone.
+                # This isn't counted as a round, since it ends by itself: at the latest when each document is sent
+                # alone.
                 self.bulk_bytes = max(1, self.bulk_bytes // 4)
             elif tally.again:
                 rounds += 1
@@ -131,7 +126,7 @@ class BulkWriter:
         )
 
     def _sort(self, items: Sequence[Item], answers: Answers, tally: _Tally) -> None:
-        """Add what became of each item. Raises LockstepError for an answer that stops the job."""
+        """Count each item's result. Raises LockstepError for an answer that stops the job."""
         for item, (status, error) in zip(items, answers, strict=True):
             match verdict(status, None if error is None else error["type"]):
                 case Verdict.APPLIED:
@@ -147,7 +142,7 @@ class BulkWriter:
                     if self._knew_too_little(item.event):
                         tally.again.append(item)
                     elif item.searchable and self._indexes.targets[item.events.table].has_copies:
-                        # The copies for searching may be what it can't index, and the row comes first.
+                        # Perhaps only the copies for searching can't be indexed: the row itself is more important.
                         tally.again.append(item._replace(searchable=False))
                     else:
                         tally.rejections.append(Rejection(item.event, refusal(error)))
@@ -156,7 +151,7 @@ class BulkWriter:
                     raise stopping(status, error["type"])
 
     def _compared(self, tally: _Tally, *, overwrite_equal_tags: bool) -> list[Item]:
-        """The contested items whose documents are older, to be written to these very documents. Others are stale.
+        """Contested items whose documents are older, on condition that these very documents stay. Others are stale.
 
         Raises LockstepError for a document that was written too often.
         """
@@ -182,7 +177,7 @@ class BulkWriter:
         return older
 
     def _documents(self, target: Target, items: Sequence[Item]) -> Sequence[Mapping[str, Any]]:
-        """What the primaries have by the ids of these items, as of now, in their order. A replica may lag."""
+        """The primaries' documents of these items, as of now, in their order. A replica may lag."""
         wanted = {"docs": [target.identity(item.event.key) for item in items]}
         path = f"/{target.write_alias}/_mget"
         documents: Sequence[Mapping[str, Any]] = self._client.call(
@@ -194,10 +189,7 @@ class BulkWriter:
         return documents
 
     def _knew_too_little(self, event: RowEvent) -> bool:
-        """Whether the event has a column that the index has got since we looked.
-
-        Raises LockstepError for one it doesn't have.
-        """
+        """Whether the index has got a column of the event since we looked. Raises LockstepError if it lacks one."""
         columns = event.row or {}
         if self._indexes.targets[event.table].columns.issuperset(columns):
             return False
@@ -210,7 +202,7 @@ class BulkWriter:
     def requests(
         self, items: Sequence[Item], documents_max: int, *, overwrite_equal_tags: bool, is_whole: bool
     ) -> Iterator[tuple[list[Item], bytes]]:
-        """Bulk bodies of at most so many documents and about so many bytes; one large document goes alone.
+        """Bulk bodies with at most this many documents and about ``bulk_bytes``. One large document goes alone.
 
         ``is_whole``: the items are all events of each table in their order.
         """
@@ -246,10 +238,10 @@ class BulkWriter:
             yield portion, b"".join(lines)
 
     def _answers(self, requests: Iterator[tuple[list[Item], bytes]]) -> Iterator[tuple[list[Item], Answers | None]]:
-        """Send requests, some at once, and yield what became of each, in their order. Raises the first one's error."""
+        """Send requests, some in parallel, and yield the results in their order. Raises the first one's error."""
         first = next(requests, None)
         second = next(requests, None)
-        if first is not None and second is None:  # the rule: no thread for a few rows
+        if first is not None and second is None:  # the usual case: no thread for a few rows
             items, body = first
             yield items, self._client.bulk(body, len(items))
             return

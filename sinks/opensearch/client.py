@@ -1,4 +1,4 @@
-"""Requests to an OpenSearch cluster, and its errors as ours. The one module that knows the client library."""
+"""Requests to an OpenSearch cluster, and its errors as Lockstep's. Only this module knows the client library."""
 
 import logging
 import re
@@ -17,11 +17,12 @@ from sinks.opensearch.settings import OpenSearchSettings
 Answers = list[tuple[int, Mapping[str, Any] | None]]
 """Status and error of each item of a request."""
 
-# A node that is up answers a connection at once; to a machine that is gone it would take as long as a slow request may.
+# A running node accepts a connection at once. For a vanished machine, this would otherwise take as long as a slow
+# request.
 _CONNECT_S_MAX: Final = 5.0
 
 _AGAINST_QUERIES: Final = frozenset({"illegal_state_exception", "too_many_clauses"})
-"""Kinds of errors of status 500 for which a query is to blame, and no node: more words of the index fit than may be."""
+"""Types of errors of status 500 that are a query's fault: too many words of the index match, for example."""
 
 _ERROR_TYPE: Final = re.compile(r"\w{1,100}")
 
@@ -29,8 +30,8 @@ _ERROR_TYPE: Final = re.compile(r"\w{1,100}")
 class OpenSearchClient:
     """One cluster, reached through any of its nodes. Connects at the first call. Safe to use from several threads.
 
-    A node that can't be connected to is passed over, and tried again after a minute. A request that may have reached a
-    node is never repeated here: whoever waits for the server repeats it.
+    A node that refuses connections is skipped, and tried again after a minute. A request that may have reached a node
+    is never repeated here: the caller that waits for the server repeats it.
     """
 
     def __init__(self, settings: OpenSearchSettings) -> None:
@@ -39,7 +40,7 @@ class OpenSearchClient:
         self._client: Any = None
 
     def bulk(self, body: bytes, count: int) -> Answers | None:
-        """Status and error of each item; None when all of them were applied."""
+        """Status and error of each item; None if all of them were applied."""
         from opensearchpy.exceptions import TransportError
 
         parameters = {
@@ -52,7 +53,7 @@ class OpenSearchClient:
             except TransportError as error:
                 if error.status_code == 413:
                     return [(413, {"type": TOO_LONG})] * count
-                if error.status_code == 429:  # too much at once: as if each item had been told so
+                if error.status_code == 429:  # too much at once: counts as the answer of each item
                     return [(429, {"type": _kind_of(error.error)})] * count
                 raise
         if not answer["errors"]:
@@ -69,7 +70,7 @@ class OpenSearchClient:
         missing_ok: bool = False,
         passing_errors: Sequence[str] = (),
     ) -> Any:
-        """One request; None for a missing thing with ``missing_ok``, and for an error that is named as fine."""
+        """One request. Returns None for a missing thing with ``missing_ok``, and for an error in ``passing_errors``."""
         from opensearchpy.exceptions import TransportError
 
         with _translated(self._where):
@@ -81,13 +82,12 @@ class OpenSearchClient:
                 raise
 
     def create_index(self, index: str, index_mapping: Mapping[str, Any], index_settings: Mapping[str, Any]) -> None:
-        """Create an index with its writing alias, unless it is there."""
+        """Create an index with its writing alias, unless it exists."""
         body = {"settings": {"index": index_settings}, "mappings": index_mapping, "aliases": {f"{index}_W": {}}}
         if self.call("HEAD", f"/{index}") is False:
             self.call("PUT", f"/{index}", body, passing_errors=("resource_already_exists_exception",))
 
     def transport(self) -> Any:
-        """The client library's own."""
         if self._client is None:
             self._client = _connect(self._settings)
         return self._client.transport
@@ -106,14 +106,14 @@ class OpenSearchClient:
                 headers = {"content-type": content_type}
                 return self.transport().perform_request(method, path, params=parameters, body=body, headers=headers)
             except NoConnection as error:
-                # The client remembers which node this was and takes another one.
+                # The client remembers the failed node and takes another one.
                 if not others or not _was_never_sent(error):
                     raise
                 others -= 1
 
 
 def _was_never_sent(error: Any) -> bool:
-    """Whether there was no connection to send the request through."""
+    """Whether there was no connection through which the request could be sent."""
     from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
     return isinstance(error.info, ConnectTimeoutError | NewConnectionError)
@@ -121,9 +121,9 @@ def _was_never_sent(error: Any) -> bool:
 
 @contextmanager
 def _translated(where: str) -> Iterator[None]:
-    """The client's errors as ours; ``where`` is the cluster's address.
+    """Raise the client's errors as Lockstep's. ``where`` is the cluster's address.
 
-    The server's sentences are left out where they may quote a value.
+    The server's sentences are left out if they may quote a value.
     """
     from opensearchpy.exceptions import ConnectionError as NoConnection
     from opensearchpy.exceptions import ImproperlyConfigured, SSLError, TransportError
@@ -135,7 +135,7 @@ def _translated(where: str) -> Iterator[None]:
             f"opensearch at {where}", error
         ) from error
     except NoConnection as error:
-        if isinstance(error.info, LockstepError):  # what signs a request has said so, and the client has wrapped it
+        if isinstance(error.info, LockstepError):  # the signing raised this, and the client wrapped it
             raise error.info from None
         raise certificate_refused(f"opensearch at {where}", error) or Unavailable(
             f"opensearch doesn't answer at {where}", retry_after_s=RETRY_AFTER_S
@@ -147,16 +147,13 @@ def _translated(where: str) -> Iterator[None]:
 
 
 def _kind_of(error: Any) -> str:
-    """The type of the server's error.
-
-    A proxy before it, or its security plugin, answers with a sentence or a page of its own.
-    """
+    """The type of the server's error. A proxy or the security plugin answers with its own sentence or page instead."""
     return error if isinstance(error, str) and _ERROR_TYPE.fullmatch(error) else "not in OpenSearch's own words"
 
 
 @contextmanager
 def shaping(table: TableName) -> Iterator[None]:
-    """Raises LockstepError with what the server says about a mapping or settings: these sentences hold no rows."""
+    """Raise LockstepError with the server's words about a mapping or settings: these sentences contain no rows."""
     try:
         yield
     except LockstepError as error:
@@ -171,9 +168,9 @@ def shaping(table: TableName) -> Iterator[None]:
 
 
 def refusal_of(error: LockstepError) -> str | None:
-    """What the server has against a request, in its own words; None where it has said nothing against this one.
+    """Why the server refuses this request, in its own words; None if it said nothing against this one.
 
-    Only for requests that hold no rows: the sentence may quote them.
+    Only for requests without rows: the sentence may quote them.
     """
     cause: Any = error.__cause__
     if isinstance(error, Unavailable) or getattr(cause, "status_code", None) != 400:
@@ -182,10 +179,10 @@ def refusal_of(error: LockstepError) -> str | None:
 
 
 def refusal_of_query(error: LockstepError) -> str | None:
-    """What the server has against the query of a search, in its own words; None where something else is the matter.
+    """Why the server refuses a search's query, in its own words; None if something else is wrong.
 
-    It answers with status 500, too, where a query can't be asked: then the kind of the innermost error decides.
-    Only for requests that hold no rows: the sentence may quote them.
+    An impossible query may also have status 500; then the type of the innermost error decides. Only for requests
+    without rows: the sentence may quote them.
     """
     cause: Any = error.__cause__
     if getattr(cause, "status_code", None) != 500:
@@ -195,7 +192,7 @@ def refusal_of_query(error: LockstepError) -> str | None:
 
 
 def _innermost(info: Any) -> tuple[str, str | None]:
-    """Kind and reason of the cause of all causes: the ones around it name only what the server was doing."""
+    """Type and reason of the root cause. The errors around it name only what the server was doing."""
     error = info.get("error") if isinstance(info, dict) else None
     kind, why = "", None
     while isinstance(error, dict):
@@ -223,8 +220,8 @@ def _connect(settings: OpenSearchSettings) -> Any:
         ):
             if file is not None:
                 options[option] = str(file)
-    # The client logs requests that fail, with their bodies: rows. Each of them is an error of ours already.
+    # The client logs failed requests with their bodies, which are rows. Each failure is raised as an error anyway.
     logging.getLogger("opensearch").setLevel(logging.CRITICAL)
-    # The caller waits and repeats, nobody else does: a hidden retry would delay what it reports.
+    # Only the caller waits and repeats: a hidden retry would delay what it reports.
     timeout = Timeout(connect=min(_CONNECT_S_MAX, settings.timeout_s), read=settings.timeout_s)
     return OpenSearch(hosts=list(settings.urls), timeout=timeout, max_retries=0, retry_on_timeout=False, **options)

@@ -7,8 +7,6 @@ from sinks.opensearch.indexes import OpenSearchIndexes
 
 
 class OpenSearchCoordination:
-    """The coordination records of an OpenSearch sink."""
-
     def __init__(self, indexes: OpenSearchIndexes) -> None:
         self._indexes = indexes
         self._bookkeeping = indexes.bookkeeping
@@ -38,5 +36,4 @@ class OpenSearchCoordination:
 
 
 def record_id(name: str) -> str:
-    """The id of a coordination record's document."""
     return f"coordination.{name}"

@@ -1,4 +1,4 @@
-"""Rows as documents, and documents as rows (pure): the lines of a bulk request, and what ``_source`` holds."""
+"""Rows as documents and documents as rows (pure): the lines of a bulk request, and the contents of ``_source``."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ from sinks.sink_kernel import chosen_sink_kernel
 _TAG: Final = TAG_FIELD.encode()
 _DELETED: Final = DELETED_FIELD.encode()
 
-# A term of Lucene has at most 32766 bytes; a flat_object's terms hold the path as well as the value.
+# A term of Lucene has at most 32766 bytes. A flat_object's terms hold the path and the value.
 _FLAT_BYTES_MAX: Final = 32_000
 _FLAT_DEPTH_MAX: Final = 20
 _OBJECT_TYPES: Final = frozenset({"flat_object", "object", "nested"})
@@ -39,18 +39,17 @@ _OBJECT_TYPES: Final = frozenset({"flat_object", "object", "nested"})
 
 @dataclass(frozen=True)
 class Target:
-    """Where a table's documents go and how they are made.
-
-    ``fields`` is what the settings say of columns, ``properties`` the index's mapping where that is known.
-    ``id_template`` and ``routing`` (key columns) say how documents are identified where that isn't by the key alone.
-    """
+    """Where a table's documents go, and how they are made."""
 
     write_alias: str
     shape: Shape
     deletes_leave_markers: bool = False
     fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Columns -> the settings' definition."""
     properties: Mapping[str, Mapping[str, Any]] | None = None
+    """The index's mapping, if known."""
     id_template: IdTemplate | None = None
+    """With ``routing`` (key columns), how documents are identified if not by the key alone."""
     routing: tuple[str, ...] = ()
 
     @cached_property
@@ -68,7 +67,7 @@ class Target:
 
     @cached_property
     def range_columns(self) -> Mapping[str, str]:
-        """Columns that are indexed as ranges, and their value types. An index from before that has them as text."""
+        """Columns that are indexed as ranges, and their value types. An older index may have them as text."""
         properties = self.properties
         if properties is None:
             columns = self.shape.columns
@@ -82,7 +81,7 @@ class Target:
 
     @cached_property
     def is_called_by_its_key(self) -> bool:
-        """Whether a document's id is its key's values, and leads it to its shard."""
+        """Whether a document's id is its key's values, which also route it to its shard."""
         return self.id_template is None and not self.routing
 
     @cached_property
@@ -92,7 +91,7 @@ class Target:
 
     @cached_property
     def takes_rows_as_they_are(self) -> bool:
-        """Whether a row's JSON is its document but for the tag."""
+        """Whether a row's JSON is its document, except for the tag."""
         return not self.renamed and not self.has_copies
 
     def lines(
@@ -106,8 +105,8 @@ class Target:
     ) -> bytes:
         """An event as lines of a bulk request.
 
-        ``searchable`` adds the parsed copies of JSON and ranges; with ``overwrite_equal_tags`` a document of the same
-        version is replaced. ``condition`` takes the place of the tag's own version.
+        ``searchable`` adds the parsed copies of JSON and ranges. ``overwrite_equal_tags`` replaces a document of the
+        same version. ``condition`` replaces the tag's own version.
         """
         tag, row = events.tags[index], events.rows[index]
         version = _version(tag, or_equal=overwrite_equal_tags) if condition is None else condition.clause
@@ -132,9 +131,10 @@ class Target:
     def take_lines(
         self, events: TableEvents, start: int, stop: int, lines: list[bytes], *, bytes_max: int
     ) -> tuple[int, int]:
-        """Append what ``lines`` makes of events from ``start`` on, as far as they are ordinary ones.
+        """Append what ``lines`` makes of events from ``start`` on, while they are ordinary ones.
 
-        Returns the index of the first other one, or of one beyond ``bytes_max``, or ``stop``; and the lines' bytes.
+        Returns the index of the first event that isn't, or that exceeds ``bytes_max``, or ``stop``; and the lines'
+        bytes.
         """
         take: Any = getattr(chosen_sink_kernel().module, "take_documents", None)
         is_ordinary = self.is_called_by_its_key and self.takes_rows_as_they_are and len(self.shape.table.key) == 1
@@ -168,13 +168,10 @@ class Target:
         return start, total
 
     def identity(self, key: Mapping[str, JsonValue]) -> dict[str, str]:
-        """The identity of a row's document: ``_id``, and ``routing`` where there is one.
-
-        ``key`` has the columns in key order.
-        """
+        """The identity of a row's document: ``_id``, and ``routing`` if there is one. ``key`` is in key order."""
         identity = {"_id": document_id(list(key.values())) if self._make_id is None else self._make_id(key)}
         if self.routing:
-            # Bounded and never empty as ids are: the server refuses an empty one.
+            # Bounded and never empty, like ids: the server refuses an empty one.
             identity["routing"] = document_id([key[name] for name in self.routing])
         return identity
 
@@ -193,7 +190,7 @@ class Target:
             document[home] = {}
         for name, target, value_type, home, copy in self._copies:
             value = document.pop(target, None)
-            if name in row:  # null too: a row that has it is told from one that lacks the column
+            if name in row:  # null too, which differs from a missing column
                 document[home][name] = value
             if value is not None and searchable:
                 parsed = copy(value, value_type)
@@ -203,10 +200,7 @@ class Target:
 
     @cached_property
     def _copies(self) -> Sequence[tuple[str, str, str, str, Callable[[Any, str], Any]]]:
-        """Of each column that has a copy for searching.
-
-        Name, field, value type, where its exact value goes, what makes the copy.
-        """
+        """Of each column with a copy for searching: name, field, value type, field of the exact value, how to copy."""
         copies: list[tuple[str, str, str, str, Callable[[Any, str], Any]]] = []
         for name, value_type in self.json_columns.items():
             is_object = self.fields.get(name, {}).get("type", "object") in _OBJECT_TYPES
@@ -220,7 +214,7 @@ class Target:
         return tuple({home for _, _, _, home, _ in self._copies})
 
     def stored(self, source: Mapping[str, Any], table: Table) -> StoredRow:
-        """A document's ``_source`` as the row it was made from."""
+        """A document's ``_source`` as the row from which it was made."""
         json_texts, range_texts = source.get(JSON_FIELD) or {}, source.get(RANGES_FIELD) or {}
         row: dict[str, JsonValue] = {}
         lacks = []
@@ -240,16 +234,17 @@ class Target:
 
 def _version(tag: str, *, or_equal: bool) -> bytes:
     number = first_version(tag[:TRANSACTION_LENGTH]) + min(int(tag[TRANSACTION_LENGTH:], 16), VERSION_SEQ_MAX)
-    # A shared version says nothing of equal tags: whoever is refused compares these.
+    # A shared version says nothing about equal tags: after a conflict, the tags are compared.
     may_be_equal = or_equal and not shares_version(tag)
     return b'"version":%d,"version_type":"%b"' % (number, b"external_gte" if may_be_equal else b"external")
 
 
 @lru_cache(maxsize=64)
 def first_version(transaction: str) -> int:
-    """The version of a transaction's seq 0, from which the others are counted.
+    """The version of a transaction's seq 0, from which its others are counted.
 
-    Most rows of a batch have few transactions. Raises LockstepError for a position beyond all versions.
+    Cached, since most rows of a batch belong to few transactions. Raises LockstepError for a position beyond all
+    versions.
     """
     try:
         return external_version(Tag.parse(transaction + "0" * (TEXT_LENGTH - TRANSACTION_LENGTH)))
@@ -267,7 +262,7 @@ def _as_it_is(value: Any, _: str) -> Any:
 
 
 def searchable_json(text: Any, value_type: str) -> Any:
-    """JSON for a flat_object: the text itself where that is surely fine, or None where it can't be indexed."""
+    """JSON for a flat_object: the text itself if that is surely valid, or None if it can't be indexed."""
     if not isinstance(text, str) or not text.lstrip().startswith("{"):
         return None
     encoded = text.encode()

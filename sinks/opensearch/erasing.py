@@ -1,12 +1,11 @@
-"""Removes what OpenSearch keeps of a document that was deleted: its marker, and what its segments still have of it.
+"""Removes what OpenSearch keeps of a deleted document: its marker, and its remains in segments.
 
-A deleted document stays in its segment until that is merged. A merge keeps it for as long as copies of the shard may
-need it to catch up (retention leases), which move on up to half a minute after a flush. So nothing of what was deleted
-before is left once all leases have passed the newest change of then, and a merge of all segments with deletions has
-ended that began after that, in every copy.
+A deleted document stays in its segment until that is merged. A merge keeps it while copies of the shard may need it to
+catch up (retention leases). Leases advance up to half a minute after a flush. So everything deleted before a moment is
+gone once two things have happened: all leases have passed the newest change of that moment; and after that, a merge of
+all segments with deletions has begun and ended in every copy.
 
-OpenSearch answers for the shards that it reaches, and says of the others at most that they are missing. Each answer is
-looked at for that.
+OpenSearch answers for the shards that it reaches, and at most reports the others as missing. So each answer is checked.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,7 @@ from sinks.opensearch.reading import WHOLE, identity_of, whole
 from sinks.opensearch.shard_copies import STATE_FIELDS, Copies, copies_of
 
 _ALLOWED: Final = "index.merge.policy.expunge_deletes_allowed"
-"""How many percent of a segment's documents may be deleted ones for it to be left alone by such a merge."""
+"""Such a merge skips a segment with at most this percentage of deleted documents."""
 
 _KEPT: Final = "index.soft_deletes.retention.operations"
 
@@ -32,7 +31,7 @@ _UNMERGED: Final = Leftover("deleted documents that the index hasn't merged away
 _AWAY: Final = Leftover("a copy of a shard that isn't in service, maybe with this document", has_values=True)
 
 _ALL: Final = ""
-"""Stands for the identity of a document where all that was deleted is meant."""
+"""Stands for a document's identity and means everything that was deleted."""
 
 _PAGE: Final = 500
 
@@ -40,7 +39,7 @@ _Shards = dict[tuple[str, int], int]
 
 
 class OpenSearchErasing(Erasing):
-    """Erases documents of one generation. Of an index it remembers up to which change all that was deleted must go."""
+    """Erases documents of one generation. Remembers, for each index, up to which change everything deleted must go."""
 
     def __init__(self, indexes: OpenSearchIndexes) -> None:
         self._indexes = indexes
@@ -49,7 +48,7 @@ class OpenSearchErasing(Erasing):
         self._merged: set[tuple[str, str]] = set()
 
     def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> list[Leftover]:
-        """The document, or its marker, and what may be left of it in the index's segments."""
+        """The document or its marker, and what may be left of it in the index's segments."""
         self._indexes.bookkeeping.check_format()
         index = self._indexes.index(table.name)
         if self._indexes.held(index) is None:
@@ -84,7 +83,7 @@ class OpenSearchErasing(Erasing):
         return self.leftovers(table, key)
 
     def _delete(self, index: str, identity: Mapping[str, str], version: int) -> None:
-        """Delete a marker of this version: a newer event that has come since stays."""
+        """Delete a marker of this version. A newer event that has come since stays."""
         parameters = {"version": str(version), "version_type": "external_gte"}
         if "routing" in identity:
             parameters["routing"] = identity["routing"]
@@ -92,7 +91,7 @@ class OpenSearchErasing(Erasing):
         self._client.call("DELETE", path, parameters=parameters, missing_ok=True)
 
     def _erase_all(self, index: str, below: str | None) -> list[Leftover]:
-        """Delete all markers of tags below this one, and have all that was deleted merged away."""
+        """Delete all markers with tags less than ``below``, and have everything deleted merged away."""
         if below is not None and (index, _ALL) not in self._newest:
             while markers := self._markers(index, below):
                 for hit in markers:
@@ -109,14 +108,14 @@ class OpenSearchErasing(Erasing):
         return [*markers, *self._in_segments(index, (index, _ALL))]
 
     def _in_segments(self, index: str, about: tuple[str, str]) -> list[Leftover]:
-        """What copies may have of what was deleted. One that wasn't there for the merge has what it had."""
+        """What copies may still hold of deleted documents. A copy that missed the merge still has everything."""
         if about in self._merged:
             return []
         away = [_AWAY] if self._copies(index).has_others else []
         return [_UNMERGED, *away] if self._has_deletions(index) else away
 
     def _markers(self, index: str, below: str | None) -> list[Mapping[str, Any]]:
-        """Some of those of tags below this one, None: of any."""
+        """Some of the markers with tags less than ``below``; None: of any."""
         conditions: list[Mapping[str, Any]] = [{"term": {DELETED_FIELD: True}}]
         if below is not None:
             conditions.append({"range": {TAG_FIELD: {"lt": below}}})
@@ -126,7 +125,7 @@ class OpenSearchErasing(Erasing):
         return hits
 
     def _merge_away(self, index: str, about: tuple[str, str]) -> bool:
-        """Whether all that was deleted when this was first asked is gone. Begins what is needed for that."""
+        """Whether everything that was deleted at the first call for it is gone. Begins the work that this needs."""
         shards = list(self._shards(index))
         if about not in self._newest:
             newest: _Shards = {}
@@ -146,11 +145,11 @@ class OpenSearchErasing(Erasing):
         finally:
             self._client.call("PUT", settings, {_ALLOWED: None})
         self._indexes.refresh(index)
-        # A copy that came or went meanwhile may not have merged, or may have been filled from before the merge.
+        # A copy that came or went during this may not have merged, or may have been filled from an unmerged one.
         return bool(merged["_shards"]["successful"] == len(copies.started)) and self._copies(index) == copies
 
     def _of_all_shards(self, method: str, path: str, parameters: Mapping[str, str]) -> Any:
-        """Raises as ``require_all``."""
+        """Raises as ``require_all`` does."""
         return require_all(self._client.call(method, path, parameters=parameters))
 
     def _copies(self, index: str) -> Copies:
@@ -158,7 +157,7 @@ class OpenSearchErasing(Erasing):
         return copies_of(self._client.call("GET", path, parameters={"filter_path": STATE_FIELDS}), index)
 
     def _shards(self, index: str) -> Iterator[tuple[tuple[str, int], int, int]]:
-        """Of each copy of a shard: its name, from which change on deleted documents are kept, its newest change."""
+        """Of each copy of a shard: its name, the change from which deleted documents are kept, its newest change."""
         held = self._client.call("GET", f"/{index}/_settings", parameters={"flat_settings": "true"})
         more = int(held[index]["settings"].get(_KEPT, 0))
         answer = self._of_all_shards("GET", f"/{index}/_stats/docs", {"level": "shards"})

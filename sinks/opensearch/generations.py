@@ -1,4 +1,4 @@
-"""The generations of an OpenSearch sink: those whose indexes there are. Aliases point to the live one."""
+"""The generations of an OpenSearch sink: those that have indexes. Aliases point to the live one."""
 
 import contextlib
 import time
@@ -23,8 +23,6 @@ from sinks.stored_progress import check_stored
 
 
 class OpenSearchGenerations(Generations, BulkLoad, TableIdentities):
-    """The generations of an OpenSearch sink, bound to the one of its indexes."""
-
     def __init__(self, indexes: OpenSearchIndexes) -> None:
         self._indexes = indexes
         self._bookkeeping = indexes.bookkeeping
@@ -33,7 +31,7 @@ class OpenSearchGenerations(Generations, BulkLoad, TableIdentities):
         self._next_removal = 0.0
         self._applied_whole: tuple[int, int] | None = None
         self._known: Progress | None = None
-        self._held: Held | None = None  # what this has stored last, as the server knows it
+        self._held: Held | None = None  # the progress that this has stored last, in the server's version
 
     def live(self) -> int | None:
         return self._indexes.live()
@@ -42,7 +40,7 @@ class OpenSearchGenerations(Generations, BulkLoad, TableIdentities):
         return sorted({index.generation for index in self._indexes.all_own()})
 
     def begin_bulk(self) -> None:
-        """Has no effect on the live generation: its readers would wait for every row until ``end_bulk``."""
+        """Has no effect on the live generation: its readers would find no new row until ``end_bulk``."""
         mine = self._mine(self._indexes.undisturbed())
         if not any(index.is_live for index in mine):
             for index in mine:
@@ -60,7 +58,7 @@ class OpenSearchGenerations(Generations, BulkLoad, TableIdentities):
             raise missing_generation(self._number)
         if self._indexes.in_bulk():
             raise loading_generation(self._number)
-        # What is written and not yet refreshed would be missing for readers until the next refresh.
+        # Otherwise readers would miss unrefreshed writes until the next refresh.
         self._indexes.refresh(self._indexes.of_generation)
         others = [index for index in indexes if index.is_live and index.generation != self._number]
         self._indexes.move_aliases(
@@ -121,18 +119,18 @@ class OpenSearchGenerations(Generations, BulkLoad, TableIdentities):
         settings = self._indexes.settings
         if settings.deletes == "versioned" and time.monotonic() >= self._next_removal:
             self._next_removal = time.monotonic() + GC_DELETES_S
-            # A writer that hangs may come late: a marker stays for as long as the server remembers other deletions.
+            # A writer that hangs may come late: a marker stays as long as the server remembers other deletions.
             reached = None if progress.joining else (progress.epoch, progress.watermark_lsn)
             removable, self._applied_whole = self._applied_whole, reached
             if removable is not None:
-                # Markers are hidden and cost room alone: where our login may not delete by query, they stay.
+                # Markers are hidden and only use space: if our login may not delete by query, they stay.
                 with contextlib.suppress(LockstepError):
                     self._indexes.remove_markers(markers_before(*removable))
 
     def _replace_known(self, progress: Progress) -> bool:
-        """Store progress in the place of what this has stored last, unless it isn't there any more. Whether it did.
+        """Replace the progress that this has stored last, if it is still there. Returns whether it was.
 
-        One request: the server compares, and where it was put back or has failed over, it is another one's.
+        One request: the server compares versions, which differ after it was put back or has failed over.
         """
         if self._held is None:
             return False
@@ -141,7 +139,7 @@ class OpenSearchGenerations(Generations, BulkLoad, TableIdentities):
         return self._held is not None
 
     def _replace_stored(self, progress: Progress) -> None:
-        """The same in the place of whatever is there. Raises as ``check_stored``, and Unavailable."""
+        """Replace whatever progress is stored. Raises as ``check_stored`` does, and Unavailable."""
         held = self._bookkeeping.held(self._progress_id)
         stored = None if held is None else load_progress(orjson.dumps(held.source))
         check_stored(self._known, stored, following=progress, destination="opensearch")
@@ -153,14 +151,14 @@ class OpenSearchGenerations(Generations, BulkLoad, TableIdentities):
         return [index for index in indexes if index.generation == self._number]
 
     def _remove(self, index: OwnIndex) -> None:
-        """Remove an index with its aliases."""
         self._indexes.client.call("DELETE", f"/{index.name}", missing_ok=True)
 
 
 def _what_became(before: str, now: str) -> str | None:
-    """What has become of an index that was known like this, None where it is the same one. Pure.
+    """What became of an index with this known identity; None if it is the same one. Pure.
 
-    A cluster that was put back has other ones throughout: the bookkeeping, which is then as old as the rows, too.
+    In a cluster that was put back all identities differ, also that of the bookkeeping, which is then as old as the
+    rows.
     """
     (index_before, store_before, *shards_before), (index, store, *shards) = (before or now).split(" "), now.split(" ")
     if store != store_before:

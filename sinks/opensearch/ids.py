@@ -1,7 +1,7 @@
 """The id and the routing of a row's document, both made from the key alone (pure).
 
-A key never changes (one that does is a delete and a create), so an id or a routing made from it leads every event of a
-row to the same document of the same shard.
+A key never changes: a changed one is a delete and a create. So these lead every event of a row to the same document of
+the same shard.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _PART: Final = re.compile(r"(?P<brace>\{\{|\}\})|\{(?P<column>[^{}]+)\}|(?P<lite
 
 
 def document_id(values: Sequence[JsonValue]) -> str:
-    """A key's values as a document's id; different keys of one table have different ids."""
+    """A key's values as a document's id. Different keys of one table have different ids."""
     if len(values) == 1:
         text = values[0] if isinstance(values[0], str) else orjson.dumps(values[0]).decode()
     else:
@@ -38,12 +38,10 @@ def _text(value: JsonValue) -> str:
 
 @dataclass(frozen=True, slots=True)
 class IdTemplate:
-    """``order-{id}``: what a document's id looks like.
+    """A template of documents' ids, such as ``order-{id}``. ``literals`` surround the values of ``columns``.
 
-    ``literals`` are around the values of ``columns``, one more than these.
-
-    With several columns, the special characters between them are percent-encoded in the values (and ``%`` with them),
-    so that no two keys have the same id.
+    With several columns, special characters between them are percent-encoded in the values (and ``%`` too), so that no
+    two keys have the same id.
     """
 
     literals: tuple[str, ...]
@@ -51,10 +49,7 @@ class IdTemplate:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """``{column}`` is a key column's value, ``{{`` and ``}}`` for braces.
-
-        Raises ValueError with all that is wrong.
-        """
+        """``{column}`` is a key column's value; ``{{`` and ``}}`` are braces. Raises ValueError with all problems."""
         literals, columns, end = [""], [], 0
         for match in _PART.finditer(text):
             if match.start() != end:
@@ -82,7 +77,6 @@ class IdTemplate:
         return cls(tuple(literals), tuple(columns))
 
     def problems(self, key: Sequence[str]) -> list[str]:
-        """Why this can't be the id of rows with that key."""
         return [
             f"{name!r} isn't a column of the key ({', '.join(key)})" for name in self.columns if name not in key
         ] + [
@@ -92,7 +86,6 @@ class IdTemplate:
         ]
 
     def maker(self) -> Callable[[Mapping[str, JsonValue]], str]:
-        """Makes ids from keys."""
         escaped = {character: _percent(character) for character in set("".join(map(_special, self.literals[1:-1])))}
         if escaped:
             escaped["%"] = _percent("%")
@@ -100,14 +93,14 @@ class IdTemplate:
         first, pairs = self.literals[0], tuple(zip(self.columns, self.literals[1:], strict=True))
 
         def make(key: Mapping[str, JsonValue]) -> str:
-            # Within the bounds of ids, as any other text.
+            # Bounded like ids, and like any other text.
             return document_id([first + "".join(_text(key[name]).translate(table) + after for name, after in pairs)])
 
         return make
 
 
 def _special(literal: str) -> str:
-    # Letters and digits occur in the encoding itself, so they can't tell where a value ends.
+    # Letters and digits occur in the encoding itself, so they can't mark where a value ends.
     return "".join(character for character in literal if not character.isalnum() and character != "%")
 
 

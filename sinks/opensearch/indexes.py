@@ -1,4 +1,4 @@
-"""The indexes of one generation: created, evolved, found among others, and what is known of each."""
+"""The indexes of one generation: creates, evolves and finds them, and knows what each holds."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -23,16 +23,16 @@ _NOT_FOR_US: Final = (403, 404, 405)
 """Statuses of a request that our role may not make, or that the server doesn't know."""
 
 _ABOVE_OTHERS: Final = 1_000_000_000
-"""The priority of a template that is only tried: no other of the server's counts beside it."""
+"""The priority of a template that is only tried, so that no other template of the server applies."""
 
 GC_DELETES_S: Final = 3600
-"""How long the server remembers a deletion's version. Memory is what it costs, and late writes are rarely later."""
+"""How long the server remembers a deletion's version. This costs memory; later writes are rare."""
 
-_NEVER: Final = "-1"  # as refresh_interval: only when somebody asks for it
+_NEVER: Final = "-1"  # as refresh_interval: only on request
 
 
 class HeldIndex(NamedTuple):
-    """A table's index as it is: the shape that it was made for, and its fields."""
+    """A table's index at present: the shape for which it was made, and its fields."""
 
     shape: Shape
     properties: Mapping[str, Mapping[str, Any]]
@@ -41,9 +41,9 @@ class HeldIndex(NamedTuple):
 class OpenSearchIndexes:
     """The indexes of one generation of a sink. Connects at the first call.
 
-    ``of_generation`` is the pattern of the generation's indexes, ``targets`` those that were looked at, by table. With
-    ``fences`` one job at a time may write: so a view's result is kept. ``claimed`` is the fence that this object has
-    claimed. Raises ConfigurationError for a prefix that can't begin an index name.
+    ``of_generation`` is the pattern of the generation's indexes. ``targets`` are the indexes that were looked at, by
+    table. With ``fences``, one job at a time may write, as for a view's result. ``claimed`` is this object's fence.
+    Raises ConfigurationError for a prefix that can't begin an index name.
     """
 
     def __init__(self, name: str, settings: OpenSearchSettings, generation: int) -> None:
@@ -66,19 +66,19 @@ class OpenSearchIndexes:
         self._names = settings.table_names()
 
     def alias(self, name: TableName) -> str:
-        """By which readers find a table. Raises LockstepError when it gets too long."""
+        """The name by which readers find a table. Raises LockstepError when it is too long."""
         return alias_name(self.prefix, name, self._names, is_fenced=self.fences)
 
     def index(self, name: TableName) -> str:
-        """A table's index in this generation. Raises LockstepError when its name gets too long."""
+        """A table's index in this generation. Raises LockstepError when its name is too long."""
         return f"{self.alias(name)}_g{self.generation}"
 
     # Of one table
 
     def prepare(self, tables: Sequence[Table]) -> None:
-        """Create the tables' indexes, or give them the fields that they lack.
+        """Create the tables' indexes, or add the fields that they lack.
 
-        Raises ConfigurationError when the settings don't fit new tables. Raises LockstepError when an index has another
+        Raises ConfigurationError when the settings don't fit new tables, and LockstepError when an index has another
         shape.
         """
         before = {table.name: self.held(self.index(table.name)) for table in tables}
@@ -97,7 +97,7 @@ class OpenSearchIndexes:
             self.targets[table.name] = self._target(index, self._evolved(index, held, table))
 
     def _give_back_aliases(self, indexes: Sequence[str]) -> None:
-        """Give these indexes their writing aliases, where somebody has removed them."""
+        """Restore the writing aliases of these indexes if somebody has removed them."""
         aliases = self._aliases() if indexes else {}
         lacking = [index for index in indexes if f"{index}_W" not in aliases.get(index, ())]
         if lacking:
@@ -105,11 +105,11 @@ class OpenSearchIndexes:
             self.client.call("POST", "/_aliases", {"actions": actions})
 
     def check_new(self, tables: Sequence[Table]) -> str:
-        """Have the server say whether it would create these tables' indexes; it creates nothing.
+        """Ask the server whether it would create these tables' indexes. Creates nothing.
 
-        Returns why nothing is known, "" where it has said so. Jobs don't need that request: our role may not be allowed
-        to make it, or the server may not have it.
-        Raises LockstepError with its reason: an analyzer that it doesn't have, or a parameter that a field can't have.
+        Returns why nothing is known, or "" if the server has answered. Jobs don't need that request, so our role may
+        lack the right to it, or the server may not have it. Raises LockstepError with the server's reason: a missing
+        analyzer, or a parameter that a field can't have.
         """
         for table in tables:
             made = {"settings": self._index_settings(table), "mappings": self._mapping(Shape.of(table))}
@@ -125,7 +125,7 @@ class OpenSearchIndexes:
         return ""
 
     def look_at(self, table: TableName) -> Target:
-        """Where a table's documents go, as its index is now. Raises LockstepError when there is none."""
+        """Where a table's documents go, by its index's present state. Raises LockstepError if there is none."""
         index = self.index(table)
         held = self.held(index)
         if held is None:
@@ -133,20 +133,20 @@ class OpenSearchIndexes:
         return self._target(index, held)
 
     def look_up_in(self, table: Table) -> Target:
-        """The same, to find rows by their keys. Raises ConfigurationError where settings name other columns."""
+        """Like ``look_at``, to find rows by their keys. Raises ConfigurationError if settings name other columns."""
         if problems := self.settings.key_problems(table):
             raise ConfigurationError("; ".join(problems), hint="mend them, and rebuild the sink: lockstep rebuild")
         return self.look_at(table.name)
 
     def look_again_at(self, table: TableName) -> Target:
-        """The same, kept in ``targets``."""
+        """Like ``look_at``; stores the result in ``targets``."""
         target = self.targets[table] = self.look_at(table)
         return target
 
     def held(self, index: str) -> HeldIndex | None:
-        """What an index holds; None where there is none. Raises LockstepError for one that isn't ours."""
-        # A node that has just started knows no index yet, and says of one that is named alone that it doesn't exist.
-        # Asked like this it looks first whether it can tell.
+        """What an index holds; None if it doesn't exist. Raises LockstepError for an index that isn't ours."""
+        # A node that has just started knows no index yet, and answers that a single named one doesn't exist. With these
+        # parameters it first checks whether it can answer.
         lenient = {"ignore_unavailable": "true", "allow_no_indices": "true"}
         answer = self.client.call("GET", f"/{index}/_mapping", parameters=lenient)
         if index not in answer:
@@ -158,13 +158,12 @@ class OpenSearchIndexes:
         return HeldIndex(Shape.from_json(meta["lockstep_shape"]), mappings["properties"])
 
     def write_as(self, fence: int) -> None:
-        """From now on ``targets`` are written through the alias of the writer with this fence."""
+        """From now on, ``targets`` are written through the alias of the writer with this fence."""
         if self.fences and fence != self._fence:
             self._fence = fence
             self.targets.clear()
 
     def writer_aliases(self) -> dict[str, list[str]]:
-        """The indexes of this generation, each with the aliases of its writers."""
         aliases = self._aliases()
         mine = [index.name for index in own_indexes(aliases) if index.generation == self.generation]
         return {index: [alias for alias in aliases[index] if fence_of(index, alias)] for index in mine}
@@ -172,20 +171,21 @@ class OpenSearchIndexes:
     def uuids(self) -> dict[str, str]:
         """The cluster's own ids of this generation's indexes, and of the bookkeeping index, by name.
 
-        An index that is made again, or put back from a snapshot under its name, has another one.
+        An index that is created again, or put back from a snapshot under its name, has another id.
         """
         self.bookkeeping.check_format()
-        # As ``held``: a node that has just started looks first whether it can tell. One that is closed is there.
+        # As in ``held``: a node that has just started checks whether it can answer. Closed indexes count.
         lenient = {"ignore_unavailable": "true", "allow_no_indices": "true", "expand_wildcards": "all"}
         path = f"/{self.of_generation},{self.bookkeeping.index}/_settings/index.uuid"
         answer = self.client.call("GET", path, parameters={**lenient, "flat_settings": "true"})
         return {name: held["settings"]["index.uuid"] for name, held in answer.items()}
 
     def histories(self) -> dict[str, list[str]]:
-        """The ids of the histories of this generation's indexes by name, as ``shard:id``; of a shard that is away, "".
+        """By index of this generation, the ids of its shards' histories, as ``shard:id``; "" is the id of an absent
+        shard.
 
-        Where an index is put back in place, or a shard is begun anew without its data, its id is another one. Empty
-        where our user may not ask for it.
+        An id changes when an index is put back in place, or when a shard begins anew without its data. Empty if our
+        user may not ask for it.
         """
         fields = "indices.*.shards.*.routing.primary,indices.*.shards.*.commit.user_data.history_uuid"
         wanted = {"level": "shards", "forbid_closed_indices": "false", "expand_wildcards": "all", "filter_path": fields}
@@ -203,11 +203,10 @@ class OpenSearchIndexes:
     # Of all generations
 
     def all_own(self) -> list[OwnIndex]:
-        """This sink's indexes of all generations."""
         return list(own_indexes(self._aliases()))
 
     def undisturbed(self) -> list[OwnIndex]:
-        """The same. Raises LockstepError when somebody gave a name that readers use to something else."""
+        """Like ``all_own``. Raises LockstepError when somebody pointed a name that readers use to something else."""
         aliases = self._aliases()
         own = list(own_indexes(aliases))
         names = {index.name for index in own}
@@ -229,9 +228,9 @@ class OpenSearchIndexes:
         return own
 
     def live(self) -> int | None:
-        """The generation that the aliases point to. Raises LockstepError when that isn't one."""
+        """The generation to which the aliases point. Raises LockstepError if they point to several."""
         live = sorted({index.generation for index in self.undisturbed() if index.is_live})
-        if len(live) > 1:  # one request moves all aliases
+        if len(live) > 1:  # a switch moves all aliases in one request
             raise LockstepError(
                 f"the aliases that readers use point to generations {' and '.join(map(str, live))} at once",
                 hint="one of them was moved by hand; switch to the generation that is meant to be live",
@@ -241,12 +240,12 @@ class OpenSearchIndexes:
     def move_aliases(self, *, to: Iterable[tuple[str, str]], away_from: Iterable[tuple[str, str]] = ()) -> None:
         """Move reading aliases, all at once. Each pair is an index and its alias."""
         actions: list[dict[str, Any]] = [{"remove": {"index": index, "alias": alias}} for index, alias in away_from]
-        # Filtered whatever the setting is now: there may be markers from a time when it was another.
+        # Filtered whatever the setting is: there may be markers from a time when it differed.
         actions += [{"add": {"index": index, "alias": alias, "filter": LIVE}} for index, alias in to]
         self.client.call("POST", "/_aliases", {"actions": actions})
 
     def remove_markers(self, query: Mapping[str, Any]) -> None:
-        """Have the cluster remove these markers of this generation, by and by. It remembers them as any deletion."""
+        """Have the cluster gradually remove these markers of this generation. It remembers them like any deletion."""
         parameters = {"conflicts": "proceed", "wait_for_completion": "false", "allow_no_indices": "true"}
         path = f"/{self.of_generation}/_delete_by_query"
         self.client.call("POST", path, {"query": query}, parameters)
@@ -254,7 +253,6 @@ class OpenSearchIndexes:
     # Bulk load
 
     def in_bulk(self) -> list[str]:
-        """The indexes of this generation that are loaded in bulk."""
         path = f"/{self.of_generation}/_settings/index.refresh_interval"
         answer = self.client.call("GET", path, parameters={"flat_settings": "true"})
         return [name for name, held in answer.items() if held["settings"].get("index.refresh_interval") == _NEVER]
@@ -263,7 +261,7 @@ class OpenSearchIndexes:
         self._change_settings(index, {"refresh_interval": _NEVER, "number_of_replicas": 0})
 
     def end_bulk(self, index: str) -> None:
-        # Refreshed first: who sees the interval changed may rely on finding the rows.
+        # Refreshed first: whoever sees the changed interval may rely on finding the rows.
         self.refresh(index)
         normal = {"refresh_interval": self._refresh_interval, "number_of_replicas": self.settings.replicas}
         self._change_settings(index, normal)
@@ -271,12 +269,12 @@ class OpenSearchIndexes:
     def refresh(self, index: str) -> None:
         """From now on readers find what was written before. ``index`` may be a pattern.
 
-        Raises Unavailable where a copy has failed: OpenSearch answers that all the same.
+        Raises Unavailable if a copy has failed: OpenSearch reports success nevertheless.
         """
         require_all(self.client.call("POST", f"/{index}/_refresh"))
 
     def _aliases(self) -> Mapping[str, frozenset[str]]:
-        """All indexes that have a name or an alias of ours, with their aliases."""
+        """All indexes with a name or an alias of ours, with their aliases."""
         self.bookkeeping.check_format()
         answer = self.client.call("GET", f"/{self.prefix}.*/_alias", parameters={"expand_wildcards": "all"})
         return {index: frozenset(held["aliases"]) for index, held in answer.items()}
@@ -285,7 +283,7 @@ class OpenSearchIndexes:
         self.client.call("PUT", f"/{index}/_settings", {"index": settings})
 
     def _check(self, tables: Sequence[Table]) -> None:
-        """What the settings say of these new tables must fit them. Raises ConfigurationError with all that doesn't."""
+        """Raise ConfigurationError with all settings that don't fit these new tables."""
         problems = self.settings.problems_with(tables)
         if problems:
             raise ConfigurationError(
@@ -295,7 +293,7 @@ class OpenSearchIndexes:
             )
 
     def _evolved(self, index: str, held: HeldIndex, table: Table) -> HeldIndex:
-        """The index with all fields of the table. Raises LockstepError when it holds another table, or shape."""
+        """The index with all fields of the table. Raises LockstepError when it holds another table or shape."""
         if held.shape.table.name != table.name:
             raise NeedsRebuild(
                 f"index {index!r} holds table {held.shape.table.name}, not {table.name}",
@@ -311,10 +309,7 @@ class OpenSearchIndexes:
         return HeldIndex(evolved, wanted["properties"])
 
     def _mapping(self, shape: Shape, held: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> dict[str, Any]:
-        """A table's mapping. ``held`` are the fields that its index has.
-
-        These stay, unless the settings speak of them.
-        """
+        """A table's mapping. The index's ``held`` fields stay, unless the settings name them."""
         table = shape.table.name
         fields = self.settings.fields_of(table)
         made = mapping(shape, fields, is_routed=bool(self.settings.routing_of(table)))
@@ -329,7 +324,7 @@ class OpenSearchIndexes:
             "number_of_shards": self.settings.shards,
             "refresh_interval": self._refresh_interval,
             "gc_deletes": f"{GC_DELETES_S}s",
-            # Sub-fields count too, and PostgreSQL allows 1600 columns.
+            # Sub-fields also count, and PostgreSQL allows 1600 columns.
             "mapping.total_fields.limit": max(1000, 4 * len(table.columns) + 100),
         }
 
@@ -351,5 +346,5 @@ class OpenSearchIndexes:
 
 
 def _history_of(copies: Sequence[Mapping[str, Any]]) -> str:
-    """That of a shard's primary. Others copy it."""
+    """The history of a shard's primary, which other copies share."""
     return next((str(copy["commit"]["user_data"]["history_uuid"]) for copy in copies if copy["routing"]["primary"]), "")

@@ -43,8 +43,8 @@ _RESERVED_FIELDS: Final = frozenset(
     )
 )
 
-# The mapping is strict, and a value that its field can't index must not cost the row. So ``ignore_malformed`` is on
-# numbers and dates: NaN, infinity, BC and years beyond 9999 are legal at the source. Integers have no such values.
+# The mapping is strict, but a value that its field can't index must not reject the row. So numbers and dates have
+# ``ignore_malformed``: NaN, infinity, BC and years beyond 9999 are legal at the source. Integers have no such values.
 _KEYWORD: Final[Mapping[str, Any]] = {"type": "keyword", "ignore_above": _KEYWORD_CHARACTERS_MAX}
 _STORED_ONLY: Final[Mapping[str, Any]] = {"type": "keyword", "index": False, "doc_values": False}
 _DATE: Final[Mapping[str, Any]] = {"type": "date", "format": "strict_date_optional_time", "ignore_malformed": True}
@@ -56,7 +56,7 @@ _FIELD_TYPES: Final[Mapping[str, Mapping[str, Any]]] = {
     "oid": {"type": "long"},
     "float4": {"type": "float", "ignore_malformed": True},
     "float8": {"type": "double", "ignore_malformed": True},
-    # Not a scaled_float, which tells no more digits apart: a scale that the source changes would round new values.
+    # Not a scaled_float, which isn't more precise: if the source changed its scale, new values would be rounded.
     "numeric": {"type": "double", "ignore_malformed": True, "fields": {"exact": _KEYWORD}},
     "bool": {"type": "boolean"},
     "timestamp": _DATE,
@@ -69,7 +69,7 @@ _FIELD_TYPES: Final[Mapping[str, Mapping[str, Any]]] = {
     "bpchar": _TEXT,
     **{name: {"type": kind} for name, kind in ranges.FIELD_TYPES.items()},
 }
-# Declared types whose values are prose; what else counts as text (enums, domains, extensions) is a keyword.
+# Declared types whose values are prose. Other types that count as text (enums, domains, extensions) are keywords.
 _TEXT_TYPE: Final = re.compile(r"(text|name|citext|character varying(\(\d+\))?)(\[\])?")
 _AS_THE_TYPE: Final[Mapping[str, Mapping[str, Any]]] = {}
 _UNINDEXED: Final[Mapping[str, Any]] = {"type": "object", "enabled": False}
@@ -84,12 +84,12 @@ def field_name(column: str) -> str:
 
 
 def field_mapping(column: Column) -> Mapping[str, Any]:
-    """How a column is indexed unless ``fields`` says otherwise. Arrays are indexed as their elements."""
+    """How a column is indexed by default. Arrays are indexed like their elements."""
     value_type = column.value_type
     if column.is_array:
         if value_type in JSON_TYPES or value_type == "bool":
             return _KEYWORD
-        if value_type in ("int2", "int4", "int8", "oid"):  # one with bounds of its own comes as text
+        if value_type in ("int2", "int4", "int8", "oid"):  # an array with explicit bounds comes as text
             return {**_FIELD_TYPES[value_type], "ignore_malformed": True}
     if value_type == "text":
         return _TEXT if _TEXT_TYPE.fullmatch(column.type_name) else _KEYWORD
@@ -97,10 +97,7 @@ def field_mapping(column: Column) -> Mapping[str, Any]:
 
 
 def field_of(column: Column, how: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """How a column is indexed where ``fields`` says ``how``.
-
-    With a ``type`` it replaces the column's own definition, else it is added to that.
-    """
+    """How a column is indexed if ``fields`` says ``how``: a ``type`` replaces its default, anything else extends it."""
     if how is None:
         return field_mapping(column)
     if "type" in how:
@@ -113,7 +110,6 @@ def field_of(column: Column, how: Mapping[str, Any] | None) -> Mapping[str, Any]
 
 
 def copy_targets(fields: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The fields that ``copy_to`` names, each once."""
     named = (how.get("copy_to", ()) for how in fields.values())
     return list(dict.fromkeys(name for names in named for name in ([names] if isinstance(names, str) else names)))
 
@@ -121,7 +117,8 @@ def copy_targets(fields: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def mapping(
     shape: Shape, fields: Mapping[str, Mapping[str, Any]] = _AS_THE_TYPE, *, is_routed: bool = False
 ) -> dict[str, Any]:
-    """The index's mapping; ``_meta`` carries the shape it was made from. ``fields`` says how some columns are indexed.
+    """The index's mapping. ``_meta`` holds the shape from which it was made. ``fields`` defines how some columns are
+    indexed.
 
     With ``is_routed`` the server refuses to write or find a document without its routing.
     """
@@ -139,7 +136,7 @@ def mapping(
 
 
 def range_columns(shape: Shape, properties: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Columns whose ranges are indexed as ranges in an index of this mapping, and their value types."""
+    """Columns that an index of this mapping indexes as ranges, and their value types."""
     return {
         column.name: column.value_type
         for column in shape.columns

@@ -1,4 +1,4 @@
-"""Names of a sink's indexes and aliases (pure): see ``docs/sinks/opensearch.md``."""
+"""Names of a sink's indexes and aliases (pure). See ``docs/sinks/opensearch.md``."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,12 +18,11 @@ _GENERATION_INDEX: Final = re.compile(r"(?P<alias>.+)_g(?P<generation>\d+)")
 # A table named orders_g1 must not be taken for generation 1 of orders.
 _LIKE_A_GENERATION: Final = re.compile(r"_(?=g\d+$)")
 _PLAIN_NAME_BYTES: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
-# No dot: so it is never the name that a table has by itself, which has one between schema and table.
+# No dot: a table's default name has one between schema and table, so the two never clash.
 _CHOSEN: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,199}")
 
 
 def name_problems(names: Mapping[str, str]) -> list[str]:
-    """What is wrong with names that were chosen for tables."""
     problems, table_of = [], dict[str, str]()
     for text, name in names.items():
         if not _CHOSEN.fullmatch(name):
@@ -41,9 +40,9 @@ def name_problems(names: Mapping[str, str]) -> list[str]:
 def alias_name(
     prefix: str, name: TableName, names: Mapping[TableName, str] | None = None, *, is_fenced: bool = False
 ) -> str:
-    """The name that readers search. Different tables have different ones.
+    """The name that readers search, different for each table. ``is_fenced`` leaves room for a writer's alias.
 
-    ``is_fenced``: there is room for an alias of its writer. Raises LockstepError when it gets too long.
+    Raises LockstepError when it is too long.
     """
     chosen = None if names is None else names.get(name)
     if chosen is None:
@@ -59,28 +58,25 @@ def alias_name(
 
 
 def writer_alias(index: str, fence: int) -> str:
-    """The alias through which the writer with this fence writes. Without a fence everybody writes through the same."""
+    """The alias through which the writer with this fence writes. All writers without a fence share one."""
     return f"{index}_W{fence or ''}"
 
 
 def fence_of(index: str, alias: str) -> int:
-    """The fence of the writer whose alias this is of an index; 0 for one that is no writer's."""
+    """The fence of the writer to which this alias of an index belongs; 0 if it is no writer's."""
     begin = f"{index}_W"
     text = alias.removeprefix(begin)
     return int(text) if alias.startswith(begin) and text.isdecimal() else 0
 
 
 def _escaped(part: str) -> str:
-    # OpenSearch allows lower case only; "~" is legal in index names and needs no escaping in a URL.
+    # OpenSearch allows only lower case. "~" is legal in index names, and needs no escaping in a URL.
     return "".join(chr(byte) if byte in _PLAIN_NAME_BYTES else f"~{byte:02x}" for byte in part.encode())
 
 
 @dataclass(frozen=True, slots=True)
 class OwnIndex:
-    """An index of ours: of one table in one generation.
-
-    ``alias`` is the table's reading alias, wherever that points.
-    """
+    """An index of ours, for one table in one generation. ``alias`` is the table's reading alias, wherever it points."""
 
     name: str
     alias: str
@@ -89,7 +85,7 @@ class OwnIndex:
 
 
 def own_indexes(aliases: Mapping[str, Iterable[str]]) -> Iterator[OwnIndex]:
-    """The indexes of ours among these, each given with its aliases. One without a writing alias isn't of our making."""
+    """Our indexes among these, which are given with their aliases. An index without a writing alias isn't ours."""
     for name, held in aliases.items():
         match = _GENERATION_INDEX.fullmatch(name)
         if match is not None and f"{name}_W" in held:

@@ -1,4 +1,4 @@
-"""What is asked of an OpenSearch cluster before a job begins. Nothing is created."""
+"""Questions to an OpenSearch cluster before a job begins. They create nothing."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from sinks.opensearch.writer_aliases import WriterAliases
 
 
 def check_new(name: str, settings: OpenSearchSettings, tables: Sequence[Table]) -> str:
-    """As ``SinkKind.check_new``."""
+    """See ``SinkKind.check_new``."""
     indexes = OpenSearchIndexes(name, settings, 1)
     try:
         return indexes.check_new(tables)
@@ -18,7 +18,7 @@ def check_new(name: str, settings: OpenSearchSettings, tables: Sequence[Table]) 
 
 
 def why_late_writes_are_unseen(name: str, settings: OpenSearchSettings) -> str:
-    """As ``SinkKind.why_late_writes_are_unseen``."""
+    """See ``SinkKind.why_late_writes_are_unseen``."""
     if settings.view is None:
         return ""
     indexes = OpenSearchIndexes(name, settings, 1)

@@ -1,8 +1,8 @@
-"""PostgreSQL's text of ranges as what OpenSearch's range types index (pure).
+"""PostgreSQL's text of ranges -> what OpenSearch's range types index (pure).
 
-A copy for searching, as far as it goes: what can't be said there (an empty range, a bound that is NaN, BC or beyond the
-year 9999) has none. ``infinity`` is no bound. Instants are indexed to the millisecond, ``numrange`` as doubles; a range
-that has nothing between its bounds then gets these as well, since OpenSearch refuses an empty one.
+These are copies for searching. A range that OpenSearch can't express has none: an empty one, or a bound that is NaN, BC
+or beyond the year 9999. ``infinity`` is no bound. Instants are indexed to the millisecond, ``numrange`` as doubles. If
+rounding leaves nothing between the bounds, the bounds are included, since OpenSearch refuses an empty range.
 """
 
 import math
@@ -25,7 +25,7 @@ FIELD_TYPES: Final[Mapping[str, str]] = {
     "tsmultirange": "date_range",
     "tstzmultirange": "date_range",
 }
-"""PostgreSQL's built-in ranges and what they are in OpenSearch."""
+"""PostgreSQL's built-in ranges -> OpenSearch's types."""
 
 _RANGE: Final = re.compile(r"(?P<first>[\[(])(?P<low>[^,]*),(?P<high>[^\])]*)(?P<last>[\])])")
 _NUMBER: Final = re.compile(r"-?\d{1,300}(?:\.\d+)?")
@@ -35,10 +35,7 @@ _ENDLESS: Final = frozenset({"", "infinity", "-infinity", "Infinity", "-Infinity
 
 
 def searchable_range(value: Any, value_type: str) -> Any:
-    """A range as an object of its bounds, a multirange or an array as a list of them.
-
-    None where there is nothing to index.
-    """
+    """A range as an object of its bounds, a multirange or array as a list of these; None if nothing can be indexed."""
     if isinstance(value, list):
         copies = [searchable_range(element, value_type) for element in value]
         return [element for element in copies if element is not None] or None
@@ -71,10 +68,10 @@ def _bounds(match: re.Match[str], value_type: str) -> dict[str, str] | None:
 
 
 def _has_inside(bounds: Mapping[str, str], value_type: str) -> bool:
-    """Whether anything is left of a range that OpenSearch has rounded."""
+    """Whether a range that OpenSearch has rounded still contains anything."""
     (first, low), (last, high) = bounds.items()
     if value_type.startswith("int"):
-        return True  # PostgreSQL has these without an exclusive lower bound, and empty ones as a word
+        return True  # PostgreSQL prints these without an exclusive lower bound, and empty ones as a word
     if value_type.startswith("num"):
         lowest = math.nextafter(float(low), math.inf) if first == "gt" else float(low)
         return lowest <= (math.nextafter(float(high), -math.inf) if last == "lt" else float(high))

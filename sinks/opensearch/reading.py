@@ -1,4 +1,4 @@
-"""Documents of an index as they are now: by a query, or by their ids."""
+"""Reads documents of an index: by a query as of the last refresh, or by their ids as of now."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -14,16 +14,16 @@ _FOUND_AT_ONCE: Final = 2000
 _KEEP_ALIVE: Final = "5m"
 
 WHOLE: Final[Mapping[str, str]] = {"allow_partial_search_results": "false"}
-"""Parameters of a search: where a shard refuses, the whole of it is refused with the reason."""
+"""Parameters of a search: if one shard refuses, the whole search fails with the reason."""
 
 DOCUMENTS_MAX: Final = 1000
-"""How many documents are looked up at once."""
+"""How many documents one request looks up."""
 
 
 def found(client: OpenSearchClient, index: str, query: Mapping[str, Any]) -> Iterator[Sequence[Mapping[str, str]]]:
-    """Where the documents that match a query are found again, some at once, in no particular order.
+    """The identities of documents that match a query, in groups, in no particular order.
 
-    Ids alone: a page of documents may have any size. As of the last refresh. Raises as ``whole``.
+    Only ids, since a page of documents may have any size. As of the last refresh. Raises as ``whole`` does.
     """
     asked = {"size": _FOUND_AT_ONCE, "sort": ["_doc"], "query": query, "_source": False}
     page = client.call("POST", f"/{index}/_search", asked, {"scroll": _KEEP_ALIVE, **WHOLE})
@@ -44,10 +44,10 @@ def looked_up(
     *,
     is_routed: bool,
 ) -> Iterator[tuple[Mapping[str, str], Mapping[str, Any]]]:
-    """Those of these documents that are there, each with its ``_source``; a bounded number of bytes at a time.
+    """Those of these documents that exist, each with its ``_source``. Each request has a bounded number of bytes.
 
-    By id, hence as of now: the server looks into what it hasn't refreshed yet. ``page_size`` has at most
-    ``DOCUMENTS_MAX`` rows. Raises as ``unreadable``.
+    By id, hence as of now: the server also looks at what it hasn't refreshed. ``page_size`` has at most
+    ``DOCUMENTS_MAX`` rows. Raises as ``unreadable`` does.
     """
     begin = 0
     while portion := documents[begin : begin + page_size.rows]:
@@ -65,15 +65,12 @@ def looked_up(
 
 
 def identity_of(hit: Mapping[str, Any]) -> Mapping[str, str]:
-    """Where a document is found again."""
+    """By what a document is found again."""
     return {"_id": hit["_id"], **({"routing": hit["_routing"]} if "_routing" in hit else {})}
 
 
 def whole(page: Any) -> Any:
-    """A page of results. Raises Unavailable where a shard couldn't say what it has.
-
-    OpenSearch answers without it all the same.
-    """
+    """A page of results. Raises Unavailable if a shard couldn't answer: OpenSearch reports success nevertheless."""
     if page["_shards"]["failed"] or page.get("timed_out"):
         raise Unavailable("opensearch can't read all shards of an index now", retry_after_s=RETRY_AFTER_S)
     return page

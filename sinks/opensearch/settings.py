@@ -1,4 +1,4 @@
-"""How the OpenSearch sink is configured."""
+"""The settings of the OpenSearch sink."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, ClassVar, Final, Literal, Self
@@ -17,9 +17,9 @@ from sinks.wrappers.projection import parse_column, parse_columns
 
 _ADDRESS: Final = "https://host:9200"
 _PORTS: Final = {"http": 9200, "https": 443}
-"""To which the client connects where an address has none."""
+"""The client's default ports."""
 
-# What an index must not be created with, and why.
+# Settings that an index must not be created with, and why.
 _SETTINGS_OF_OURS: Final[Mapping[str, str]] = {
     "number_of_shards": "set shards of this sink",
     "number_of_replicas": "set replicas of this sink",
@@ -38,19 +38,16 @@ _SETTINGS_OF_OURS: Final[Mapping[str, str]] = {
 class OpenSearchSettings(TableSettings):
     """An OpenSearch cluster: the addresses of one or more nodes.
 
-    ``prefix`` is the first part of every index. ``refresh_interval_ms`` is how soon a write
-    can be found: less costs the cluster a refresh more often, of each index that is written all the time.
+    ``prefix`` is the first part of every index. ``refresh_interval_ms`` is how soon a write can be found: a shorter
+    interval costs the cluster more refreshes of each index that is always written.
 
-    ``names`` has tables' names in index names instead of ``<schema>.<table>``, ``ids`` what their documents'
-    ids look like (``sinks.opensearch.ids``), ``routing`` by which columns of their keys their documents are led to a
-    shard.
+    ``names`` replaces ``<schema>.<table>`` in index names. ``ids`` are templates of documents' ids
+    (``sinks.opensearch.ids``). ``routing`` names the key columns that lead documents to a shard.
 
-    ``fields`` says how a column is indexed (``sinks.opensearch.mapping``), ``index_settings`` what an index is created
-    with besides what is set here; both are OpenSearch's own words. Columns are named as they are called here
-    (``rename``).
+    ``fields`` says how columns are indexed (``sinks.opensearch.mapping``); columns have their names here (``rename``).
+    ``index_settings`` are further settings of new indexes. Both are in OpenSearch's own words.
 
-    With ``aws_region`` requests are signed for Amazon OpenSearch Service there, instead of a ``login``.
-
+    ``aws_region`` signs requests for Amazon OpenSearch Service there, instead of a ``login``.
     """
 
     SHAPING: ClassVar[frozenset[str]] = PROJECTING | {
@@ -211,22 +208,20 @@ class OpenSearchSettings(TableSettings):
         }
 
     def table_names(self) -> Mapping[TableName, str]:
-        """``names``, parsed."""
         return {TableName.parse(text): name for text, name in self.names.items()}
 
     def fields_of(self, name: TableName) -> dict[str, dict[str, Any]]:
-        """``fields`` of one table, by column."""
         parsed = ((parse_column(text), how) for text, how in self.fields.items())
         return {column: how for (table, column), how in parsed if table == name}
 
     def id_of(self, name: TableName) -> IdTemplate | None:
-        """What a table's ids look like; None where they are the key's values."""
+        """The template of a table's ids; None if they are the key's values."""
         return next(
             (IdTemplate.parse(text) for table, text in self.ids.items() if TableName.parse(table) == name), None
         )
 
     def routing_of(self, name: TableName) -> tuple[str, ...]:
-        """The key columns by which a table's documents are routed; none where that is by their ids."""
+        """The key columns that route a table's documents; none if their ids do."""
         return next((columns for table, columns in self.routing.items() if TableName.parse(table) == name), ())
 
     def problems_with(self, tables: Sequence[Table]) -> list[str]:
@@ -242,7 +237,7 @@ class OpenSearchSettings(TableSettings):
         return unfit
 
     def problems_of(self, table: Table) -> list[str]:
-        """What was said of a table and doesn't fit it: a slip of the pen would have no effect else, or a wrong one."""
+        """Settings for a table that don't fit it: a typing error would have no effect, or a wrong one."""
         fields = self.fields_of(table.name)
         columns = {column.name for column in table.columns}
         further = copy_targets(fields)
@@ -254,7 +249,7 @@ class OpenSearchSettings(TableSettings):
         return problems + self.key_problems(table)
 
     def key_problems(self, table: Table) -> list[str]:
-        """What ``ids`` and ``routing`` say of a table and doesn't fit its key."""
+        """Entries of ``ids`` and ``routing`` for a table that don't fit its key."""
         columns = {column.name for column in table.columns}
         template = self.id_of(table.name)
         of_id = [] if template is None else template.problems(table.key)
@@ -294,7 +289,7 @@ def _are_plain_fields(names: Any) -> bool:
 
 
 def flat_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Index settings by their full names, without the ``index.`` that may be before them."""
+    """Index settings by their full names, without a leading ``index.``."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):

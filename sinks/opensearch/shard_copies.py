@@ -1,4 +1,4 @@
-"""Where the copies of an index's shards are, and whether one that isn't in service may have documents (pure)."""
+"""Where the copies of an index's shards are, and whether one out of service may hold documents (pure)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ STATE_FIELDS: Final = (
     "metadata.indices.*.in_sync_allocations,routing_table.indices.*.shards.*.state,"
     "routing_table.indices.*.shards.*.allocation_id.id,routing_table.indices.*.shards.*.unassigned_info.reason"
 )
-"""What ``copies_of`` needs of the cluster's state."""
+"""The fields of the cluster's state that ``copies_of`` needs."""
 
-# A copy with one of these never was anywhere, or has been in service: the list of copies in sync knows which. So a
-# cluster of one node, where no second copy ever finds a place, lacks nothing, also after it was started again.
+# A copy with one of these reasons was never placed, or has been in service: the list of copies in sync decides. So a
+# cluster of one node, where no second copy ever finds a place, lacks nothing, even after a restart.
 _MAYBE_NEVER_PLACED: Final = frozenset(
     {
         "INDEX_CREATED",
@@ -30,14 +30,14 @@ _MAYBE_NEVER_PLACED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """The copies in service, by their allocation ids. ``has_others``: one that isn't may have documents."""
+    """The copies in service, by their allocation ids. ``has_others``: a copy out of service may hold documents."""
 
     started: frozenset[str]
     has_others: bool
 
 
 def copies_of(state: Mapping[str, Any], index: str) -> Copies:
-    """The copies of an index as a cluster's state has them. Raises Unavailable where a shard has none in service."""
+    """The copies of an index in a cluster's state. Raises Unavailable if a shard has none in service."""
     in_sync = state.get("metadata", {}).get("indices", {}).get(index, {}).get("in_sync_allocations", {})
     shards = state.get("routing_table", {}).get("indices", {}).get(index, {}).get("shards", {})
     started: set[str] = set()
@@ -54,7 +54,7 @@ def copies_of(state: Mapping[str, Any], index: str) -> Copies:
 
 
 def _has_had(copy: Mapping[str, Any]) -> bool:
-    """Whether this one may have documents beside those in service: it was, moves, or is just being filled."""
+    """Whether this copy may hold documents besides those in service: it was in service, moves, or is being filled."""
     if copy["state"] == "STARTED":
         return False
     return copy["state"] != "UNASSIGNED" or copy["unassigned_info"]["reason"] not in _MAYBE_NEVER_PLACED

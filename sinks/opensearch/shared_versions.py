@@ -1,14 +1,13 @@
 """Changes of one transaction that share an external version: the tags in their documents decide (pure).
 
-A version has room for ``VERSION_SEQ_MAX`` changes of a transaction. The first of those beyond takes the version that
-all of them share. Each other one is written only to the very document whose tag it was compared with. The server counts
-such a write as one version more. It has room for that: a commit's record is longer than the unit of an LSN in a
+A version has room for ``VERSION_SEQ_MAX`` changes of a transaction. The first change beyond takes the version that all
+of these share. Each other one is written only to the very document with whose tag it was compared. The server counts
+such a write as one more version. There is room for that: a commit's record is longer than the unit of an LSN in a
 version, so the next transaction's versions begin far above.
 
-A deletion among them leaves a marker, since a tag has to be there to be compared with. Some time after the whole
-transaction was applied, the marker is removed. A change may still come: one that was rejected, or that is read again.
-The server may remember the removal, whose version is among those of the transaction, so such a change is written above
-all of these.
+A deletion among them leaves a marker, since the comparison needs a tag. The marker is removed some time after the whole
+transaction was applied. A change may still come then: one that was rejected, or that is read again. The server may
+remember the removal, whose version is among those of the transaction, so such a change is written above all of these.
 """
 
 from collections.abc import Mapping
@@ -19,15 +18,15 @@ from cdc.model.tag import TRANSACTION_LENGTH, VERSION_SEQ_MAX, transaction_prefi
 from sinks.opensearch.mapping import DELETED_FIELD, TAG_FIELD
 
 _COMMIT_UNITS: Final = 5
-"""The shortest record of a commit, 40 bytes, in units of 8: by so much two transactions' LSNs differ at least."""
+"""A commit's shortest record, 40 bytes, in units of 8: the least distance between the LSNs of two transactions."""
 
 VERSIONS_OF_TRANSACTION: Final = _COMMIT_UNITS * (VERSION_SEQ_MAX + 1)
 _ABOVE_REMOVED: Final = VERSIONS_OF_TRANSACTION // 2
-"""As much room below, for a marker that was written often, as above, for what follows."""
+"""Leaves as much room below, for a marker that was written often, as above, for what follows."""
 
 
 class Condition(NamedTuple):
-    """What a write asks of the document that is there; ``is_above_removed``: that there is none."""
+    """What a write requires of the existing document. ``is_above_removed``: that there is none."""
 
     clause: bytes
     is_above_removed: bool = False
@@ -40,14 +39,14 @@ def shares_version(tag: str) -> bool:
 def condition_for(
     tag: str, document: Mapping[str, Any], *, first_version: int, refused: Condition | None, or_equal: bool
 ) -> Condition | None:
-    """How to write a change whose shared version was refused, or that was ``refused``; None when it is stale.
+    """How to write a change whose shared version was refused, or whose condition ``refused`` was; None if it is stale.
 
-    ``document`` is what the primary has by its id, ``first_version`` the version of the transaction's seq 0. With
-    ``or_equal`` a document of the same tag is replaced. Raises LockstepError when a row was written too often.
+    ``document`` is the primary's answer for its id, ``first_version`` the version of the transaction's seq 0.
+    ``or_equal`` replaces a document of the same tag. Raises LockstepError when a row was written too often.
     """
     if not document["found"]:
         if refused is not None and refused.is_above_removed:
-            return None  # deleted by a later transaction, whose version is greater than all of this one's
+            return None  # deleted by a later transaction, whose version is greater than all of this one
         return Condition(b'"version":%d,"version_type":"external"' % (first_version + _ABOVE_REMOVED), True)
     held = document["_source"][TAG_FIELD]
     if held > tag or (held == tag and not or_equal):
@@ -61,9 +60,9 @@ def condition_for(
 
 
 def markers_before(epoch: int, watermark_lsn: int) -> dict[str, Any]:
-    """The query for the markers of transactions that are applied whole, by this watermark.
+    """The query for markers of transactions that are wholly applied by this watermark.
 
-    Nothing of an earlier epoch comes any more once something of this one is known to be applied.
+    Once something of this epoch is known to be applied, nothing of an earlier epoch comes any more.
     """
     applied = {"range": {TAG_FIELD: {"lt": transaction_prefix(epoch, watermark_lsn)}}}
     return {"bool": {"filter": [{"term": {DELETED_FIELD: True}}, applied]}}

@@ -52,8 +52,6 @@ def open_opensearch(name: str, settings: OpenSearchSettings, generation: int) ->
 
 
 class OpenSearchSink(Sink):
-    """Applies events to the indexes of one generation."""
-
     def __init__(self, indexes: OpenSearchIndexes) -> None:
         self._indexes = indexes
         self._client = indexes.client
@@ -81,7 +79,7 @@ class OpenSearchSink(Sink):
         return added
 
     def claim(self) -> int:
-        """Returns 0 for tables: the versions alone keep two writers right. A view has one writer at a time."""
+        """Returns 0 for tables: the versions alone make two writers safe. A view has one writer at a time."""
         if self._indexes.fences:
             self._indexes.claimed = self._writers.claim()
         return self._indexes.claimed
@@ -101,7 +99,7 @@ class OpenSearchSink(Sink):
         try:
             return self._writer.write(events, overwrite_equal_tags=batch.overwrite_equal_tags)
         except LockstepError as error:
-            # The writer's alias is gone, for which the cluster has several words.
+            # Perhaps the writer's alias is gone: the cluster reports that in several ways.
             if self._indexes.fences and not isinstance(error, Unavailable):
                 self._writers.check(batch.fence)
             raise
@@ -130,7 +128,7 @@ class OpenSearchSink(Sink):
     def _sources(
         self, index: str, table: Table, documents: Sequence[Mapping[str, str]], target: Target
     ) -> Iterator[Mapping[str, Any]]:
-        """What is stored of these documents, but for those that are gone, as ``looked_up``."""
+        """The ``_source`` of these documents, without deleted ones, as ``looked_up`` returns them."""
         page_size = self._page_sizes.setdefault(table.name, PageSize(DOCUMENTS_MAX))
         for _, source in looked_up(self._client, index, documents, page_size, is_routed=bool(target.routing)):
             if not source.get(DELETED_FIELD):

@@ -1,4 +1,4 @@
-"""Which of the documents of a generation searches find: those from before the last refresh of each shard."""
+"""Which documents of a generation searches find: those from before the last refresh of each shard."""
 
 from typing import Final
 
@@ -14,7 +14,7 @@ _FIELDS: Final = (
 class OpenSearchRefreshing(Refreshing):
     """Refreshes of one generation. A part is a copy of a shard.
 
-    What no search finds yet is in the memory of the index writer, which a refresh empties.
+    Documents that no search finds yet are in the index writer's memory, which a refresh empties.
     """
 
     def __init__(self, indexes: OpenSearchIndexes) -> None:

@@ -1,11 +1,11 @@
 """Who may write a view's documents: the index has an alias for its writer alone, and the next writer removes it.
 
-A document that has gone from a view leaves nothing for ever that keeps an older version out. So a job that takes over
-looks through the documents, and nothing may come in any more once it has begun to look. The alias's name ends with the
-writer's fence, and every request of that writer goes through it. Without it, the cluster refuses the request.
+A document that leaves a view leaves nothing permanent that keeps an older version out. So a job that takes over looks
+through the documents, and no other write may come in once it has begun. The alias's name ends with the writer's fence,
+and every request of that writer uses it. Without the alias, the cluster refuses the request.
 
-The cluster finds the index by the alias before it writes. A request that is under way then still writes: whoever takes
-over waits for it.
+The cluster resolves the alias before it writes, so a request that is under way still writes. The job that takes over
+waits for it.
 """
 
 import time
@@ -19,7 +19,7 @@ from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.names import fence_of, writer_alias
 
 _UNDER_WAY_S: Final = 0.2
-"""How soon to look again whether a request of the writer before is over."""
+"""How soon to check again whether the former writer's request has ended."""
 
 _TRIES: Final = 10
 
@@ -30,8 +30,6 @@ _NOT_FOR_US: Final = (403, 404, 405)
 
 
 class WriterAliases:
-    """Those of one generation's indexes."""
-
     def __init__(self, indexes: OpenSearchIndexes) -> None:
         self._indexes = indexes
         self._client = indexes.client
@@ -39,15 +37,15 @@ class WriterAliases:
         self._record = record_id(f"g{indexes.generation}.fence")
 
     def fence(self) -> int:
-        """The fence of the writer; 0 where there was none."""
+        """The fence of the writer; 0 if there was none."""
         held = self._indexes.writer_aliases()
         return max((fence_of(index, alias) for index, aliases in held.items() for alias in aliases), default=0)
 
     def claim(self) -> int:
-        """Shut out the writer before, and return the fence of the new one.
+        """Shut out the former writer, and return the fence of the new one.
 
-        Raises Fenced when yet another one has become it meanwhile, and Unavailable while a request of the one before
-        may still write.
+        Raises Fenced when yet another job has become the writer meanwhile, and Unavailable while a request of the
+        former one may still write.
         """
         fence = self._new_fence()
         self._replace_below(fence)
@@ -57,18 +55,17 @@ class WriterAliases:
         return fence
 
     def check(self, fence: int) -> None:
-        """Raise Fenced when this isn't the writer's fence."""
+        """Raise Fenced unless this is the writer's fence."""
         if self.fence() != fence:
             raise self.fenced()
 
     def fenced(self) -> Fenced:
-        """The error of a writer that another one has replaced."""
         return replaced_writer(self._indexes.name, self._indexes.generation)
 
     def _new_fence(self) -> int:
-        """One that nobody else has, and that is greater than all before.
+        """A unique fence, greater than all before.
 
-        A cluster that was put back has forgotten some of them, and a clock that went on is behind none.
+        A cluster that was put back has forgotten some fences. The clock has gone on, so it exceeds those too.
         """
         for _ in range(_TRIES):
             held = self._bookkeeping.held(self._record)
@@ -79,7 +76,7 @@ class WriterAliases:
         raise Unavailable("other jobs claim the same view in opensearch now")
 
     def _replace_below(self, fence: int) -> None:
-        """One change of the cluster's state, that all nodes know of when this returns."""
+        """One change of the cluster's state. All nodes know it when this returns."""
         actions: list[dict[str, Any]] = []
         for index, aliases in self._indexes.writer_aliases().items():
             older = [alias for alias in aliases if fence_of(index, alias) < fence]
@@ -91,14 +88,14 @@ class WriterAliases:
             raise Unavailable("not all nodes of opensearch know who writes the view", retry_after_s=1.0)
 
     def why_unseen(self) -> str:
-        """Why nobody can tell whether a request is still under way; "" where the cluster says it."""
+        """Why nobody can tell whether a request is still under way; "" if the cluster tells."""
         tasks = self._tasks()
         return f"GET {_TASKS} is answered with {tasks}" if isinstance(tasks, int) else ""
 
     def _check_nothing_is_under_way(self) -> None:
-        """Raise Unavailable while a request may write that has found the index by an alias that is gone.
+        """Raise Unavailable while a request that used a removed alias may still write.
 
-        Where the cluster doesn't say it, nothing is waited for: ``lockstep doctor`` tells of that.
+        If the cluster doesn't tell, nothing is waited for; ``lockstep doctor`` reports that.
         """
         tasks = self._tasks()
         if isinstance(tasks, int):
@@ -116,7 +113,7 @@ class WriterAliases:
             )
 
     def _tasks(self) -> Any:
-        """What the cluster says of the writes that it is at work on, or the status by which it doesn't say it."""
+        """The cluster's answer about its present writes, or the status with which it refuses to answer."""
         try:
             return self._client.call("GET", _TASKS, parameters={"actions": _WRITES, "detailed": "true"})
         except LockstepError as error:
@@ -127,10 +124,10 @@ class WriterAliases:
 
 
 def writes_to(description: str, indexes: Sequence[str]) -> bool:
-    """Whether a task of the cluster that is described like this writes to one of these indexes, by any name of it.
+    """Whether a task of the cluster with this description writes to one of these indexes, by any of its names.
 
-    ``requests[2], indices[shop.views.a_g1_W7]`` is a whole request, ``requests[2], index[shop.views.a_g1][0]`` the part
-    of one shard.
+    ``requests[2], indices[shop.views.a_g1_W7]`` is a whole request, ``requests[2], index[shop.views.a_g1][0]`` one
+    shard's part.
     """
     named = description.replace("[", " ").replace("]", " ").replace(",", " ").split()
     return any(name == index or name.startswith(f"{index}_W") for name in named for index in indexes)

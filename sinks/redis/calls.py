@@ -1,4 +1,4 @@
-"""Calls of the scripts: which rows go into a call, which calls into a pipeline, and how a pipeline is sent."""
+"""Calls of the scripts: groups rows into calls and calls into pipelines, and sends these."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,32 +16,29 @@ from sinks.redis.scripts import Argument, arguments_for, guarded, script_for
 from sinks.redis.settings import RedisSettings
 from sinks.sink_kernel import chosen_sink_kernel
 
-# A call's bounds. Starting the script for each row takes as long as the row itself. The server does nothing else
+# Bounds of a call. Starting the script for each row would take as long as the row. The server does nothing else
 # meanwhile.
 _CALL_ROWS: Final = 64
 _CALL_BYTES: Final = 256 * 1024
-# A pipeline's: enough to hide the round trip, little enough for the server's and our buffers.
+# Bounds of a pipeline: large enough to hide the round trip, small enough for the server's and our buffers.
 _PIPELINE_ROWS: Final = 1024
 _PIPELINE_BYTES: Final = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a script for some events of a table.
-
-    ``indexes`` are those of its events in ``events``. ``bytes`` are about what it takes on the wire.
-    """
+    """A call of a script for some events of a table."""
 
     events: TableEvents
     indexes: Sequence[int]
+    """Of its events in ``events``."""
     script: str
     arguments: tuple[Argument, ...]
     bytes: int
+    """Its approximate size on the wire."""
 
 
 class Calls:
-    """Makes and sends the calls for one generation's rows."""
-
     def __init__(self, settings: RedisSettings, keys: RedisKeys) -> None:
         self._settings = settings
         self._keys = keys
@@ -52,9 +49,9 @@ class Calls:
     def pipelines(
         self, events: Events, rejections: list[Rejection], *, overwrite_equal_tags: bool, fence: int | None = None
     ) -> Iterator[list[Call]]:
-        """The scripts' calls, as many at a time as one pipeline should hold.
+        """The scripts' calls, grouped into pipelines.
 
-        Rows that are too large become rejections. With a ``fence`` no row is written by another writer than this one.
+        Rows that are too large become rejections. With a ``fence``, rows are written only while it is the writer's.
         """
         pipeline: list[Call] = []
         rows = size = 0
@@ -71,7 +68,7 @@ class Calls:
             yield pipeline
 
     def send(self, client: Client, calls: Sequence[Call]) -> list[bytes]:
-        """A reply per call. Raises the client's error when there is none."""
+        """Send the calls and return a reply for each. Raises the client's error if there is none."""
         from redis.exceptions import NoScriptError
 
         for script in {call.script for call in calls} - self._shas.keys():
@@ -80,7 +77,7 @@ class Calls:
         replies = pipelined(client, commands)
         forgotten = [index for index, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if forgotten:
-            # The server restarted or its scripts were flushed; the other commands of the pipeline were carried out.
+            # The server restarted, or its scripts were flushed. The pipeline's other commands were carried out.
             for script in {calls[index].script for index in forgotten}:
                 client.script_load(script)
             again = pipelined(client, [commands[index] for index in forgotten])
@@ -120,7 +117,7 @@ class Calls:
     def _calls(
         self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool, fence: int | None
     ) -> Iterator[Call]:
-        """Each at most so many rows and about so many bytes; values that are too large become rejections."""
+        """Each call has a bounded number of rows and bytes. Values that are too large become rejections."""
         plan = self._script_plan(events, overwrite_equal_tags=overwrite_equal_tags, fence=fence)
         value_bytes_max = self._settings.max_value_bytes
         keys, tags = events.keys, events.tags
@@ -163,8 +160,6 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class _ScriptPlan:
-    """How the rows of a table become arguments of a script."""
-
     events: TableEvents
     script: str
     fixed: tuple[Argument, ...]
@@ -175,10 +170,10 @@ class _ScriptPlan:
 
     name_of: Callable[[Any], str]
     arguments_of: Callable[[str, bytes | None], Sequence[Argument]] | None
-    """None where a row is one argument, after its tag."""
+    """None if a row is one argument, after its tag."""
 
     take: Any
-    """The compiled function that does this for ordinary rows. None where there is none."""
+    """The compiled function that does this for ordinary rows, if there is one."""
 
     def call(self, indexes: list[int], names: list[Argument], values: list[Argument], size: int) -> Call:
         arguments = (len(names), *names, *self.fixed, *values, *self.guard)

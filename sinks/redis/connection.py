@@ -1,4 +1,4 @@
-"""A connection to a Redis or Valkey server, with its errors as ours and the stored format checked."""
+"""A connection to a Redis or Valkey server, which checks the stored format and translates the server's errors."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -27,9 +27,9 @@ _HISTORY: Final = re.compile(r"^master_replid:(\S+)", re.MULTILINE)
 class RedisConnection:
     """Connects at the first call.
 
-    A server's stream of writes has a replication id, its history here. It has another one after a restart, and so has a
-    replica that is promoted. With Sentinels each connection asks anew where the primary is, and some may still lead to
-    the one before. Its writes are lost once it comes back as a replica.
+    A server's stream of writes has a replication id, called its history here. It changes with a restart, and when a
+    replica is promoted. With Sentinels, each connection asks for the present primary, so some connections may still
+    lead to the former one. Writes to that are lost once it comes back as a replica.
     """
 
     def __init__(self, name: str, settings: RedisSettings, keys: RedisKeys) -> None:
@@ -43,35 +43,32 @@ class RedisConnection:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether rows are kept here, and not only removed when they change."""
+        """Whether rows are stored here, instead of only being removed when they change."""
         return self._settings.mode == "materialise"
 
     @property
     def histories(self) -> Collection[str]:
-        """Of all servers that it has been connected to, as far as they say."""
+        """The histories of all servers that it has been connected to, as far as they report them."""
         return self._histories
 
     def history(self) -> str | None:
-        """That of the server as it is now, None where it doesn't say."""
+        """The present server's history, or None if it doesn't report it."""
         with self.talking() as client:
             return self.note(history_of(lambda: client.info("replication").get("master_replid")))
 
     def note(self, history: str | None) -> str | None:
-        """A history that was found at the server: it counts as one of ``histories``. Returns it."""
+        """Add a history that was found at the server to ``histories``, and return it."""
         if history is not None:
             self._histories.add(history)
         return history
 
     def require_history(self, history: str) -> None:
-        """From now on any call raises DataLost that would reach a server with another one."""
+        """From now on, a call that would reach a server with another history raises DataLost."""
         self._required = history
 
     @contextmanager
     def talking(self) -> Iterator[Client]:
-        """A client, and the server's errors as ours.
-
-        Raises LockstepError when what is stored here is of another format.
-        """
+        """A client, with the server's errors raised as Lockstep's. Raises LockstepError for another stored format."""
         from redis.exceptions import RedisError
 
         try:
@@ -119,7 +116,7 @@ class RedisConnection:
         options |= {
             "socket_timeout": REDIS_ANSWERS_S,
             "socket_connect_timeout": REDIS_ANSWERS_S,
-            "retry": Retry(NoBackoff(), 0),  # the caller retries, nobody else does
+            "retry": Retry(NoBackoff(), 0),  # only the caller retries
             "redis_connect_func": self._log_in,
         }
         try:
@@ -127,7 +124,7 @@ class RedisConnection:
             if settings.login.password_file is not None:
                 each = client.connection_pool.connection_kwargs
                 each["credential_provider"] = _PasswordFile(settings.login, each.pop("username", None))
-            client.connection_pool.make_connection()  # does no I/O, and takes what the address asks for or doesn't
+            client.connection_pool.make_connection()  # does no I/O, and checks the address's options
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"sinks.{self._name}.url asks for something after its ? that the client doesn't know",
@@ -136,10 +133,10 @@ class RedisConnection:
         return client
 
     def _log_in(self, connection: Any) -> None:
-        """The client's own login, and a look at which server it is. Whatever goes wrong, the connection is closed.
+        """The client's own login, then a check of the server's history. If anything fails, the connection is closed.
 
-        The client itself closes it after its own errors alone. A connection that is left open it takes for logged in:
-        what is sent next would go to database 0, as the user that needs no password.
+        The client itself closes it only after its own errors. It would take a connection that is left open for logged
+        in, and send commands to database 0 as the default user.
         """
         try:
             connection.on_connect()
@@ -157,7 +154,7 @@ class RedisConnection:
 
 
 def _asked(connection: Any) -> str | None:
-    """The history of the server that this connection leads to."""
+    """The history of the server to which this connection leads."""
     connection.send_command("INFO", "replication")
     answer = connection.read_response()
     found = _HISTORY.search(answer.decode() if isinstance(answer, bytes) else str(answer))
@@ -165,7 +162,7 @@ def _asked(connection: Any) -> str | None:
 
 
 def history_of(ask: Callable[[], str | None]) -> str | None:
-    """What ``ask`` returns, None where INFO isn't for everybody. Raises the client's error where it passes."""
+    """What ``ask`` returns, or None if the user may not call INFO. Raises the client's error if that is temporary."""
     from redis.exceptions import ResponseError
 
     try:
@@ -177,10 +174,10 @@ def history_of(ask: Callable[[], str | None]) -> str | None:
 
 
 def _through_sentinels(settings: RedisSettings, options: Mapping[str, Any]) -> Client:
-    """A client whose connections lead to the primary of their moment. The Sentinels have no login here."""
+    """A client whose connections lead to the primary of their moment. The login isn't used for the Sentinels."""
     from redis import connection, sentinel
 
-    parse: Any = connection.parse_url  # without types, as Sentinel is
+    parse: Any = connection.parse_url  # untyped, like Sentinel
     new_sentinels: Any = sentinel.Sentinel
     url = settings.url.get_secret_value()
     of_address = {name: value for name, value in parse(url).items() if name not in _OF_ONE_SERVER}
@@ -193,34 +190,34 @@ def _through_sentinels(settings: RedisSettings, options: Mapping[str, Any]) -> C
 
 
 _OF_THE_PRIMARY: Final = frozenset({"username", "password", "redis_connect_func"})
-"""Options that aren't for the Sentinels."""
+"""Options that the Sentinels don't get."""
 
 _OF_ONE_SERVER: Final = frozenset({"host", "port", "connection_class"})
-"""What a client's library reads from an address that the Sentinels say instead."""
+"""What the client library reads from an address, but the Sentinels decide."""
 
 
 class _PasswordFile:
-    """The password of each connection, as redis-py asks for it: what the file has then."""
+    """redis-py's source of a password for each new connection: reads the file each time."""
 
     def __init__(self, login: Login, user: str | None) -> None:
         self._login = login
         self._user = user
 
     def get_credentials(self) -> tuple[str, ...]:
-        """Raises as ``Login.read_password``."""
+        """Raises as ``Login.read_password`` does."""
         password = self._login.read_password() or ""
         return (password,) if self._user is None else (self._user, password)
 
 
 def check_mode(client: Client, server: str) -> None:
-    """Raises LockstepError for a server that holds no rows of its own, or only a part of them."""
+    """Raise LockstepError for a server that holds no rows of its own, or only some of them."""
     from redis.exceptions import ResponseError
 
     try:
         facts = client.info("server")
-    except ResponseError:  # INFO isn't everybody's; what a cluster refuses is told by its answers
+    except ResponseError:  # not everybody may call INFO; a cluster is noticed by its answers
         return
-    mode = facts.get("redis_mode", facts.get("server_mode"))  # Valkey has a name of its own for it
+    mode = facts.get("redis_mode", facts.get("server_mode"))  # Valkey's own name for it
     if mode == "sentinel":
         raise LockstepError(
             f"redis at {server} is a Sentinel, which names the primary and holds no rows",
@@ -232,7 +229,7 @@ def check_mode(client: Client, server: str) -> None:
 
 
 def check_keeps(client: Client, server: str) -> None:
-    """Raises LockstepError for a server that removes keys by itself when its memory is full."""
+    """Raise LockstepError for a server that evicts keys when its memory is full."""
     from redis.exceptions import ResponseError
 
     try:
@@ -251,14 +248,14 @@ def check_keeps(client: Client, server: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Evictions:
-    """How many keys a server has evicted since its process ``run_id`` began, whoever's they were."""
+    """How many keys of anybody a server has evicted since its process ``run_id`` began."""
 
     run_id: str
     keys: int
 
     @classmethod
     def of(cls, client: Client) -> "Evictions":
-        """Those of now; none of an unknown process where INFO isn't for everybody."""
+        """The present number; 0 of an unknown process if the user may not call INFO."""
         from redis.exceptions import ResponseError
 
         try:
@@ -268,23 +265,23 @@ class Evictions:
         return cls(str(run_id), int(keys))
 
     def since(self, before: "Evictions") -> int:
-        """How many of them came after ``before``, at least: a restart and ``CONFIG RESETSTAT`` begin to count anew."""
+        """How many keys at least were evicted after ``before``. A restart or ``CONFIG RESETSTAT`` resets the count."""
         goes_on = self.run_id == before.run_id and self.keys >= before.keys
         return self.keys - before.keys if goes_on else self.keys
 
     def __str__(self) -> str:
-        """As text to be kept; "" where nothing is known."""
+        """As text to be stored; "" if nothing is known."""
         return f"{self.run_id}:{self.keys}" if self.run_id else ""
 
     @classmethod
     def parse(cls, text: str) -> "Evictions":
-        """What ``str`` of one that is known made."""
+        """The inverse of ``str`` if something is known."""
         run_id, _, keys = text.rpartition(":")
         return cls(run_id, int(keys))
 
 
 def check_format(client: Client, name: str, keys: RedisKeys) -> None:
-    """Raises LockstepError when what is stored here is of another format. An empty sink is of any."""
+    """Raise LockstepError if the stored data has another format. An empty sink fits any format."""
     text: bytes | str | None = client.get(keys.format)
     if text is not None and not text.isdigit():
         raise LockstepError(
@@ -298,7 +295,7 @@ def check_format(client: Client, name: str, keys: RedisKeys) -> None:
 
 
 def pipelined(client: Client, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """A reply per command. A command that failed has its error as reply."""
+    """A reply for each command. The reply of a failed command is its error."""
     pipeline = client.pipeline(transaction=False)
     for command in commands:
         pipeline.execute_command(*command)

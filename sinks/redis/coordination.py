@@ -8,8 +8,6 @@ from sinks.stored_format import STORED_FORMAT
 
 
 class RedisCoordination:
-    """The coordination records of a Redis sink."""
-
     def __init__(self, tables: RedisTables) -> None:
         self._tables = tables
         self._connection = tables.connection

@@ -1,13 +1,13 @@
-"""What Redis refuses, as the errors of a sink."""
+"""Redis's errors as Lockstep's."""
 
 from typing import Final
 
 from cdc.model.errors import LockstepError, StoreRefuses, Unavailable
 from sinks.access import certificate_refused, untrusted
 
-# How a server in cluster mode says that a key of the script is on another one.
+# A server's words in cluster mode when a key of the script is on another node.
 _OTHER_NODE: Final = "non local key"
-# The first words of replies that redis-py has no class for. These end by themselves, ...
+# The first words of replies for which redis-py has no class. These end by themselves, ...
 _PASSING: Final = ("BUSY", "NOREPLICAS", "UNBLOCKED", "LOADING")
 # ... this one doesn't.
 _CANT_SAVE: Final = "MISCONF"
@@ -15,9 +15,9 @@ _RETRY_AFTER_S: Final = 0.5
 
 
 def translated(error: Exception, server: str = "redis") -> LockstepError:
-    """redis-py's error as ours: of a table alone none is. ``server`` says which one it is.
+    """redis-py's error as Lockstep's. None of them concerns a single table. ``server`` names the server.
 
-    The code that a reply begins with is in the class, or in the text where there is none.
+    A reply's code is in the error's class, or in the text if there is no class for it.
     """
     from redis import exceptions
     from redis.sentinel import MasterNotFoundError
@@ -68,7 +68,7 @@ def translated(error: Exception, server: str = "redis") -> LockstepError:
 
 
 def is_cluster() -> LockstepError:
-    """The error for a server that holds a part of the keys."""
+    """The error for a server that holds only some of the keys."""
     return StoreRefuses(
         "redis is a cluster, over which this sink can't write a batch",
         hint="give this sink the address of a single server (cluster-enabled no), or of a proxy",

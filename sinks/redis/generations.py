@@ -1,4 +1,4 @@
-"""The generations of a Redis or Valkey sink, and the key that names the live one."""
+"""The generations of a Redis or Valkey sink. A key names the live one."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -20,8 +20,6 @@ _LIVE: Final = re.compile(rb"g(?P<generation>\d{1,10})")
 
 
 class RedisGenerations(Generations, TableIdentities):
-    """The generations of a Redis sink, bound to the one of its tables."""
-
     def __init__(self, tables: RedisTables) -> None:
         self._tables = tables
         self._connection = tables.connection
@@ -45,7 +43,7 @@ class RedisGenerations(Generations, TableIdentities):
             client.set(self._keys.live, f"g{self._number}")
 
     def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
-        """What the server has evicted by then. Nobody counts a table's keys, or walks them."""
+        """How many keys the server has evicted by now. Nobody counts or walks a table's keys."""
         with self._connection.talking() as client:
             held = set(client.hkeys(self._keys.tables))
             evictions = str(Evictions.of(client))
@@ -67,12 +65,12 @@ class RedisGenerations(Generations, TableIdentities):
         if self.live() == self._number:
             raise live_generation(self._number)
         with self._connection.talking() as client:
-            # The shapes first: a job that still writes here finds its tables unprepared when it next starts.
-            # Without its fence, one that writes a view here is refused from now on.
+            # First the shapes: a job that still writes here finds its tables unprepared at its next start. Without its
+            # fence, a job that writes a view here is refused from now on.
             client.delete(self._keys.tables, self._keys.progress, self._keys.fence)
             for keys in scan_keys(client, glob_text(self._keys.rows) + "*"):
                 client.unlink(*keys)
-            # Whatever the settings are by now: it may have been built with others.
+            # Whatever the present settings are: the generation may have been built with others.
             for keys in scan_keys(client, glob_text(self._keys.memos) + "*"):
                 client.unlink(*keys)
             client.delete(self._keys.epoch, self._keys.layout)
@@ -80,7 +78,7 @@ class RedisGenerations(Generations, TableIdentities):
             records = [name for name in client.hkeys(self._keys.records) if name.startswith(beginning)]
             if records:
                 client.hdel(self._keys.records, *records)
-            # Last: until all of the above is done there is something to drop.
+            # Last: until everything above is done, there is something to drop.
             client.srem(self._keys.generations, self._number)
         self._tables.forget_all()
 
@@ -98,14 +96,15 @@ class RedisGenerations(Generations, TableIdentities):
         written: Mapping[TopicPartition, int] = NOTHING_WRITTEN,
         whole: Collection[TableName] | None = None,
     ) -> None:
-        """Raises DataLost also when the server may lack what was written to it since, and Unavailable when another job
-        stores progress at the same moment."""
+        """Also raises DataLost when the server may lack what was written to it since, and Unavailable when another job
+        stores progress at the same moment.
+        """
         from redis.exceptions import WatchError
 
         with self._connection.talking() as client:
             try:
                 with client.pipeline(transaction=True) as pipeline:
-                    # Nobody else stores progress, or becomes a view's writer, between the look and the write.
+                    # Nobody else can store progress, or become a view's writer, between the read and the write.
                     pipeline.watch(self._keys.progress, self._keys.fence)
                     self._check_history(pipeline)
                     if self._tables.fences:
@@ -117,12 +116,12 @@ class RedisGenerations(Generations, TableIdentities):
                     pipeline.set(self._keys.progress, dump_progress(progress))
                     pipeline.execute()
             except WatchError:
-                # The client's word for a connection that is lost in between, too.
+                # The client also raises this for a connection that is lost in between.
                 raise Unavailable("redis was lost, or another job has just stored its progress there") from None
         self._known = progress
 
     def _live(self, client: Client) -> int | None:
-        """What the pointer says. Raises LockstepError when it is something that this sink didn't write."""
+        """The generation that the pointer names. Raises LockstepError if this sink didn't write it."""
         from redis.exceptions import ResponseError
 
         try:
@@ -144,13 +143,14 @@ class RedisGenerations(Generations, TableIdentities):
         return int(pointer["generation"])
 
     def _check_history(self, watching: Client) -> None:
-        """Raise DataLost when the server of this connection may lack what this object has written, or found, elsewhere.
+        """Raise DataLost if this server may lack what this object has written to, or found on, another.
 
-        A server has another history after a restart, and a promoted replica has one too. With a log it may come back
-        without its last writes as well: but for ``appendfsync always`` it answers before they are in a file, for two
-        seconds while the disk is busy. Those of a batch alone can be missing, and its progress isn't stored yet.
+        A restart changes a server's history, and so does a replica's promotion. Even with a log, a server may come back
+        without its last writes: unless ``appendfsync`` is ``always``, it answers before they are in a file, for up to
+        two seconds while the disk is busy. Only writes of the present batch can be missing, and its progress isn't
+        stored yet.
         """
-        # Where it isn't known, progress that is behind is noticed by the job's next start.
+        # If it is unknown, the job's next start notices progress that is behind.
         history = history_of(lambda: watching.info("replication").get("master_replid"))
         if history is not None and set(self._connection.histories) - {history}:
             raise DataLost("redis was started again or has failed over to another server: it may lack its last writes")

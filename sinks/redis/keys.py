@@ -1,4 +1,4 @@
-"""The keys of a Redis sink, other than those of rows and sets (``layout``)."""
+"""The keys of a Redis sink, except those of rows and sets (``layout``)."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,12 @@ class RedisKeys:
 
     @property
     def rows(self) -> str:
-        """The beginning of the keys of all rows and sets."""
+        """The prefix of the keys of all rows and sets."""
         return f"{self.prefix}:g{self.generation}:"
 
     @property
     def memos(self) -> str:
-        """The beginning of the keys that remember the tags of rows that may have expired."""
+        """The prefix of the keys that remember the tags of rows that may have expired."""
         return f"{self.prefix}:g{self.generation}.tags:"
 
     @property
@@ -39,7 +39,7 @@ class RedisKeys:
 
     @property
     def layout(self) -> str:
-        """The settings of the generation's layout, for those who put rows there beside the job."""
+        """The settings of the generation's layout, for applications that put rows there beside the job."""
         return f"{self.prefix}:g{self.generation}.layout"
 
     @property

@@ -1,8 +1,8 @@
 """Keys of rows and sets in Redis, made of names and templates, and a row's fields (pure).
 
-A template is text with placeholders, ``order:{id}``. Colons divide it into segments, each with at most one placeholder,
-and a value is written without colons: so a key tells its values apart, and two templates that never share a key can be
-told from those that might.
+A template is text with placeholders, such as ``order:{id}``. Colons divide it into segments, each with at most one
+placeholder, and values are written without colons. So a key identifies its values, and it can be decided whether two
+templates may share a key.
 """
 
 import re
@@ -22,22 +22,22 @@ _TOKEN: Final = re.compile(rf"\{{(?P<column>[^{{}}]+)\}}|(?P<colon>:)|(?P<litera
 _SPECIAL: Final = frozenset("*?[]^\\")
 
 COLUMN_MARK: Final = ":"
-"""With what the sink's own fields begin beside a row's columns; a column that begins with it has one more in front."""
+"""The prefix of the sink's own fields beside a row's columns. A column with this prefix gets it once more."""
 
 NULLS: Final = f"{COLUMN_MARK}n"
-"""The field that lists a row's columns that are null, as JSON; it isn't there when none is."""
+"""The field that lists a row's null columns, as JSON; missing if there are none."""
 
-# What an event has as JSON numbers or booleans. Everything else is text, arrays excepted.
+# Types whose values are JSON numbers or booleans in events. All others are text, except arrays.
 _JSON_TYPES: Final = INTEGERS | FLOATS | {"bool"}
 
 
 def escape_name(part: str) -> str:
-    """Schema or table as a part of a key: one dot and two colons in a key are ours."""
+    """Schema or table as a part of a key, without dots and colons: those in a key are ours."""
     return part.replace("%", "%25").replace(".", "%2E").replace(":", "%3A")
 
 
 def table_field(name: TableName) -> bytes:
-    """A table's field in the hash of the shapes that a generation was prepared for."""
+    """A table's field in the hash of the shapes for which a generation was prepared."""
     return f"{escape_name(name.schema)}.{escape_name(name.name)}".encode()
 
 
@@ -45,7 +45,7 @@ def key_text(values: Sequence[JsonValue]) -> str:
     """The key's values as the last part of a key. Different keys of one table have different texts."""
     if len(values) == 1:
         value = values[0]
-        return str(value) if value.__class__ is int else _plain(value)  # by far the most, and the quickest way
+        return str(value) if value.__class__ is int else _plain(value)  # the usual case, in the fastest way
     return ":".join(_plain(value).replace("%", "%25").replace(":", "%3A") for value in values)
 
 
@@ -54,13 +54,13 @@ def _plain(value: JsonValue) -> str:
 
 
 def _escaped(value: JsonValue) -> str:
-    """A value in a template: without colons and line breaks, by which segments and names are told apart."""
+    """A value in a template, without the colons and line breaks that separate segments and names."""
     return _plain(value).replace("%", "%25").replace(":", "%3A").replace("\n", "%0A")
 
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """What is between two colons: text, or a column's value with text around it."""
+    """The part between two colons: text, or a column's value with text around it."""
 
     before: str
     column: str | None = None
@@ -82,7 +82,7 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A template. With ``is_open`` a colon and anything may follow its last segment."""
+    """A template. With ``is_open``, a colon and anything may follow its last segment."""
 
     segments: tuple[_Segment, ...]
     is_open: bool = False
@@ -124,13 +124,12 @@ class Template:
 
     @property
     def may_be_empty(self) -> bool:
-        """Whether an empty value makes an empty text."""
         return len(self.segments) == 1 and not self.segments[0].before and not self.segments[0].after
 
     def may_equal(self, other: "Template") -> bool:
-        """Whether some values give both the same text. True where that isn't sure."""
+        """Whether some values may give both the same text. True if that isn't certain."""
         ours, theirs = len(self.segments), len(other.segments)
-        # What is open has at least one segment more.
+        # An open one has at least one more segment.
         fits = (
             (ours < theirs or other.is_open) if self.is_open else (theirs < ours if other.is_open else ours == theirs)
         )
@@ -138,7 +137,7 @@ class Template:
         return fits and all(segment.may_equal(counterpart) for segment, counterpart in pairs)
 
     def maker(self, names: Sequence[str]) -> Callable[[Sequence[JsonValue]], str]:
-        """What makes the text of values that come in the order of ``names``."""
+        """A function that makes the text of values given in the order of ``names``."""
         literals = [""]
         indexes = []
         for number, segment in enumerate(self.segments):
@@ -155,7 +154,7 @@ class Template:
         return text
 
     def text(self, row: Mapping[str, JsonValue]) -> str | None:
-        """The text of a row's values; None where one of them is null."""
+        """The text of a row's values; None if one of them is null."""
         made = ""
         for number, segment in enumerate(self.segments):
             made += (":" if number else "") + segment.before
@@ -167,7 +166,7 @@ class Template:
         return made
 
     def glob(self) -> str:
-        """The pattern of SCAN that finds all its texts, and maybe some of others."""
+        """The pattern for SCAN that finds all its texts, and maybe some others."""
         parts = [
             glob_text(segment.before) + ("" if segment.column is None else "*" + glob_text(segment.after))
             for segment in self.segments
@@ -175,7 +174,7 @@ class Template:
         return ":".join(parts) + (":*" if self.is_open else "")
 
     def expression(self) -> str:
-        """The regular expression that matches its texts and no others'."""
+        """The regular expression that matches exactly its texts."""
         parts = [
             re.escape(segment.before) + ("" if segment.column is None else "[^:]*" + re.escape(segment.after))
             for segment in self.segments
@@ -184,13 +183,13 @@ class Template:
 
 
 def glob_text(literal: str) -> str:
-    """Text as itself in a pattern of SCAN."""
+    """Text that stands for itself in a pattern for SCAN."""
     return "".join(f"\\{character}" if character in _SPECIAL else character for character in literal)
 
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """One table's layout. ``keys`` is the template of whole keys, where there is one."""
+    """One table's layout. ``keys`` is the template of whole keys, if there is one."""
 
     table: TableName
     keys: Template | None = None
@@ -200,22 +199,23 @@ class TableLayout:
 
     @property
     def is_plain(self) -> bool:
-        """The table has no sets, no fields and no TTL, so the quicker script can write it."""
+        """The table has no sets, fields or TTL, so the faster script can write it."""
         return not (self.sets or self.has_fields or self.ttl_s)
 
     @property
     def mark(self) -> str:
-        """With what the sink's own fields begin."""
+        """The prefix of the sink's own fields."""
         return COLUMN_MARK if self.has_fields else ""
 
     @property
     def template(self) -> Template:
-        """The template of the table's keys."""
         return self.keys or Template((_Segment(table_field(self.table).decode()),), is_open=True)
 
     def key_maker(self, key: Sequence[str]) -> tuple[str, Callable[[Sequence[JsonValue]], str]]:
-        """With what all rows' keys begin, after the generation's prefix, and what makes the rest of the key columns'
-        values, in this order. Raises ConfigurationError where the template has other columns."""
+        """The prefix of all rows' keys, after the generation's, and a function that makes the rest of the key.
+
+        The function takes values in the order of ``key``. Raises ConfigurationError if the template has other columns.
+        """
         if self.keys is not None:
             if problems := self._key_problems(key):
                 raise ConfigurationError(problems[0], hint="mend keys of this sink, and rebuild it: lockstep rebuild")
@@ -223,7 +223,6 @@ class TableLayout:
         return f"{table_field(self.table).decode()}:", key_text
 
     def problems(self, table: Table) -> list[str]:
-        """What doesn't fit the table's columns."""
         problems = self._key_problems(table.key)
         names = {column.name for column in table.columns}
         for template in self.sets:
@@ -247,7 +246,7 @@ class TableLayout:
 
 @dataclass(frozen=True)
 class Layout:
-    """The layouts of all tables: what the settings say of some, and of every other one the same."""
+    """The layouts of all tables: some from the settings, all others alike."""
 
     keys: Mapping[TableName, Template] = field(default_factory=dict)
     sets: Mapping[TableName, tuple[Template, ...]] = field(default_factory=dict)
@@ -258,18 +257,16 @@ class Layout:
         return TableLayout(name, self.keys.get(name), self.sets.get(name, ()), self.has_fields, self.ttl_s.get(name, 0))
 
     def named(self) -> set[TableName]:
-        """The tables that settings speak of."""
         return {*self.keys, *self.sets, *self.ttl_s}
 
     def problems(self) -> list[str]:
-        """What can be told to be wrong without the tables' columns."""
+        """Problems that can be found without the tables' columns."""
         problems = [
             f"ttl_s: {ttl_s} s of table {name} isn't more than none" for name, ttl_s in self.ttl_s.items() if ttl_s <= 0
         ]
         return problems + _collisions([*self._set_templates(self.sets), *self._key_templates(self.keys)])
 
     def problems_with(self, tables: Sequence[Table]) -> list[str]:
-        """What is wrong with it for these tables."""
         problems = [problem for table in tables for problem in self.of(table.name).problems(table)]
         keys = [(f"the keys of table {table.name}", self.of(table.name).template) for table in tables]
         return problems + _collisions([*self._set_templates(table.name for table in tables), *keys])
@@ -291,7 +288,7 @@ def _collisions(templates: Sequence[tuple[str, Template]]) -> list[str]:
 
 
 def fields_of(row: Mapping[str, JsonValue]) -> list[str | bytes]:
-    """A row as names and values of fields, in turns: text as it is, everything else as JSON, null not at all."""
+    """A row as alternating names and values of fields: text as it is, null left out, everything else as JSON."""
     fields: list[str | bytes] = []
     nulls = []
     for name, value in row.items():
@@ -324,7 +321,7 @@ def _value(column: Column, value: bytes) -> JsonValue:
         try:
             parsed: JsonValue = orjson.loads(value)
         except orjson.JSONDecodeError:
-            pass  # NaN, infinity, an array with bounds of its own: text, which never is JSON
+            pass  # NaN, infinity or an array with explicit bounds: text that is never JSON
         else:
             return parsed
     return value.decode()

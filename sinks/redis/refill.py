@@ -1,4 +1,4 @@
-"""For applications: puts rows into a Redis sink of mode ``invalidate``. ``docs/sinks/redis.md`` says how."""
+"""For applications: puts rows into a Redis sink of mode ``invalidate``. See ``docs/sinks/redis.md``."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,22 +24,22 @@ WAL_END_SQL: Final = (
 )
 """The end of the WAL as a number, and its timeline."""
 
-# A commit is in the WAL before others see it, and others don't see it while it waits for a synchronous standby. So the
-# end of the WAL alone isn't enough. A running transaction that has written holds the lock of its own id, from before
-# it writes its commit until after others see that.
+# A commit is in the WAL before others see it, and stays invisible while it waits for a synchronous standby. So the end
+# of the WAL alone isn't enough. A running transaction that has written holds the lock of its own id, from before it
+# writes its commit until after others see that.
 RUNNING_SQL: Final = (
     "select array(select transactionid::text from pg_locks"
     " where locktype = 'transactionid' and mode = 'ExclusiveLock' and granted)"
 )
-"""The transactions that have written and that aren't over. Asked after ``WAL_END_SQL``, by a statement of its own."""
+"""The running transactions that have written. Ask after ``WAL_END_SQL``, by a separate statement."""
 
 LATEST_S: Final = 60.0
-"""How long after its position a row may be put there.
+"""How long after its position a row may be put there, in seconds.
 
 Never more than half of ``tombstone_ttl_s``, after which changes are forgotten.
 """
 
-# For so long a position serves other rows, too. It only gets older, not wrong.
+# How long a position also serves other rows. An old position isn't wrong, only older.
 _RENEWED_S: Final = 0.05
 
 Query = Callable[[str], Sequence[Any]]
@@ -48,9 +48,10 @@ Query = Callable[[str], Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class ReadPosition:
-    """Rows that are read from now on have every commit below ``lsn`` in them.
+    """Rows that are read from now on include every commit below ``lsn``. Changes of other transactions have greater
+    tags.
 
-    A change of any other transaction has a greater tag. ``found_at`` is in seconds, by the clock of its ``Refill``.
+    ``found_at`` is in seconds, by the clock of its ``Refill``.
     """
 
     epoch: int
@@ -68,16 +69,16 @@ class WalEnd:
     running: frozenset[str]
 
     def is_good_by(self, later: "WalEnd") -> bool:
-        """Whether all transactions that were running are over by then: whatever committed below it is visible."""
-        # On another timeline the same LSN may be another commit's.
+        """Whether all those transactions have ended by ``later``: everything committed below this end is visible."""
+        # On another timeline, the same LSN may belong to another commit.
         return self.timeline == later.timeline and self.lsn <= later.lsn and not self.running & later.running
 
 
 class Refill:
-    """Puts rows into the live generation of one sink, if nothing newer is known of them there.
+    """Puts rows into the live generation of one sink, unless something newer is known of them there.
 
-    ``client`` is redis-py's, ``name`` the sink's and ``settings`` its section. Not for several threads at once. Errors
-    of the client are the caller's. Raises LockstepError for a sink of another mode.
+    ``client`` is redis-py's, ``name`` the sink's and ``settings`` its section. Use it from one thread at a time. The
+    client's errors pass through. Raises LockstepError for a sink of another mode.
     """
 
     def __init__(
@@ -108,7 +109,8 @@ class Refill:
         if self._position is not None and now - self._position.found_at < _RENEWED_S:
             return self._position
         generation = self._live()
-        # First: whoever knows a newer epoch's tags reads a newer server's WAL, but not the other way round.
+        # The epoch first: if it is a newer one, the WAL that is read after it is the newer server's too. The reverse
+        # doesn't hold.
         epoch = None if generation is None else self._client.get(RedisKeys(self._prefix, generation).epoch)
         if epoch is None:
             return None
@@ -124,7 +126,7 @@ class Refill:
             self._good, self._waiting = self._waiting, end
         elif self._waiting.timeline != end.timeline or self._waiting.lsn > end.lsn:
             self._waiting = end
-        # The time before the source was asked: what is measured from it includes all that came after.
+        # The time before the source was asked, so that a duration measured from it includes everything after that.
         self._position = None if self._good is None else ReadPosition(self._good.epoch, self._good.lsn, now)
         return self._position
 
@@ -135,11 +137,11 @@ class Refill:
         row: Mapping[str, JsonValue],
         position: ReadPosition,
     ) -> bool:
-        """Put a row that was read after ``position`` was. Returns whether it is there now.
+        """Put a row that was read after ``position`` was. Returns whether it is stored now.
 
-        It isn't where something newer is known of it, or where it comes more than ``LATEST_S`` later. ``table`` is
-        ``schema.table``. Key and row are in the event's form, with the columns that the sink has. Raises LockstepError
-        for a table that the sink doesn't have, for another layout, and for a sink that another version has written.
+        It isn't if something newer is known of it, or if it comes more than ``LATEST_S`` later. ``table`` is
+        ``schema.table``. Key and row are in the event's form, with the sink's columns. Raises LockstepError for a table
+        that the sink doesn't have, for another layout, and for a sink that another version has written.
         """
         generation = self._live()
         if generation is None or self._monotonic() - position.found_at > self._latest_s:
@@ -163,13 +165,12 @@ class Refill:
         return outcome in (b"1", "1")
 
     def _live(self) -> int | None:
-        """The generation that readers see, or None."""
         live: Any = self._client.get(f"{self._prefix}:live")
         text = live.decode() if isinstance(live, bytes) else live
         return None if text is None else int(text.removeprefix("g"))
 
     def _shape(self, generation: int, name: TableName) -> Shape:
-        """The shape that the generation was prepared for. Raises LockstepError where it, or its layout, is another."""
+        """The shape for which the generation was prepared. Raises LockstepError if it has none, or another layout."""
         shape = self._shapes.get((generation, name))
         if shape is None:
             keys = RedisKeys(self._prefix, generation)

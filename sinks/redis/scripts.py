@@ -10,12 +10,12 @@ EPOCH_LENGTH: Final = 4
 """The first digits of a tag."""
 
 FENCED: Final = b"f"
-"""What a guarded script answers when another job has become the writer: none of its rows was looked at."""
+"""A guarded script's answer when another job has become the writer: it looked at none of its rows."""
 
 Argument = str | bytes | int
 
 # Tags are compared as the numbers that their bytes are. Lua's ``<`` on text is ``strcoll``, and the server has the
-# collation of the environment that it was started in: in Danish ``aa`` comes after ``b``. The numbers have 48 bits,
+# collation of the environment in which it was started: in Danish ``aa`` comes after ``b``. The numbers have 48 bits,
 # since Lua's are doubles.
 _IS_NEWER: Final = """
 local call, try, sub, numbers = redis.call, redis.pcall, string.sub, struct.unpack
@@ -33,12 +33,12 @@ end
 """
 
 # KEYS: rows.
-# ARGV: the milliseconds that a deletion is remembered; '1' where an equal tag replaces the row. Then for each row its
-# tag, followed by its JSON, or by nothing for a deletion. It is one argument since each costs the client more than the
-# server.
-# Returns a letter per row: 1 written, 0 the server has it already, w a key that isn't ours. An error of any other kind
-# ends the script. What was written stays, and the caller repeats all of it. Where none of the keys is there, as while a
-# generation is filled, one look says so of all. A key comes twice where the type of a row's key has changed: 1 and '1'.
+# ARGV: the milliseconds that a deletion is remembered; '1' if an equal tag replaces the row; then for each row its tag,
+# directly followed by its JSON, or by nothing for a deletion. Both are one argument, since each argument costs the
+# client more than the server.
+# Returns a letter per row: 1 written, 0 the server has it already, w another application's key. An error of any other
+# kind ends the script. What was written stays, and the caller repeats everything. If none of the keys exists, as when a
+# generation is filled, one look is enough for all. A key comes twice if the type of a row's key has changed: 1 and '1'.
 PLAIN: Final = (
     _IS_NEWER
     + """
@@ -93,16 +93,16 @@ return table.concat(outcome)
 )
 
 # The same for rows that have fields, sets or a time to live.
-# ARGV: as above; the milliseconds that a row lives, 0 for ever; with what the names of our own fields begin; the
-# prefixes of rows and sets, and of memos. Then for each row: its tag, followed by the names of its sets, a line each;
-# how many arguments follow for it; so many, names and values of fields in turns. None is a deletion.
+# ARGV: as above; the milliseconds that a row lives, 0 for ever; the prefix of our own fields' names; the prefixes of
+# rows and sets, and of memos. Then for each row: its tag, followed by the names of its sets, a line each; how many
+# arguments follow for it (none: a deletion); that many names and values of fields, alternating.
 #
-# The field 's' has a row's sets, so that it can be taken out of those that a newer version isn't in. A row that expires
-# would take its tag and its sets along. So these are in its memo, which lives longer, and for ever while the row is in
-# a set.
+# The field 's' holds a row's sets, so that the row can be removed from those that a newer version isn't in. A row that
+# expires would take its tag and its sets along. So these are in its memo, which lives longer, and for ever while the
+# row is in a set.
 #
-# What a full memory refuses is written first: once a script has written anything, the server lets it go on. A deletion
-# makes room instead.
+# Writes that a full memory refuses come first: once a script has written anything, the server lets it continue. A
+# deletion makes room instead.
 RICH: Final = (
     _IS_NEWER
     + """
@@ -206,16 +206,16 @@ return table.concat(outcome)
 )
 
 # Before either of them, for a view's rows.
-# ARGV: as above; last the key of the writer's fence, and the fence of whom these rows come from.
-# A row that has gone from a view leaves nothing that keeps an older one out: the job that takes over looks through the
-# rows, and what isn't there yet it doesn't delete. So nothing may come in any more once it has begun to look.
+# ARGV: as above; last the key of the writer's fence, and the fence of the writer of these rows.
+# A row that leaves a view leaves nothing that keeps an older version out. The job that takes over looks through the
+# rows, and doesn't delete those that arrive later. So no other write may come in once it has begun.
 _GUARD: Final = f"""
 if (redis.call('GET', ARGV[#ARGV - 1]) or '0') ~= ARGV[#ARGV] then return '{FENCED.decode()}' end
 """
 
-# KEYS: where the writer's fence is kept. ARGV: the milliseconds since 1970.
-# Returns a fence that is greater than all before. A server that was put back has forgotten some of them, and a clock
-# that went on is behind none.
+# KEYS: the key of the writer's fence. ARGV: the milliseconds since 1970.
+# Returns a fence that is greater than all before. A server that was put back has forgotten some fences. The clock has
+# gone on, so it exceeds those too.
 CLAIM: Final = """
 local fence, known = tonumber(ARGV[1]), tonumber(redis.call('GET', KEYS[1]) or '0')
 if known >= fence then fence = known + 1 end
@@ -223,13 +223,13 @@ redis.call('SET', KEYS[1], string.format('%.0f', fence))
 return fence
 """
 
-# KEYS: where the writer's fence is kept; the coordination records. ARGV: the fence of who stores one, name and text.
+# KEYS: the key of the writer's fence; the coordination records. ARGV: the fence of the record's writer, name and text.
 SAVE_RECORD: Final = f"""
 if (redis.call('GET', KEYS[1]) or '0') ~= ARGV[1] then return '{FENCED.decode()}' end
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
 """
 
-# KEYS: where the newest epoch is kept. ARGV: an epoch.
+# KEYS: the key of the newest epoch. ARGV: an epoch.
 KEEP_EPOCH: Final = """
 local known = redis.call('GET', KEYS[1])
 if not known or tonumber(known, 16) < tonumber(ARGV[1], 16) then redis.call('SET', KEYS[1], ARGV[1]) end
@@ -239,10 +239,7 @@ if not known or tonumber(known, 16) < tonumber(ARGV[1], 16) then redis.call('SET
 def script_for(
     layout: TableLayout, *, tombstone_ttl_s: int, overwrite_equal_tags: bool, rows: str, memos: str
 ) -> tuple[str, tuple[Argument, ...]]:
-    """The script for a table's rows, and the arguments that all of them share.
-
-    ``rows`` and ``memos`` are the prefixes of both.
-    """
+    """The script for a table's rows, and the arguments that all rows share. ``rows`` and ``memos`` are key prefixes."""
     plain: tuple[Argument, ...] = (tombstone_ttl_s * 1000, "1" if overwrite_equal_tags else "0")
     if layout.is_plain:
         return PLAIN, plain
@@ -250,12 +247,12 @@ def script_for(
 
 
 def guarded(script: str) -> str:
-    """The same script for the rows of one writer alone. Its last arguments are the fence's key, and that writer's."""
+    """The same script for one writer's rows. Its last two arguments are the fence's key and that writer's fence."""
     return _GUARD + script
 
 
 def arguments_for(layout: TableLayout) -> Callable[[str, bytes | None], Sequence[Argument]]:
-    """What makes a row's own arguments of its tag and JSON; None is a deletion."""
+    """A function that makes a row's own arguments of its tag and JSON; None is a deletion."""
     if layout.is_plain:
         return lambda tag, text: (tag.encode() if text is None else tag.encode() + text,)
 

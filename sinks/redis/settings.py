@@ -41,14 +41,13 @@ _ByTable = Annotated[Mapping[str, _Of], AfterValidator(_are_tables)]
 class RedisSettings(TableSettings):
     """A Redis or Valkey server. ``rediss://`` in the address switches TLS on.
 
-    With ``sentinels`` the address has the name that these Sentinels know the primary by, instead of a host and a port.
+    With ``sentinels``, the address has the name by which these Sentinels know the primary, instead of a host and port.
 
-    ``prefix`` is the first part of every key. ``values`` keeps a row as one JSON or as a
-    field per column. ``mode`` is whether rows are kept here, or only removed when they change.
+    ``prefix`` is the first part of every key. ``values`` stores a row as one JSON text, or as a field per column.
+    ``mode`` decides whether rows are stored here, or only removed when they change.
 
-    By table: ``keys`` is the template of its rows' keys; without it they begin with ``schema.table``.
-    ``sets`` are templates of the sets that hold its rows' keys. ``ttl_s`` are the seconds without a change after which
-    a row expires.
+    By table: ``keys`` is the template of its rows' keys; by default they begin with ``schema.table``. ``sets`` are
+    templates of sets that hold its rows' keys. ``ttl_s`` is after how many seconds without a change a row expires.
     """
 
     LAYOUT_SETTINGS: ClassVar[frozenset[str]] = frozenset({"keys", "values", "sets", "ttl_s", "mode"})
@@ -100,7 +99,7 @@ class RedisSettings(TableSettings):
         if text.startswith("unix://"):
             return url
         parts = split_address(text, looks_like=_ADDRESS)
-        # The client's library would take database 0 where the path is no number.
+        # The client library would take database 0 if the path is no number.
         if parts.scheme not in ("redis", "rediss") or not re.fullmatch(r"(/\d*)?", parts.path):
             raise ValueError(f"an address looks like {_ADDRESS}")
         return url
@@ -124,23 +123,23 @@ class RedisSettings(TableSettings):
 
     @property
     def layout(self) -> Layout:
-        """The keys of rows and sets."""
         return self._parsed()[0]
 
     @property
     def primary(self) -> str:
-        """The name that the Sentinels know the primary by."""
-        return urlsplit(self.url.get_secret_value()).netloc.rpartition("@")[2]  # names differ by case, hosts don't
+        """The name by which the Sentinels know the primary."""
+        return urlsplit(self.url.get_secret_value()).netloc.rpartition("@")[
+            2
+        ]  # unlike a host's, the name's case matters
 
     @property
     def sentinel_addresses(self) -> list[tuple[str, int]]:
-        """Host and port of each."""
         parts = [urlsplit(f"//{address}") for address in self.sentinels]
         return [(part.hostname or "", part.port or _SENTINEL_PORT) for part in parts]
 
     @property
     def server(self) -> str:
-        """Where it is, without what logs in."""
+        """Where it is, without credentials."""
         parts = urlsplit(self.url.get_secret_value())
         if self.sentinels:
             return f"{self.primary} of the Sentinels {', '.join(self.sentinels)}"
@@ -150,7 +149,6 @@ class RedisSettings(TableSettings):
         return self.layout.problems_with(tables)
 
     def named_tables(self) -> set[TableName]:
-        """The tables that the layout's settings name."""
         return super().named_tables() | self.layout.named()
 
     def places(self, name: str) -> Set[tuple[str, ...]]:
@@ -163,11 +161,11 @@ class RedisSettings(TableSettings):
         return {(server, (database or "").lstrip("0"), self.prefix or name) for server in servers or {self.server}}
 
     def may_lack_rows(self, table: TableName) -> bool:
-        """Whether rows of the table may be missing, rightly: they have expired, or nobody has asked for them yet."""
+        """Rows may have expired, or nobody has asked for them yet."""
         return self.mode == "invalidate" or table in self.layout.ttl_s
 
     def _parsed(self) -> tuple[Layout, list[str]]:
-        """The layout without what is no template, and what is wrong with that."""
+        """The layout without invalid templates, and what is wrong with these."""
         problems = []
         keys, sets = {}, {}
         for name, text in self.keys.items():
@@ -188,6 +186,6 @@ class RedisSettings(TableSettings):
 
 
 def settings_text(settings: RedisSettings) -> str:
-    """The settings that a generation's layout is made of, as JSON."""
+    """The settings that make a generation's layout, as JSON."""
     shaping = settings.model_dump(mode="json", include=set(settings.LAYOUT_SETTINGS))
     return orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS).decode()

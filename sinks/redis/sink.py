@@ -1,7 +1,4 @@
-"""Rows as hashes in Redis or Valkey, replaced only by a greater tag.
-
-``docs/sinks/redis.md`` says what is stored where.
-"""
+"""Rows as hashes in Redis or Valkey, replaced only by a greater tag. See ``docs/sinks/redis.md`` for the layout."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,7 +33,7 @@ from sinks.redis.tables import RedisTables
 from sinks.stored_format import STORED_FORMAT
 
 _NO_END: Final = -1
-"""What the server says of a key that doesn't expire."""
+"""The server's answer for a key that doesn't expire."""
 
 _WRITTEN: Final = ord("1")
 _KNOWN: Final = ord("0")
@@ -64,8 +61,6 @@ def open_redis(name: str, settings: RedisSettings, generation: int) -> OpenedSin
 
 
 class RedisSink(Sink, Erasing):
-    """Applies events to one generation of a Redis or Valkey server."""
-
     def __init__(self, tables: RedisTables) -> None:
         self._tables = tables
         self._connection = tables.connection
@@ -103,7 +98,7 @@ class RedisSink(Sink, Erasing):
         return added
 
     def claim(self) -> int:
-        """Returns 0 for tables: the tags alone keep two writers right. A view has one writer at a time."""
+        """Returns 0 for tables: the tags alone make two writers safe. A view has one writer at a time."""
         if self._tables.fences:
             with self._connection.talking() as client:
                 self._tables.fence = int(client.eval(CLAIM, 1, self._keys.fence, time.time_ns() // 1_000_000))
@@ -163,7 +158,7 @@ class RedisSink(Sink, Erasing):
             yield from read_rows(client, list(wanted), table, layout, self._page_size(table))
 
     def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> Sequence[Leftover]:
-        """A set has a row's key as long as its row is there, so it isn't looked at by itself."""
+        """Sets aren't checked: a set holds a row's key only while the row exists."""
         layout = self._layout.of(table.name)
         with self._connection.talking() as client:
             if table_field(table.name) not in client.hkeys(self._keys.tables):
@@ -188,11 +183,11 @@ class RedisSink(Sink, Erasing):
         return found
 
     def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
-        """The mark of a deletion stays until it expires: nothing else would keep an older event out until then."""
+        """The mark of a deletion stays until it expires: nothing else would keep an older event out."""
         return self.leftovers(table, key)
 
     def _marks(self, client: Client, table: Table, layout: TableLayout) -> list[Leftover]:
-        """Of all rows that were deleted or have expired. It walks all keys of the server."""
+        """Marks of all rows that were deleted or have expired. Walks all keys of the server."""
         deletion = f"{layout.mark}x"
         count, latest_ms, has_no_end = 0, 0, False
         for places in (self._keys.rows, *([self._keys.memos] if layout.ttl_s else [])):
@@ -210,7 +205,7 @@ class RedisSink(Sink, Erasing):
                 for held, ttl_ms in zip(replies[::2], replies[1::2], strict=True):
                     is_mark = held == 0 if is_memo else held is not None and held[0] is not None
                     if not is_mark:
-                        continue  # a row, or somebody else's
+                        continue  # a row, or another application's key
                     count += 1
                     latest_ms, has_no_end = max(latest_ms, ttl_ms), has_no_end or ttl_ms == _NO_END
         until_ms = None if has_no_end else time.time_ns() // 1_000_000 + latest_ms
@@ -221,7 +216,7 @@ class RedisSink(Sink, Erasing):
         self._connection.close()
 
     def _all_keys(self, client: Client, table: Table, layout: TableLayout) -> Iterator[list[bytes]]:
-        """The keys of a table's rows, in portions. SCAN walks all keys of the server, whatever it is asked for."""
+        """The keys of a table's rows, in groups. SCAN always walks all keys of the server."""
         if self._planned.get(table.name) != table.key:
             recent = RecentKeys()
             for _, keys in keys_of(client, self._keys.rows, [layout.template]):
@@ -242,7 +237,7 @@ class RedisSink(Sink, Erasing):
 
     def _check_layout(self, shapes: Iterable[Shape]) -> None:
         """Raise ConfigurationError with all that doesn't fit the tables' columns, or could give two rows one key."""
-        # A column that the source has dropped since is null in all rows to come: then they are in no set of it.
+        # A column that the source has dropped is null in all later rows, so none of its sets gets them.
         problems = self._layout.problems_with([replace(shape.table, columns=shape.columns) for shape in shapes])
         if problems:
             raise ConfigurationError(
@@ -252,7 +247,7 @@ class RedisSink(Sink, Erasing):
             )
 
     def _keep_epoch(self, client: Client, events: Events) -> None:
-        """Remember the newest tags' epoch: who puts rows here gives them tags of an epoch that this sink has seen."""
+        """Store the newest tags' epoch: applications give the rows that they put here tags of an epoch seen here."""
         epoch = max((tag[:EPOCH_LENGTH] for table_events in events.tables for tag in table_events.tags), default="")
         if epoch > self._epoch:
             client.eval(KEEP_EPOCH, 1, self._keys.epoch, epoch)

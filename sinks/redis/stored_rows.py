@@ -20,13 +20,14 @@ _REMEMBERED: Final = 100_000
 _LISTED_AT_ONCE: Final = 1000
 _LENGTH: Final = struct.Struct("<I")
 ROWS_MAX: Final = 1000
-"""How many rows one pipeline asks for at most."""
+"""How many rows one pipeline reads at most."""
 
 
 class RecentKeys:
-    """The keys that came lately. SCAN names a key again where the server's own table shrinks, and soon after.
+    """The keys that came recently. SCAN repeats a key when the server's own table shrinks, and soon after the first
+    time.
 
-    Its order is such that all places of the larger table that become one of the smaller are next to each other.
+    Places of the larger table that become one place of the smaller are adjacent in its order.
     """
 
     def __init__(self) -> None:
@@ -34,7 +35,7 @@ class RecentKeys:
         self._before = set[bytes]()
 
     def new(self, keys: Iterable[bytes]) -> list[bytes]:
-        """Those of these keys that haven't come lately."""
+        """Those of these keys that haven't come recently."""
         new = [key for key in dict.fromkeys(keys) if key not in self._recent and key not in self._before]
         self._recent.update(new)
         if len(self._recent) > _REMEMBERED:
@@ -45,7 +46,7 @@ class RecentKeys:
 def read_rows(
     client: Client, keys: Sequence[bytes | str], table: Table, layout: TableLayout, page_size: PageSize
 ) -> Iterator[StoredRow]:
-    """The live rows of these keys, a bounded number of bytes at a time."""
+    """The live rows of these keys. Each request has a bounded number of bytes."""
     command, fields, stored = ("HGETALL", (), _of_fields) if layout.has_fields else ("HMGET", ("t", "v"), _of_json)
     begin = 0
     while portion := keys[begin : begin + page_size.rows]:
@@ -83,12 +84,12 @@ def _size(reply: Any) -> int:
 
 
 def _ours(replies: Iterable[Any]) -> Iterator[Any]:
-    """The replies about hashes. Raises as ``of_ours``."""
+    """The replies about hashes. Raises as ``of_ours`` does."""
     return (reply for reply in map(of_ours, replies) if reply is not None)
 
 
 def of_ours(reply: Any) -> Any:
-    """A reply about a key; None where that is somebody else's. Raises the client's error for what is no reply."""
+    """A reply about a key; None if the key is another application's. Raises the client's error for anything else."""
     if isinstance(reply, Exception):
         if "WRONGTYPE" not in str(reply):
             raise reply
@@ -97,7 +98,7 @@ def of_ours(reply: Any) -> Any:
 
 
 def keys_of(client: Client, prefix: str, templates: Sequence[Template]) -> Iterator[tuple[int, list[bytes]]]:
-    """One walk for the keys that these templates make after the prefix, in portions, each with its template's index.
+    """Walk once for the keys that these templates make after the prefix. Yields groups, each with its template's index.
 
     A key may come twice. No two templates may make the same key.
     """
@@ -113,7 +114,7 @@ def keys_of(client: Client, prefix: str, templates: Sequence[Template]) -> Itera
 
 
 def _index_of(prefix: str, templates: Sequence[Template]) -> Callable[[bytes], int | None]:
-    """What tells which of the templates has made a key. Pure."""
+    """A function that finds the template that has made a key. Pure."""
     begin = len(prefix.encode())
     # There may be thousands of templates, and most have a table's name before the first colon.
     open_ones: dict[bytes, int] = {}
@@ -124,7 +125,7 @@ def _index_of(prefix: str, templates: Sequence[Template]) -> Callable[[bytes], i
         if first.column is not None:
             others.append(index)
         elif template.is_open and len(template.segments) == 1:
-            open_ones[first.before.encode()] = index  # nobody else's, as prepare has made sure
+            open_ones[first.before.encode()] = index  # no other template's, as prepare has checked
         else:
             named.setdefault(first.before.encode(), []).append(index)
     fits = [re.compile(template.expression().encode(), re.DOTALL).fullmatch for template in templates]
@@ -140,7 +141,7 @@ def _index_of(prefix: str, templates: Sequence[Template]) -> Callable[[bytes], i
 
 
 def scan_keys(client: Client, pattern: str) -> Iterator[list[bytes]]:
-    """All keys that the pattern fits, in portions. A key may come twice."""
+    """All keys that match the pattern, in groups. A key may come twice."""
     cursor = 0
     while True:
         cursor, keys = client.scan(cursor, match=pattern, count=_SCAN_COUNT)
@@ -151,7 +152,7 @@ def scan_keys(client: Client, pattern: str) -> Iterator[list[bytes]]:
 
 
 class KeyLists:
-    """The keys of several templates as one walk has found them, each once, in a temporary file that ``close`` removes.
+    """The keys of several templates found by one walk, each once, in a temporary file that ``close`` removes.
 
     A key that was made after the walk began may be missing.
     """
@@ -170,7 +171,7 @@ class KeyLists:
             self._write(index, keys)
 
     def keys(self, index: int) -> Iterator[list[bytes]]:
-        """The keys of one template, in portions. It may be asked for again."""
+        """The keys of one template, in groups. May be called again."""
         for begin, length in self._places[index]:
             self._file.seek(begin)
             yield _unpacked(self._file.read(length))

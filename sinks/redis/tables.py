@@ -1,4 +1,4 @@
-"""The tables of one generation of a Redis sink: the shapes that it was prepared for, and where its rows are."""
+"""The tables of one generation of a Redis sink: the shapes for which it was prepared, and where its rows are."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -19,7 +19,7 @@ _PREFIX: Final = re.compile(r"[A-Za-z0-9_.-]+")
 class RedisTables:
     """The tables of one generation, with the connection to the server. It connects at the first call.
 
-    With ``fences`` one job at a time may write: so a view's result is kept. ``fence`` is what this object has claimed.
+    With ``fences``, one job at a time may write, as for a view's result. ``fence`` is what this object has claimed.
     Raises ConfigurationError for a prefix that can't begin a key.
     """
 
@@ -40,16 +40,15 @@ class RedisTables:
         self._prepared: set[TableName] = set()
 
     def check_fence(self, known: bytes | None, fence: int) -> None:
-        """Raise Fenced when the server's fence is another one than this."""
+        """Raise Fenced when the server's fence differs from this one."""
         if int(known or 0) != fence:
             raise self.fenced()
 
     def fenced(self) -> Fenced:
-        """The error of a writer that another one has replaced."""
         return replaced_writer(self._name, self.generation)
 
     def shapes(self, client: Client) -> dict[bytes, Shape]:
-        """The shapes that the generation was prepared for, by field of their hash."""
+        """The shapes for which the generation was prepared, by field of their hash."""
         held: dict[bytes, bytes] = client.hgetall(self.keys.tables)
         return {field: Shape.from_json(text) for field, text in held.items()}
 

@@ -13,7 +13,7 @@ from sinks.warehouse.names import warehouse_name
 from sinks.warehouse.stored_table import StoredTable, relations_of
 
 OF_GENERATION: Final = "where view_schema = :view_schema and generation = :generation"
-"""Of this generation, as statements have it."""
+"""The condition for rows of this generation."""
 
 
 class WarehouseBookkeeping:
@@ -29,21 +29,22 @@ class WarehouseBookkeeping:
 
     def create(self) -> None:
         """Create the bookkeeping tables. Raises LockstepError for those of another version."""
-        # Alembic takes time, and its lock makes all sinks of a warehouse wait for the longest transaction of one.
+        # Alembic takes time, and its lock makes all sinks of a warehouse wait for the longest transaction of one of
+        # them.
         if self.stored_format() < HEAD:
             from migrations.warehouse import upgrade
 
             upgrade(self._connection.connected)
 
     def exist(self) -> bool:
-        """Whether there are any. Raises LockstepError for those of another version."""
+        """Whether the bookkeeping tables exist. Raises LockstepError for those of another version."""
         if self._are_current:
             return True
         self._are_current = self.stored_format() == HEAD
         return self._are_current
 
     def stored_format(self) -> int:
-        """0 where there is nothing yet. Raises LockstepError for one of another version."""
+        """0 if nothing is stored yet. Raises LockstepError for another version."""
         if not self._connection.has_relation(SCHEMA, VERSION_TABLE):
             return 0
         stored = int(self._execute(f"select version_num from {SCHEMA}.{VERSION_TABLE}").scalar() or 0)
@@ -51,20 +52,19 @@ class WarehouseBookkeeping:
         return stored
 
     def require(self) -> None:
-        """Raise LockstepError when there are no bookkeeping tables, or those of another version."""
+        """Raise LockstepError when the bookkeeping tables are missing, or of another version."""
         if not self.exist():
             raise self.missing()
 
     def missing(self) -> LockstepError:
-        """The error for a generation that doesn't exist."""
         return missing_generation(self._generation, self._name)
 
     # Generations
 
     def enter(self) -> tuple[int | None, bool]:
-        """Make this sink and this generation known. The live generation, and whether this one is new."""
+        """Register this sink and this generation. Returns the live generation, and whether this one is new."""
         self._execute("insert into lockstep.sink (view_schema) values (:view_schema) on conflict do nothing")
-        # One at a time: two jobs that start together would both create the same table.
+        # Only one at a time: two jobs that start together would both create the same table.
         live = self.live(is_held=True)
         is_new = self._generation not in self.generations()
         self._execute(
@@ -74,10 +74,7 @@ class WarehouseBookkeeping:
         return live, is_new
 
     def live(self, *, is_held: bool = False) -> int | None:
-        """The live generation; held, it stays it until the transaction ends. One at a time holds it.
-
-        Who prepares or switches waits here.
-        """
+        """The live generation. ``is_held`` locks it until the transaction ends; other prepares and switches wait."""
         lock = self._locking("for update") if is_held else ""
         live = self._execute(
             f"select live_generation from lockstep.sink where view_schema = :view_schema {lock}"
@@ -94,7 +91,7 @@ class WarehouseBookkeeping:
         return [int(row[0]) for row in rows]
 
     def is_bulk(self, lock: str) -> bool | None:
-        """Whether this generation is loaded in bulk, held like that with the lock; None when it doesn't exist."""
+        """Whether this generation is loaded in bulk, locked with this clause; None when it doesn't exist."""
         is_bulk = self._execute(f"select is_bulk from lockstep.writer {OF_GENERATION} {self._locking(lock)}").scalar()
         return None if is_bulk is None else bool(is_bulk)
 
@@ -113,7 +110,7 @@ class WarehouseBookkeeping:
     # Tables
 
     def tables(self, names: Collection[TableName] | None = None) -> dict[TableName, StoredTable]:
-        """All tables of the generation, or those of these that it has."""
+        """All tables of the generation, or those of ``names`` that it has."""
         query = f"select source_schema, source_table, shape from lockstep.prepared_table {OF_GENERATION}"
         rows: list[Any] = []
         if names is None:
@@ -158,10 +155,10 @@ class WarehouseBookkeeping:
         return int(fence)
 
     def check_fence(self, fence: int) -> bool:
-        """Hold the right to write until the transaction ends.
+        """Hold the right to write until the transaction ends. Returns whether the generation is in a bulk load until
+        then.
 
-        Returns whether the generation is loaded in bulk, which stays so as long. Raises Fenced when another job has the
-        right. Raises LockstepError when the generation doesn't exist.
+        Raises Fenced when another job has the right, and LockstepError when the generation doesn't exist.
         """
         self.require()
         held = self._execute(
@@ -174,7 +171,7 @@ class WarehouseBookkeeping:
         return bool(held)
 
     def hold_writer(self, fence: int) -> bool:
-        """Keep all batches out until the transaction ends, unless one is under way. Whether that is so."""
+        """Keep all batches out until the transaction ends. Returns False, without waiting, if one is under way."""
         held = self._execute(
             f"select 1 from lockstep.writer {OF_GENERATION} and fence = :fence "
             + self._locking("for update skip locked"),
@@ -184,7 +181,7 @@ class WarehouseBookkeeping:
 
 
 def known_relations(connection: Connection) -> dict[str, str]:
-    """The names of the tables of all generations, with what has them. Readers know them by these."""
+    """The names by which readers know the tables of all generations -> what each is."""
     rows: Iterable[Any] = connection.execute(
         "select distinct source_schema, source_table, shape::json ->> 'warehouse_name', "
         "coalesce(shape::json ->> 'has_history', 'false') = 'true' "
@@ -198,7 +195,7 @@ def known_relations(connection: Connection) -> dict[str, str]:
 
 
 def why_not_ours(connection: Connection, name: str, generation: int, schema: str) -> str | None:
-    """Why a generation that isn't there yet can't have this schema, None where it can."""
+    """Why a new generation can't have this schema; None if it can."""
     other = connection.execute("select 1 from lockstep.sink where view_schema = :schema", schema=schema).scalar()
     if other is not None:
         return f"schema {schema!r}, which generation {generation} needs for itself, is another sink's"

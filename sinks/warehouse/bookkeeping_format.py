@@ -1,4 +1,4 @@
-"""The stored format of the bookkeeping in a warehouse. Its migrations are elsewhere: executors don't have them."""
+"""The stored format of a warehouse's bookkeeping. Its migrations are elsewhere, since executors don't have them."""
 
 from typing import Final
 

@@ -8,8 +8,6 @@ from sinks.warehouse.dialect import Connection
 
 
 class WarehouseCoordination:
-    """The coordination records of a warehouse sink."""
-
     def __init__(self, connection: Connection, bookkeeping: WarehouseBookkeeping) -> None:
         self._connection = connection
         self._bookkeeping = bookkeeping
@@ -63,7 +61,7 @@ class WarehouseCoordination:
 
 
 def load_record(connection: Connection, name: str) -> str | None:
-    """A record, or None when there is none of that name. Inside a transaction."""
+    """A record, or None when there is none of that name. Called inside a transaction."""
     content = connection.execute(
         "select content from lockstep.coordination_record where view_schema = :view_schema and name = :name", name=name
     ).scalar()
@@ -71,7 +69,7 @@ def load_record(connection: Connection, name: str) -> str | None:
 
 
 def save_record(connection: Connection, name: str, text: str) -> None:
-    """Store a record. Inside a transaction."""
+    """Store a record. Called inside a transaction."""
     connection.execute(
         "insert into lockstep.coordination_record (view_schema, name, content) "
         "values (:view_schema, :name, :content) "

@@ -1,4 +1,4 @@
-"""What a database does in a way of its own: the seam between the sink and ``postgres`` or ``duckdb``."""
+"""What each database does in its own way: the seam between the sink and ``postgres`` or ``duckdb``."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from sinks.warehouse.stored_table import StoredTable
 
 Refuse = Callable[[TableEvents, str], object]
-"""Takes a version that a history can't hold, alone, and the reason."""
+"""Takes a single version that a history can't hold, and the reason."""
 
 
 class UnknownColumn(Exception):
-    """An event has a column that its table didn't have when it was looked at."""
+    """An event has a column that its table didn't have when the writer looked at it."""
 
     def __init__(self, table: TableName, column: str) -> None:
         super().__init__(table, column)
@@ -31,7 +31,7 @@ class UnknownColumn(Exception):
 
 
 class Kept(NamedTuple):
-    """What a table and its history have of a key: whether a row is there, whether it is deleted, how many versions."""
+    """What a table and its history hold of a key: whether a row is there, whether it is deleted, how many versions."""
 
     is_there: bool
     is_deleted: bool
@@ -39,9 +39,10 @@ class Kept(NamedTuple):
 
 
 class Storage(NamedTuple):
-    """What a relation is stored in, by numbers of the database's own; 0 where it has none that last.
+    """Where a relation is stored, as numbers of the database's own; 0 if it has none that last.
 
-    ``relation`` is another one once it was dropped, ``file`` once it was emptied or written anew as a whole.
+    ``relation`` changes when the relation is dropped and created again, ``file`` also when it is emptied or fully
+    rewritten.
     """
 
     relation: int = 0
@@ -49,45 +50,43 @@ class Storage(NamedTuple):
 
 
 class Connection(Protocol):
-    """Transactions and statements. Errors leave a transaction as ours."""
+    """Transactions and statements. Errors leave a transaction as Lockstep's own."""
 
     def transaction(self) -> AbstractContextManager[object]: ...
 
     def looking(self) -> AbstractContextManager[object]:
-        """For statements that only read, and need not see the same moment."""
+        """For statements that only read and need not see the same moment."""
         ...
 
     @property
-    def connected(self) -> "SqlConnection":
-        """The transaction's connection."""
-        ...
+    def connected(self) -> "SqlConnection": ...
 
     def execute(self, query: str, **values: object) -> "CursorResult[Any]":
-        """A statement on the bookkeeping, with ``:view_schema`` and ``:generation`` bound."""
+        """Run a statement on the bookkeeping, with ``:view_schema`` and ``:generation`` bound."""
         ...
 
     def execute_each(self, query: str, rows: Sequence[Mapping[str, object]]) -> None:
-        """The same statement for each of these values, without an answer to wait for after each."""
+        """Run the statement once for each of these values, without waiting for each answer."""
         ...
 
     def run(self, statement: str) -> "CursorResult[Any]":
-        """A statement with identifiers of the source in it, in which no character is a placeholder."""
+        """Run a statement that contains identifiers of the source: no character in it is a placeholder."""
         ...
 
     def run_all(self, statements: Sequence[str]) -> None:
-        """The same of many statements, without an answer to wait for after each."""
+        """Like ``run`` for many statements, without waiting for each answer."""
         ...
 
     def locking(self, words: str) -> str:
-        """``for update`` and the like, where a transaction has to lock rows."""
+        """The clause, such as ``for update``, if transactions of this database have to lock rows; else ""."""
         ...
 
     def timeline(self) -> str:
-        """Of the server: another one after a failover, and after a restore to an earlier moment."""
+        """Identifies the server's history: it changes with a failover, and with a restore to an earlier moment."""
         ...
 
     def blocked_by(self) -> str | None:
-        """The session that blocks a writer of ours: its name and how to end it. None if there is none."""
+        """The session that blocks one of our writers: its name and how to end it. None if there is none."""
         ...
 
     def has_relation(self, schema: str, relation: str) -> bool: ...
@@ -100,7 +99,7 @@ class Connection(Protocol):
 
 
 class View(Protocol):
-    """A view as the database has it. ``name`` is quoted; ``generations`` are those whose tables it reads."""
+    """A view in the database. ``name`` is quoted; ``generations`` are those whose tables it reads."""
 
     @property
     def name(self) -> str: ...
@@ -110,92 +109,85 @@ class View(Protocol):
 
 
 class Views(Protocol):
-    """The views of one sink.
-
-    Every method is called inside a transaction, with names of relations and what has them.
-    """
+    """The views of one sink. Every method is called inside a transaction, with names of relations and what each is."""
 
     def marks(self) -> str | None:
-        """Others after a change of the views, of what has their names, or of the tables that the sink knows.
+        """Changes whenever the views, whatever has their names, or the tables that the sink knows change.
 
-        None: they are to be looked at each time.
+        None: the views have to be checked each time.
         """
         ...
 
     def held(self, relations: Mapping[str, str]) -> Sequence[View]:
-        """These views, as far as they are there. Raises LockstepError where something else has a view's name."""
+        """Those of these views that exist. Raises LockstepError if something else has a view's name."""
         ...
 
     def hold(self, relations: Mapping[str, str]) -> None:
-        """Lock these views against readers until the transaction ends.
-
-        Raise Unavailable when they are read for too long.
-        """
+        """Lock these views against readers until the transaction ends. Raises Unavailable if reads take too long."""
         ...
 
     def expose(self, wanted: "Mapping[str, ViewDefinition]", known: Mapping[str, str]) -> None:
-        """Point the views at this generation; known ones that it doesn't have are dropped."""
+        """Point the views at this generation. Known views that it doesn't have are dropped."""
         ...
 
     def rename_columns(self, relations: Mapping[str, str], renamed: Mapping[str, str]) -> None:
-        """So that the views, with their grants and what others built on them, stay the same ones."""
+        """Rename the views' columns in place, so that grants and dependent views stay."""
         ...
 
 
 class Definitions(Protocol):
-    """Tables, made and altered. All methods are called inside a transaction."""
+    """Creates and alters tables. All methods are called inside a transaction."""
 
     def create(self, tables: "Collection[StoredTable]") -> None:
-        """Make these tables. Does nothing for one that is there."""
+        """Create these tables. Skips those that exist."""
         ...
 
     def create_history(self, held: "StoredTable") -> None:
-        """Make the table of its history, likewise."""
+        """Create the table of its history, unless it exists."""
         ...
 
     def alter(self, relation: str, before: "StoredTable", held: "StoredTable", added: Mapping[str, JsonValue]) -> None:
-        """Rename columns of one of a table's relations and add those that it lacks, with these values in the rows that
-        are there."""
+        """Rename columns of one of a table's relations and add those that it lacks. Existing rows get these values."""
         ...
 
     def drop_columns(self, held: "StoredTable", names: Sequence[str], *, has_history: bool) -> None:
-        """Drop columns; a history keeps them under other names."""
+        """Drop columns. A history keeps them under other names."""
         ...
 
     def drop_key(self, held: "StoredTable") -> None:
-        """From now on several rows may have one key."""
+        """Allow several rows with the same key from now on."""
         ...
 
     def add_keys(self, tables: "Collection[StoredTable]") -> None:
-        """Leave each row's newest version only, and see to it that this stays so."""
+        """Keep only the newest version of each row, and enforce that from now on."""
         ...
 
     def free_columns(self, tables: "Collection[StoredTable]") -> bool:
-        """Drop indexes of ours that are in the way of a change of columns. ``keep_indexes`` makes them again.
+        """Drop our indexes that prevent a change of columns. ``keep_indexes`` creates them again.
 
-        Returns whether there was any: columns can be changed by another transaction then.
+        Returns whether there were any: then another transaction can change the columns.
         """
         ...
 
     def keep_indexes(self, wanted: "Mapping[StoredTable, Sequence[OwnIndex]]") -> None:
-        """Leave these tables with these indexes of ours and with no others.
+        """Make these our only indexes on these tables.
 
-        One of a column that its table lacks isn't made. Raises LockstepError for one that the database doesn't take.
+        Skips an index on a column that its table lacks. Raises LockstepError for one that the database refuses.
         """
         ...
 
 
 class Storages(Protocol):
-    """By what relations are told from others of their names. All methods are called inside a transaction."""
+    """Identifies relations, to recognise others with the same names. All methods are called inside a transaction."""
 
     def of(self, relations: Collection[str]) -> Mapping[str, Storage]:
-        """What these relations of the generation's schema are stored in, those that are there."""
+        """Where those of these relations that exist in the generation's schema are stored."""
         ...
 
     def keeps_rows(self, relation: str) -> bool:
-        """Whether a relation of the generation's schema has a row that was there before its file was.
+        """Whether a relation of the generation's schema has a row that is older than its file.
 
-        For one that has got another file, and to which nobody but a merge has written since.
+        Valid for a relation that has got another file, and to which only a merge has written since.
         """
         ...
 
@@ -206,11 +198,11 @@ class Writer(Protocol):
     """Writes batches. All methods but ``make_ready`` and ``forget`` are called inside a transaction."""
 
     def look_at(self, tables: "Sequence[StoredTable]") -> None:
-        """Be ready to write to these tables as they are now."""
+        """Prepare for writing to these tables as they are now."""
         ...
 
     def forget(self) -> None:
-        """Be ready for no table."""
+        """Forget all tables that ``look_at`` prepared."""
         ...
 
     def is_ready_for(self, name: TableName) -> bool: ...
@@ -220,35 +212,35 @@ class Writer(Protocol):
         ...
 
     def make_ready(self, tables: Sequence[TableEvents], versions: Sequence[TableVersions]) -> None:
-        """What can be done with a batch before its transaction. Raises UnknownColumn."""
+        """Do what can be done with a batch before its transaction. Raises UnknownColumn."""
         ...
 
     def merge(
         self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool, purged: str = ""
     ) -> int:
-        """How many of the events won over what is there. Raises UnknownColumn.
+        """Write events that are newer than the stored rows; return how many. Raises UnknownColumn.
 
-        Those up to the tag ``purged`` of rows that aren't there are repetitions, and win over nothing.
+        An event up to the tag ``purged`` without a stored row is a repetition, and isn't written.
         """
         ...
 
     def append(self, events: TableEvents, rejections: list[Rejection]) -> int:
-        """How many of the events are in the table now, which has no key. Raises UnknownColumn."""
+        """Add events to a table without a key; return how many of them are in it now. Raises UnknownColumn."""
         ...
 
     def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool, purged: str = "") -> None:
-        """Add versions to a table's history; with ``overwrite_equal_tags`` those that are there are replaced.
+        """Add versions to a table's history. ``overwrite_equal_tags`` replaces those that exist.
 
-        Those up to the tag ``purged`` are repetitions. Raises UnknownColumn.
+        Versions up to the tag ``purged`` are repetitions. Raises UnknownColumn.
         """
         ...
 
 
 class Upkeep(Protocol):
-    """Takes away what nobody needs any more. All methods are called inside a transaction."""
+    """Removes what nobody needs any more. All methods are called inside a transaction."""
 
     def purge(self, held: "StoredTable", *, older_than_s: float | None, below: str, rows_max: int) -> tuple[int, str]:
-        """Delete some of the rows that were deleted so long ago, None: whenever, of tags below this one.
+        """Delete some rows, with tags less than ``below``, that have been deleted for so long; None: however long.
 
         An age needs a table with the time of its rows. Returns how many, and their greatest tag, "" for none.
         """
@@ -257,16 +249,17 @@ class Upkeep(Protocol):
     def trim_history(
         self, held: "StoredTable", *, complete_from_ms: int, below: str, first_block: int, blocks: int
     ) -> tuple[bool, str]:
-        """Delete what no reader of a time from ``complete_from_ms`` on needs, of tags below this one, in some blocks.
+        """In some blocks, delete versions with tags less than ``below`` that no reader of a later time needs.
 
-        Returns whether there are more blocks, and the greatest tag that was deleted, "" for none.
+        ``complete_from_ms`` is the first later time. Returns whether there are more blocks, and the greatest deleted
+        tag, "" for none.
         """
         ...
 
     def kept(self, held: "StoredTable", key: Mapping[str, JsonValue]) -> Kept: ...
 
     def erase(self, held: "StoredTable", key: Mapping[str, JsonValue], *, below: str) -> tuple[str, str]:
-        """Delete the row of this key if it is deleted, and its versions, of tags below this one.
+        """Delete the row of this key if it is marked as deleted, and its versions, with tags less than ``below``.
 
         Returns the greatest deleted tag of the table, and that of its history, "" for none.
         """
@@ -283,8 +276,6 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One generation's tables in one database."""
-
     connection: Connection
     views: Views
     definitions: Definitions

@@ -1,4 +1,4 @@
-"""The generations of a warehouse sink. Views read the live one."""
+"""The generations of a warehouse sink. Views show the live one to readers."""
 
 import time
 from collections.abc import Collection, Mapping
@@ -16,12 +16,10 @@ from sinks.warehouse.purged import BLOCKS, IDLE_S, PASS_S, PURGE_S
 from sinks.warehouse.tables import WarehouseTables
 
 _CHECK_S: Final = 60.0
-"""How often all views are looked at though they are the same ones: their tables may have got another schema."""
+"""How often all views are checked although they are unchanged: their tables may have moved to another schema."""
 
 
 class WarehouseGenerations(Generations, BulkLoad, TableIdentities):
-    """The generations of a warehouse sink, bound to the one of its tables."""
-
     def __init__(self, tables: WarehouseTables) -> None:
         self._tables = tables
         self._connection = tables.connection
@@ -37,12 +35,12 @@ class WarehouseGenerations(Generations, BulkLoad, TableIdentities):
 
     def live(self) -> int | None:
         with self._connection.looking():
-            if not self._bookkeeping.stored_format():  # who only looks changes nothing
+            if not self._bookkeeping.stored_format():  # a read changes nothing
                 return None
             marks, live = self._tables.views.marks(), self._bookkeeping.live()
             if marks is not None and (marks, live) == self._checked and time.monotonic() < self._check_at:
                 return live
-            # A view that is missing is shown again by the next prepare; one of something else is somebody's intention.
+            # The next prepare creates a missing view again; a view of another generation is somebody's intention.
             for view in self._tables.views.held(known_relations(self._connection)):
                 if live is not None and view.generations != {live}:
                     raise LockstepError(
@@ -50,7 +48,7 @@ class WarehouseGenerations(Generations, BulkLoad, TableIdentities):
                         f"generation {live} was made live",
                         hint="it was replaced by hand; switch to the generation that is meant to be live",
                     )
-            # Read before what was checked: what changes meanwhile is checked the next time.
+            # The marks were read before the checks: a change in between is checked the next time.
             self._checked, self._check_at = (marks, live), time.monotonic() + _CHECK_S
         return live
 
@@ -59,7 +57,7 @@ class WarehouseGenerations(Generations, BulkLoad, TableIdentities):
             return self._bookkeeping.generations() if self._bookkeeping.exist() else []
 
     def begin_bulk(self) -> None:
-        """Has no effect on a generation that has rows already, or readers: its rows stay one per key throughout."""
+        """Has no effect on a generation with rows or readers: it keeps one row per key throughout."""
         with self._connection.transaction():
             self._bookkeeping.require()
             live = self._bookkeeping.live(is_held=True)
@@ -111,7 +109,7 @@ class WarehouseGenerations(Generations, BulkLoad, TableIdentities):
                 return
             if self._bookkeeping.live(is_held=True) == self._number:
                 raise live_generation(self._number)
-            if self._number in self._bookkeeping.generations():  # else a schema of that name is somebody else's
+            if self._number in self._bookkeeping.generations():  # otherwise a schema of that name is somebody else's
                 self._tables.drop_schema()
             tables = self._bookkeeping.tables()
             self._tables.histories.forget([name for name, held in tables.items() if held.has_history])
@@ -135,7 +133,8 @@ class WarehouseGenerations(Generations, BulkLoad, TableIdentities):
             self._bookkeeping.check_fence(self._tables.fence)
             timeline = self._connection.timeline()
             if self._timeline not in (None, timeline):
-                # Tasks of this batch may have written to the server before, and it may have had time to pass that on.
+                # Tasks of this batch may have written to the former server, and their writes may have been replicated
+                # or not.
                 raise DataLost("the warehouse has failed over to another server, or was restored")
             stored = self._tables.progress.load_progress()
             check_stored(self._known, stored, following=progress, destination="the warehouse")
@@ -148,14 +147,14 @@ class WarehouseGenerations(Generations, BulkLoad, TableIdentities):
         if self._tables.purging.purges and now >= self._purge_at:
             self._purge_at = now + (PURGE_S if self._purge(below, whole) else IDLE_S)
         if self._tables.purging.trims_histories and now >= self._trim_at:
-            # By the source's clock: this one may have gone wrong, and what is trimmed is gone.
+            # By the source's clock: this machine's may be wrong, and what is trimmed is gone for good.
             source_ms = min(progress.commit_time_ms, time.time_ns() // 1_000_000)
             self._trim_at = now + (PURGE_S if self._trim(below, whole, now_ms=source_ms) else PASS_S)
 
     def _purge(self, below: str, whole: Collection[TableName] | None) -> bool:
-        """A portion of the rows that were deleted long ago, unless a batch is under way. Whether there may be more.
+        """Purge some of the long-deleted rows, unless a batch is under way. Returns whether there may be more.
 
-        What can't be done now is done another time.
+        What can't be done now is done later.
         """
         try:
             with self._connection.transaction():
@@ -164,7 +163,7 @@ class WarehouseGenerations(Generations, BulkLoad, TableIdentities):
             return True
 
     def _trim(self, below: str, whole: Collection[TableName] | None, *, now_ms: int) -> bool:
-        """The same with the versions that histories needn't have any more."""
+        """The same for versions that histories no longer need."""
         try:
             with self._connection.transaction():
                 if not self._bookkeeping.hold_writer(self._tables.fence):

@@ -1,4 +1,4 @@
-"""What the bookkeeping tables of a SQL warehouse say of a generation's histories."""
+"""The bookkeeping about a generation's histories in a SQL warehouse."""
 
 import hashlib
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ _OF_TABLE: Final = (
 
 
 class HistoryBookkeeping:
-    """From when on the histories of one generation are complete. Every method is called inside a transaction."""
+    """The time from which each history of one generation is complete. Every method is called inside a transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._execute = connection.execute
 
     def begin(self, name: TableName, relation: str) -> None:
-        """From now on versions of the table are kept. Does nothing when they are already."""
+        """Versions of the table are stored from now on. Does nothing if they already are."""
         self._execute(
             "insert into lockstep.kept_history (view_schema, generation, source_schema, source_table, view_name) "
             "values (:view_schema, :generation, :source_schema, :source_table, :view_name) on conflict do nothing",
@@ -40,7 +40,7 @@ class HistoryBookkeeping:
         self._raise(name, time_ms, "(complete_from is null or complete_from < :complete_from)")
 
     def raise_missing_until(self, name: TableName, time_ms: int) -> None:
-        """Changes of before may be missing. One of before the history was begun takes nothing from it."""
+        """Changes before this time may be missing. It has no effect if the history began later."""
         self._raise(name, time_ms, "coalesce(complete_from, begun_at) < :complete_from")
 
     def _raise(self, name: TableName, time_ms: int, condition: str) -> None:
@@ -51,7 +51,7 @@ class HistoryBookkeeping:
         )
 
     def refuse(self, version: TableEvents, reason: str) -> None:
-        """Note that the history lacks a version, given alone."""
+        """Record that the history lacks this single version."""
         self._execute(
             "insert into lockstep.refused_version (view_schema, generation, source_schema, source_table, tag, "
             "key_digest, reason) "
@@ -64,10 +64,7 @@ class HistoryBookkeeping:
         )
 
     def retry(self, versions: TableEvents) -> None:
-        """These versions are about to be written again.
-
-        Those that the history lacked are no longer known to be lacking.
-        """
+        """These versions are about to be written again: none of them counts as lacking any more."""
         table = _bound(versions.table)
         lacking: Sequence[Any] = self._execute(
             f"select tag, key_digest from lockstep.refused_version where {_OF_TABLE}", **table
@@ -90,5 +87,5 @@ def _bound(name: TableName) -> dict[str, str]:
 
 
 def _digest(key: bytes) -> str:
-    """Of a key that may be too long for an index, and is nobody's business here."""
+    """A digest: the key may be too long for an index, and its values are private."""
     return hashlib.sha256(key).hexdigest()

@@ -1,4 +1,4 @@
-"""Whether the tables of a generation are those that were known."""
+"""Whether the tables of a generation are still the known ones."""
 
 from collections.abc import Callable, Collection, Mapping
 
@@ -13,7 +13,7 @@ from sinks.warehouse.stored_table import StoredTable
 
 
 class Identities:
-    """Of the tables of one generation. Every method is called inside a transaction.
+    """Identities of one generation's tables. Every method is called inside a transaction.
 
     ``is_empty`` says whether a relation has no row.
     """
@@ -31,7 +31,7 @@ class Identities:
         self._is_empty = is_empty
 
     def of(self, names: Collection[TableName]) -> dict[TableName, str]:
-        """What tells each of these tables, with its history, from others that take their places."""
+        """The identity of each of these tables, with its history."""
         tables = self._bookkeeping.tables(names)
         storages = self._storages(tables)
         bookkeeping = self._stored.of_bookkeeping().relation
@@ -47,7 +47,7 @@ class Identities:
         return {name: identity.to_json() for name, identity in found.items()}
 
     def lost(self, known: Mapping[TableName, str]) -> dict[TableName, str]:
-        """Which tables aren't those any more that were known like this, each with what has become of it."""
+        """Which of these tables no longer have the known identity, and what became of each."""
         tables = self._bookkeeping.tables(known)
         now = Now(
             self._stored.of_bookkeeping().relation,
@@ -65,14 +65,14 @@ class Identities:
         return {name: what for name, what in found.items() if what is not None}
 
     def still_there(self, tables: Mapping[TableName, StoredTable]) -> dict[TableName, StoredTable]:
-        """Those of these tables that nobody has dropped, with their histories."""
+        """Those of these tables, with their histories, that nobody has dropped."""
         storages = self._storages(tables)
         return {name: held for name, held in tables.items() if storages.keys() >= held.relations.keys()}
 
     def check_same(self, known: Mapping[TableName, str]) -> None:
-        """Raise DataLost where one of these tables is stored in something else than was known, whatever the reason is.
+        """Raise DataLost if one of these tables is no longer stored where it was, for whatever reason.
 
-        For a transaction that has written to them: nobody empties or drops them until it ends.
+        Called in a transaction that has written to them: nobody can empty or drop them until it ends.
         """
         identities = {name: Identity.from_json(text) for name, text in known.items() if text}
         storages = self._stored.of([relation for each in identities.values() for relation in each.relations])
@@ -87,6 +87,6 @@ class Identities:
         return self._stored.of([relation for held in tables.values() for relation in held.relations])
 
     def _purged_relations(self, tables: Mapping[TableName, StoredTable]) -> set[str]:
-        """Those from which rows were purged or erased, so that they may have none any more."""
+        """Relations from which rows were purged or erased: they may rightly be empty."""
         purged = {tables[name].name for name in self._purging.rows.load() if name in tables}
         return purged | {tables[name].name + HISTORY_SUFFIX for name in self._purging.versions.load() if name in tables}

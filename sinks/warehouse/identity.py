@@ -1,4 +1,4 @@
-"""By what a table of a warehouse is told from another one that takes its place (pure)."""
+"""The identity of a warehouse's table: recognises another table that took its place (pure)."""
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -9,7 +9,7 @@ from sinks.warehouse.dialect import Storage
 
 
 class Noted(NamedTuple):
-    """What a relation was stored in, and whether it had rows."""
+    """Where a relation was stored, and whether it had rows."""
 
     storage: Storage
     has_rows: bool
@@ -17,7 +17,7 @@ class Noted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a table and its history were stored in. ``bookkeeping`` is the relation of the bookkeeping beside them."""
+    """Where a table and its history were stored. ``bookkeeping`` is the relation of the bookkeeping beside them."""
 
     bookkeeping: int
     relations: Mapping[str, Noted]
@@ -37,26 +37,29 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """How it is now. ``storages`` are those of relations that are there, ``purged`` those from which rows have gone.
-
-    ``keeps_rows`` says of a relation whether it has a row that was there before its file was.
-    """
+    """The present state."""
 
     bookkeeping: int
     storages: Mapping[str, Storage]
+    """Of the relations that exist."""
     purged: Collection[str]
+    """Relations from which rows were purged."""
     is_empty: Callable[[str], bool]
     keeps_rows: Callable[[str], bool]
+    """Whether a relation has a row that is older than its file."""
 
 
 def what_became(before: Identity | None, relations: Iterable[str], now: Now) -> str | None:
-    """What has become of a table that was known like this; None where it is the same one.
+    """What has become of a table with this known identity; None if it is the same one.
 
-    ``relations`` are those that it has by the bookkeeping, none where that doesn't know it any more. VACUUM FULL and
-    CLUSTER store a table in another file, in which rows stay as old as they were. So does TRUNCATE: that leaves no row,
-    and no deletion takes the last one but a purge. Rows that are loaded after it are no older than the file; neither
-    are those that ALTER TABLE has written anew, and nobody can tell the two apart. In a copy of a whole database all
-    have other numbers, and the bookkeeping is as old as the rows.
+    ``relations`` are those of the table in the bookkeeping; empty if the bookkeeping no longer knows it.
+
+    * VACUUM FULL and CLUSTER store a table in another file. Its rows stay as old as they were.
+    * TRUNCATE also changes the file, and leaves no row. Otherwise only a purge takes the last row: a deletion leaves a
+      mark.
+    * Rows loaded after a TRUNCATE are no older than the file. Neither are rows that ALTER TABLE has rewritten; the two
+      cases can't be told apart.
+    * In a copy of a whole database all numbers differ, and the bookkeeping is as old as the rows.
     """
     if not relations:
         return "the bookkeeping doesn't know it any more"

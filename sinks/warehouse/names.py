@@ -1,8 +1,7 @@
 """Names of tables and their parts in the warehouse (pure).
 
-Tables of schema ``public`` keep their names, others have the name ``schema__table``, unless the settings say something
-else. A table's history has the table's name with ``_history`` after it. Two things of one name are refused, never
-merged.
+Tables of schema ``public`` keep their names; others are named ``schema__table``, unless the settings differ. A table's
+history adds ``_history`` to the table's name. Two things of the same name are refused, never merged.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -14,7 +13,7 @@ from cdc.model.table import TableName, quote_identifier
 from sinks.columns.shape import Shape, unfit_column
 
 NAME_BYTES_MAX: Final = 63
-"""NAMEDATALEN - 1; PostgreSQL would cut longer names in silence."""
+"""NAMEDATALEN - 1. PostgreSQL would silently cut longer names."""
 
 HISTORY_SUFFIX: Final = "_history"
 
@@ -24,38 +23,33 @@ SYNCED_COLUMN: Final = "_synced_at"
 
 
 def warehouse_name(name: TableName) -> str:
-    """The name of a source table in the warehouse where the settings don't say."""
+    """The default name of a source table in the warehouse."""
     return name.name if name.schema == "public" else f"{name.schema}__{name.name}"
 
 
 @dataclass(frozen=True)
 class WarehouseNames:
-    """The names of one sink's tables. ``history`` are the tables that have one, or whether all have.
-
-    ``folds_case``: names that differ in their letters' case alone are the same.
-    """
+    """The names of one sink's tables."""
 
     chosen: Mapping[TableName, str] = field(default_factory=dict)
     history: bool | Collection[TableName] = False
+    """The tables that have a history, or whether all have one."""
     folds_case: bool = False
+    """Names that differ only in case are the same."""
 
     def of(self, name: TableName) -> str:
-        """The name of a table in the warehouse."""
         return self.chosen.get(name) or warehouse_name(name)
 
     def has_history(self, name: TableName) -> bool:
         return self.history if isinstance(self.history, bool) else name in self.history
 
     def problems(self, names: Iterable[TableName]) -> list[str]:
-        """Names that are too long, and those that several things would have."""
+        """Names that are too long, and names that several things would share."""
         taken: dict[str, str] = {}
         return [problem for name in sorted(names) for problem in self.take(self._things(name), taken)]
 
     def take(self, things: Mapping[str, str], taken: dict[str, str]) -> list[str]:
-        """Give these ``things`` of one table their names, by which they are given, or say why that can't be.
-
-        ``taken`` has what has which name already.
-        """
+        """Reserve the names of one table's ``things``, by name, in ``taken`` (name -> thing). Returns why it can't."""
         key = str.lower if self.folds_case else str
         problems = [
             f"{thing}: the name {text!r} is longer than {NAME_BYTES_MAX} bytes"
@@ -80,7 +74,7 @@ class WarehouseNames:
 
 
 def fitting(name: str, what: str) -> str:
-    """The name of something else than a table. Raises LockstepError when that is too long for PostgreSQL."""
+    """The name, unless it is too long for PostgreSQL: then raises LockstepError. For names of anything but tables."""
     if len(name.encode()) > NAME_BYTES_MAX:
         raise LockstepError(
             f"{what}: the name {name!r} is longer than {NAME_BYTES_MAX} bytes, PostgreSQL would cut it",
@@ -90,7 +84,7 @@ def fitting(name: str, what: str) -> str:
 
 
 def qualified(schema: str, relation: str) -> str:
-    """A relation, quoted for SQL."""
+    """A relation with its schema, quoted for SQL."""
     return f"{quote_identifier(schema)}.{quote_identifier(relation)}"
 
 
@@ -100,7 +94,6 @@ def listed(names: Iterable[str]) -> str:
 
 
 def check_columns(shape: Shape, taken: Collection[str], who: str) -> None:
-    """Raise LockstepError for a column whose name is taken by ours."""
     for column in shape.columns:
         if column.name in taken:
             raise unfit_column(shape.table.name, column.name, f"a name that {who} for itself")

@@ -11,13 +11,14 @@ from cdc.settings import Settings
 from sinks.warehouse.names import NAME_BYTES_MAX, listed
 
 NAME_PREFIX: Final = "lockstep_index_"
-"""How their names begin, by which they are told from those that somebody made by hand."""
+"""The prefix of their names, which distinguishes them from indexes made by hand."""
 
 
 class OwnIndex(Settings):
-    """An index on ``columns``, by their names in the warehouse, or on an ``expression`` as ``create index`` has it
-    between its parentheses. ``method`` and ``where`` are PostgreSQL's. It is never unique: rows arrive by
-    key and not in the order of their changes, so two may have one value for a while.
+    """An index on ``columns``, by their names in the warehouse, or on an ``expression``.
+
+    The expression is as between the parentheses of ``create index``. ``method`` and ``where`` are PostgreSQL's. It is
+    never unique: rows arrive by key, not in the order of their changes, so two may share a value for a while.
     """
 
     columns: tuple[Annotated[str, Field(min_length=1)], ...] = ()
@@ -33,11 +34,10 @@ class OwnIndex(Settings):
 
     @property
     def on(self) -> str:
-        """What it is on, in SQL."""
         return listed(self.columns) if self.columns else self.expression
 
     def name(self, relation: str) -> str:
-        """Its name in a generation's schema. One that is declared in another way has another name."""
+        """Its name in a generation's schema. Another declaration has another name."""
         told = "\0".join((relation, self.method, self.on, self.where))
         name = f"{NAME_PREFIX}{hashlib.sha256(told.encode()).hexdigest()[:10]}_{relation}"
         return name.encode()[:NAME_BYTES_MAX].decode(errors="ignore")
@@ -49,24 +49,24 @@ class OwnIndex(Settings):
         return f"create index if not exists {name} on {target} using {self.method} ({self.on}){where}"
 
     def file_sql(self, relation: str, target: str) -> str:
-        """The same in DuckDB, which has one kind."""
+        """DDL for DuckDB, which has one kind of index."""
         return f"create index if not exists {quote_identifier(self.name(relation))} on {target} ({self.on})"
 
     def file_problems(self) -> list[str]:
-        """What DuckDB has nothing of."""
         problems = ["where: DuckDB has no indexes of some rows; leave it out"] if self.where else []
         if self.expression:
-            # Rows are known to fit before they are written, so that none fails a whole batch.
+            # Rows are checked before they are written, so that none fails a whole batch. An expression can't be
+            # checked.
             problems.append("expression: a value that it fails for would stop a batch; name columns")
         if self.method != "btree":
             problems.append("method: DuckDB has one kind of index; leave it out")
         return problems
 
     def arrays(self, table: Table) -> list[str]:
-        """Its columns that are arrays in DuckDB. In a key they are text there."""
+        """Its columns that are arrays in DuckDB. Arrays in a key are text there."""
         names = [column.name for column in table.columns if column.is_array and column.name not in table.key]
         return [name for name in self.columns if name in names]
 
     def unknown_columns(self, columns: Collection[str]) -> list[str]:
-        """Those that a table of these columns lacks. What an expression uses isn't known."""
+        """Its columns that are missing from these. The columns of an expression aren't known."""
         return [name for name in self.columns if name not in columns]

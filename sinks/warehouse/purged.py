@@ -1,8 +1,8 @@
-"""What is remembered of rows once they are purged: up to which tag events of rows that aren't there are old.
+"""Remembers up to which tag rows were purged: older events of missing rows are repetitions.
 
-A deleted row stays with its tag, so that an older event that comes again doesn't bring it back. Where it is purged, its
-table's greatest purged tag takes its place. Only rows below the watermark are purged, and below it everything has been
-applied. So an event at or below that tag is a repetition: its row is there in this version or a newer one, or it was
+A deleted row stays with its tag, so that an older event that comes again doesn't bring it back. When it is purged, its
+table's greatest purged tag takes its place. Only rows below the watermark are purged, and everything below it has been
+applied. So an event at or below that tag is a repetition: its row exists in this version or a newer one, or it was
 deleted and purged. The same holds for the versions of a history.
 """
 
@@ -16,23 +16,23 @@ from sinks.warehouse.coordination import load_record, save_record
 from sinks.warehouse.dialect import Connection
 
 PORTION: Final = 1_000
-"""So many rows of a table are deleted in one transaction."""
+"""How many rows of a table one transaction deletes at most."""
 
 PURGE_S: Final = 1.0
 IDLE_S: Final = 60.0
-"""The shortest time between two purges: after one that had as many rows as it takes, and after one that had fewer."""
+"""The shortest time between two purges: after one that deleted as many rows as it may, and after a smaller one."""
 
 BLOCKS: Final = 500
-"""So much of a history is looked through in one transaction, in blocks of the server's."""
+"""How many of the server's blocks of a history one transaction looks through."""
 
 PASS_S: Final = 3600.0
 """The shortest time between two passes through all histories."""
 
 
 class Purged:
-    """The greatest purged tag of each table of a generation, in a record that is dropped with it.
+    """The greatest purged tag of each table of a generation. Its record, named by ``what``, is dropped with the latter.
 
-    ``what`` names the record. Every method is called inside a transaction.
+    Every method is called inside a transaction.
     """
 
     def __init__(self, connection: Connection, generation: int, what: str = "purged") -> None:
@@ -44,7 +44,7 @@ class Purged:
         return {TableName(schema, name): tag for schema, name, tag in orjson.loads(content or "[]")}
 
     def raise_to(self, tags: Mapping[TableName, str]) -> None:
-        """Rows of these tables up to these tags have been purged. A greater one that is known stays."""
+        """Rows of these tables up to these tags were purged. A greater known tag stays."""
         known = self.load()
         now = known | {table: max(tag, known.get(table, "")) for table, tag in tags.items()}
         text = orjson.dumps([[table.schema, table.name, tag] for table, tag in sorted(now.items())]).decode()

@@ -1,4 +1,4 @@
-"""What was deleted long ago, is to be erased, or isn't needed by histories any more: taken away for good."""
+"""Removes for good rows that were deleted long ago or are to be erased, and versions that histories no longer need."""
 
 from collections.abc import Collection, Mapping
 
@@ -16,7 +16,7 @@ from sinks.warehouse.stored_table import GenerationSchema
 
 
 class Purging:
-    """Of one generation. Every method is called inside a transaction."""
+    """Purges one generation. Every method is called inside a transaction."""
 
     def __init__(
         self,
@@ -36,16 +36,16 @@ class Purging:
         self.versions = Purged(dialect.connection, generation, "purged_versions")
 
     def purge(self, below: str, whole: Collection[TableName] | None = None) -> bool:
-        """Delete a portion of each table's rows that were deleted long enough ago, with tags below this one.
+        """Delete some of each table's rows that were deleted long enough ago, with tags less than ``below``.
 
-        ``whole`` are the tables of which there is no event below that is still to come, None: all. Returns whether
-        there may be more.
+        ``whole`` are the tables of which all events below that have been applied; None: all. Returns whether there may
+        be more.
         """
         older_than_s = self._settings.purge_deleted_after_days * 86_400
         counts: list[int] = []
         tags: dict[TableName, str] = {}
         for name, held in sorted(self._bookkeeping.tables().items()):
-            # A table without the time of its rows doesn't know since when one is deleted.
+            # A table without the time of its rows doesn't know when a row was deleted.
             if not held.has_synced_at or is_append_only(held.shape.table) or not (whole is None or name in whole):
                 continue
             count, tag = self._upkeep.purge(held, older_than_s=older_than_s, below=below, rows_max=PORTION)
@@ -57,9 +57,9 @@ class Purging:
         return PORTION in counts
 
     def trim_histories(self, below: str, whole: Collection[TableName] | None, first_block: int, *, now_ms: int) -> bool:
-        """Delete what histories needn't have any more, in a portion of the blocks of each. ``whole`` as for ``purge``.
+        """Delete what histories no longer need, in some blocks of each. ``whole`` as for ``purge``.
 
-        Returns whether there are more blocks in one of them.
+        Returns whether one of them has more blocks.
         """
         complete_from_ms = now_ms - int(self._settings.keep_history_days * 86_400_000)
         has_more = False
@@ -79,7 +79,6 @@ class Purging:
         return has_more
 
     def leftovers(self, name: TableName, key: Mapping[str, JsonValue]) -> list[Leftover]:
-        """What is kept of the row of this key."""
         held = self._bookkeeping.tables([name]).get(name)
         if held is None:
             return []
@@ -97,7 +96,7 @@ class Purging:
         return found
 
     def marks(self, name: TableName, *, below: str | None = None) -> list[Leftover]:
-        """What is kept of all deleted rows of a table, of tags below this one; None: of any."""
+        """What is kept of all deleted rows of a table with tags less than ``below``; None: of any."""
         held = self._bookkeeping.tables([name]).get(name)
         if held is None:
             return []
@@ -107,7 +106,7 @@ class Purging:
         return marks_of_rows(int(count.scalar_one()))
 
     def erase_marks(self, name: TableName, *, below: str) -> bool:
-        """Delete a portion of a table's deleted rows, of tags below this one. Returns whether there may be more.
+        """Delete some of a table's deleted rows with tags less than ``below``. Returns whether there may be more.
 
         No batch may be under way.
         """
@@ -120,7 +119,7 @@ class Purging:
         return count == PORTION
 
     def erase(self, name: TableName, key: Mapping[str, JsonValue], *, below: str) -> None:
-        """Delete what is deleted of this key, and its versions, of tags below this one.
+        """Delete the row of this key if it is marked as deleted, and its versions, with tags less than ``below``.
 
         No batch may be under way.
         """

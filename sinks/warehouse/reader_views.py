@@ -1,4 +1,4 @@
-"""The columns and queries of the views through which readers see a generation's tables, for every dialect (pure)."""
+"""Columns and queries of the views that show a generation's tables to readers, for every dialect (pure)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,20 +10,19 @@ from sinks.warehouse.history import COMMITTED, FROM, OPERATION, TO, WORDS
 from sinks.warehouse.names import DELETED_COLUMN, HISTORY_SUFFIX, SYNCED_COLUMN, TAG_COLUMN, listed, qualified
 from sinks.warehouse.stored_table import StoredTable
 
-# In a view ours come first: a column that is added later can be at the end only.
+# Our columns come first, since a view can only get new columns at its end.
 _HISTORY_COLUMNS = (TAG_COLUMN, FROM, TO, OPERATION)
 
 
 @dataclass(frozen=True, slots=True)
 class ViewDefinition:
-    """The definition of a view: its columns, in the query's order."""
+    """A view: its columns, in the query's order, and the query."""
 
     columns: tuple[str, ...]
     query: str
 
 
 def views_of(held: StoredTable, schema: str) -> dict[str, ViewDefinition]:
-    """The views of a table that is in this schema, by their names."""
     views = {held.name: live_view(qualified(schema, held.name), held)}
     if held.has_history:
         relation = held.name + HISTORY_SUFFIX
@@ -32,9 +31,9 @@ def views_of(held: StoredTable, schema: str) -> dict[str, ViewDefinition]:
 
 
 def live_condition(target: str, table: Table, *, of: str = "") -> str:
-    """Of which rows of a table readers see, in SQL; ``of`` is what its columns are called by, as ``known.``.
+    """The SQL condition for rows that readers see. ``of`` qualifies the table's columns, such as ``known.``.
 
-    What emptied an append-only table is a row of it, so a row from before is deleted whenever it comes.
+    A truncation of an append-only table is a row of it. So an earlier row counts as deleted, whenever it arrives.
     """
     deleted, tag, operation = map(quote_identifier, (DELETED_COLUMN, TAG_COLUMN, OPERATION_COLUMN))
     if not is_append_only(table):
@@ -48,19 +47,17 @@ def live_rows_sql(target: str, table: Table, columns: Sequence[str]) -> str:
 
 
 def live_view(target: str, held: StoredTable) -> ViewDefinition:
-    """What readers see of a table."""
     ours = (SYNCED_COLUMN,) if held.has_synced_at else ()
     columns = (*ours, *(column.name for column in held.shape.columns))
     return ViewDefinition(columns, live_rows_sql(target, held.shape.table, columns))
 
 
 def history_view(target: str, shape: Shape) -> ViewDefinition:
-    """What readers see of a history."""
     key = shape.table.key
     columns = tuple(column.name for column in shape.columns)
     committed, operation, valid_from = map(quote_identifier, (COMMITTED, OPERATION, FROM))
     words = " ".join(f"when '{letter}' then '{word}'" for letter, word in WORDS.items())
-    # A column that was added with a value has that in all rows, deletions included.
+    # A column that was added with a value has it in all rows, deletions included.
     values = [
         quote_identifier(name)
         if name in key

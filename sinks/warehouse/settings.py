@@ -1,4 +1,4 @@
-"""What is configured of a SQL warehouse."""
+"""The settings of a SQL warehouse."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence, Set
@@ -32,7 +32,7 @@ def _are_names(names: dict[str, str]) -> dict[str, str]:
 
 
 def _is_choice(given: object) -> object:
-    """Pydantic takes a text for a truth as well, and names both kinds where it is neither."""
+    """Reject what pydantic would take for a truth value, and name both kinds in the message."""
     if not isinstance(given, bool | list | tuple):
         raise ValueError("must be true, false, or a list of tables in [ ]")  # noqa: TRY004  which pydantic reports
     return given
@@ -49,7 +49,7 @@ def _are_of_tables(indexes: dict[str, tuple[OwnIndex, ...]]) -> dict[str, tuple[
     return indexes
 
 
-# As SQLAlchemy reads an address.
+# As SQLAlchemy parses an address.
 _SERVER: Final = re.compile(
     r"postgresql(?:\+\w+)?://(?:(?P<user>[^:/]*)(?::[^@]*)?@)?(?P<host>\[[^/?\]]+\]|[^/:?]+)?(?::(?P<port>\d*))?"
     r"(?:/(?P<database>[^?]*))?(?:\?(?P<query>.*))?"
@@ -66,18 +66,17 @@ _FILE: Final = re.compile(r"duckdb(?:\+\w+)?:///(?P<path>/[^?]*[^/?])(\?.*)?")
 
 
 class WarehouseSettings(PurgingSettings):
-    """A warehouse by SQLAlchemy address: PostgreSQL, ``postgresql+psycopg://user@host/database``, or a file of
-    DuckDB's, ``duckdb:////directory/file.duckdb``, with settings of DuckDB's after it, as ``?memory_limit=4GB``.
+    """A warehouse by SQLAlchemy address: PostgreSQL or a DuckDB file.
 
-    ``prefix`` is the schema that the views are in, and is called ``schema`` in the file.
+    PostgreSQL is ``postgresql+psycopg://user@host/database``. A file is ``duckdb:////directory/file.duckdb``,
+    optionally followed by settings of DuckDB, such as ``?memory_limit=4GB``.
 
-    ``names`` maps source tables to their names here; others have the name that they have by default.
-    ``history`` names the tables of which all versions are kept, or is true for all of them.
-    ``indexes`` has the indexes that tables are to have besides ours. ``keep_history_days`` is how far back a history
-    goes, 0 for all that it has.
+    ``prefix`` is the schema of the views, called ``schema`` in the configuration. ``names`` maps source tables to their
+    names here; others have default names. ``history`` names the tables of which all versions are stored; true: all
+    tables. ``indexes`` are additional indexes. ``keep_history_days`` is how far back a history goes, 0: all of it.
 
-    ``lock_timeout_s`` is for how long others are waited for: who has a lock in PostgreSQL, or the file of DuckDB. A
-    file has no login, no TLS and no connection that could be idle.
+    ``lock_timeout_s`` is how long to wait for others: for a lock in PostgreSQL, or for the DuckDB file. A file has no
+    login, no TLS and no idle connection.
     """
 
     SHAPING: ClassVar[frozenset[str]] = PurgingSettings.SHAPING | {"names", "history"}
@@ -138,15 +137,11 @@ class WarehouseSettings(PurgingSettings):
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a file of DuckDB's."""
         return _DUCKDB.match(self.url.get_secret_value()) is not None
 
     @property
     def file(self) -> Path:
-        """The file's real path, by which it is told from others.
-
-        Raises ConfigurationError when the address isn't that of a file.
-        """
+        """The file's real path, which identifies it. Raises ConfigurationError if the address isn't a file's."""
         match = _FILE.fullmatch(self.url.get_secret_value())
         if match is None:
             raise ConfigurationError(
@@ -181,7 +176,7 @@ class WarehouseSettings(PurgingSettings):
 
     @model_validator(mode="after")
     def _is_of_this_sinks_tables(self) -> "WarehouseSettings":
-        """What can be told without the source; ``prepare`` knows the tables."""
+        """Checks what can be checked without the source; ``prepare`` knows the tables."""
         tables = set(self.held_tables)
         problems = []
         if tables:
@@ -223,7 +218,6 @@ class WarehouseSettings(PurgingSettings):
         ]
 
     def unknown_indexed(self, tables: Sequence[Table]) -> list[str]:
-        """Columns of ``indexes`` that these tables don't have."""
         return [
             f"indexes: {table.name} has no column {name!r}"
             for table in tables
@@ -233,11 +227,10 @@ class WarehouseSettings(PurgingSettings):
 
     @property
     def indexes_by_table(self) -> dict[TableName, tuple[OwnIndex, ...]]:
-        """What ``indexes`` declares."""
         return {TableName.parse(table): indexes for table, indexes in self.indexes.items()}
 
     def strangers(self, tables: Collection[TableName]) -> list[str]:
-        """Settings that name other tables than these, as a slip of the pen would."""
+        """Settings that name other tables than these, perhaps by a typing error."""
         return [
             f"{setting}: this sink has no table {name}"
             for setting, names in (
@@ -254,7 +247,7 @@ class WarehouseSettings(PurgingSettings):
         return {(where, self.prefix or name)}
 
     def _server_and_database(self) -> str:
-        """The same for all ways to write them; the address itself where it can't be told."""
+        """Server and database in one spelling; the address itself if they can't be parsed."""
         text = self.url.get_secret_value()
         match = _SERVER.fullmatch(text)
         if match is None:
@@ -273,7 +266,6 @@ class WarehouseSettings(PurgingSettings):
 
     @property
     def warehouse_names(self) -> WarehouseNames:
-        """The names of tables here."""
         chosen = {TableName.parse(table): name for table, name in self.names.items()}
         history = self.history if isinstance(self.history, bool) else self.history_tables
         return WarehouseNames(chosen, history, folds_case=self.is_file)

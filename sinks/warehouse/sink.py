@@ -1,4 +1,4 @@
-"""Rows as rows in a SQL warehouse, merged by tag. ``docs/sinks/warehouse.md`` says what is stored where."""
+"""Rows of a SQL warehouse, merged by tag. ``docs/sinks/warehouse.md`` says what is stored where."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -53,7 +53,7 @@ def open_warehouse(name: str, settings: WarehouseSettings, generation: int) -> O
 
 
 class WarehouseSteps(WholeSteps):
-    """Steps of one generation in PostgreSQL, each of which is a transaction."""
+    """Steps of one generation in PostgreSQL. Each is a transaction."""
 
     def __init__(self, tables: WarehouseTables, connection: WarehouseConnection) -> None:
         self._tables = tables
@@ -72,8 +72,6 @@ class WarehouseSteps(WholeSteps):
 
 
 class WarehouseSink(Sink, Erasing):
-    """Applies events to the tables of one generation, in a database of either dialect."""
-
     def __init__(self, tables: WarehouseTables) -> None:
         self._tables = tables
         self._connection = tables.connection
@@ -90,11 +88,11 @@ class WarehouseSink(Sink, Erasing):
             pass
         wanted, is_bulk, unfit = altered
         if not is_bulk:
-            # Readers wait for none of it, and so it is a transaction without the locks of the one before.
+            # Readers don't wait for indexes, so they are created in a transaction without the locks of the one before.
             with self._connection.transaction():
-                # Of these alone: one that can't be made is a matter of its table.
+                # Only for these tables: an index that can't be created fails its table alone.
                 self._tables.keep_indexes(wanted[table.name] for table in tables if table.name in wanted)
-        self._connection.disconnect()  # staging tables have the shapes of before
+        self._connection.disconnect()  # staging tables still have the former shapes
         if unfit:
             raise TablesRefused(unfit)
         return NOTHING_ADDED
@@ -102,9 +100,9 @@ class WarehouseSink(Sink, Erasing):
     def _altered(
         self, tables: Sequence[Table], *, go_live: bool, added: AddedValues
     ) -> "tuple[Mapping[TableName, StoredTable], bool, Mapping[TableName, LockstepError]] | None":
-        """All tables as they are from now on, whether they are being loaded in bulk, and those that can't be there.
+        """All tables as they are from now on, whether they are in a bulk load, and those that can't be stored.
 
-        None where it is to be called once more, since what was in the way had to go in a transaction of its own.
+        None: call it again, since obstacles had to be removed in a transaction of their own.
         """
         with self._connection.transaction():
             self._bookkeeping.create()
@@ -126,7 +124,7 @@ class WarehouseSink(Sink, Erasing):
             ):
                 return None
             if live == self._generation and changed:
-                # As readers do it: the view before its table. The other way round one could wait for the other.
+                # Lock in the order of readers, the view before its table. The reverse order could deadlock.
                 self._tables.views.hold(relations_of_all(changed))
             self._tables.create([held for name, held in wanted.items() if name not in known])
             for held in changed:
@@ -142,9 +140,9 @@ class WarehouseSink(Sink, Erasing):
                 live = self._generation
                 self._bookkeeping.make_live()
             if live == self._generation:
-                # Without those that somebody has dropped: the others go on, and the job tells of them.
+                # Without tables that somebody has dropped: the others continue, and the job reports the dropped ones.
                 self._tables.expose(self._tables.identities.still_there(wanted))
-            # Now that no view has them any more.
+            # Now no view uses them any more.
             for held in changed:
                 before = known.get(held.shape.table.name, held)
                 dropped = before.shape.steps_to(held.shape).dropped
@@ -162,7 +160,7 @@ class WarehouseSink(Sink, Erasing):
             return self._bookkeeping.fence()
 
     def apply(self, batch: Batch) -> Outcome:
-        # Always the same order of tables too, against deadlocks.
+        # Tables too are always in the same order, against deadlocks.
         tables = sorted(Events.of(batch.events).tables, key=lambda events: events.table)
         histories = sorted(batch.versions, key=lambda versions: versions.events.table)
         touched = {events.table for events in (*tables, *(versions.events for versions in histories))}
@@ -177,7 +175,7 @@ class WarehouseSink(Sink, Erasing):
                 if unknown.table in looked_again:
                     raise unknown_column(unknown.table, unknown.column) from None
                 looked_again.add(unknown.table)
-                self._look_at([unknown.table])  # the table may have got it since we looked
+                self._look_at([unknown.table])  # the table may have got the column since we looked
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
         return self._dialect.reader.scan(self._tables.names.of(table.name), table)
@@ -207,8 +205,8 @@ class WarehouseSink(Sink, Erasing):
             return self._erase_marks(table.name, below)
         if below is not None:
             with self._connection.transaction():
-                # Locked: a batch that is under way knows an earlier mark of what was purged. In a bulk load a row's
-                # versions stand side by side, and its end needs all of them.
+                # Locked: a batch that is under way knows an earlier purged tag. During a bulk load, a row's versions
+                # stand side by side, and the end of the load needs all of them.
                 if self._bookkeeping.exist() and self._bookkeeping.is_bulk("for update") is False:
                     self._purging.erase(table.name, key, below=below)
         return self.leftovers(table, key)
@@ -217,7 +215,7 @@ class WarehouseSink(Sink, Erasing):
         self._connection.close()
 
     def _erase_marks(self, name: TableName, below: str | None) -> Sequence[Leftover]:
-        """A portion in a transaction, so that no batch waits for long."""
+        """Erase in several transactions, so that no batch waits for long."""
         has_more = below is not None
         while has_more:
             with self._connection.transaction():
@@ -228,7 +226,7 @@ class WarehouseSink(Sink, Erasing):
             return self._purging.marks(name, below=below) if self._bookkeeping.exist() else []
 
     def _apply(self, tables: Sequence[TableEvents], histories: Sequence[TableVersions], batch: Batch) -> Outcome:
-        """One transaction. Raises UnknownColumn, after which nothing of it has happened."""
+        """Apply the batch in one transaction. If it raises UnknownColumn, nothing has happened."""
         applied = 0
         rejections: list[Rejection] = []
         bookkeeping = self._tables.histories
@@ -236,7 +234,7 @@ class WarehouseSink(Sink, Erasing):
         self._writer.make_ready(tables, histories)
         with self._connection.transaction():
             is_bulk = self._bookkeeping.check_fence(batch.fence)
-            # As long as this lasts, no more is purged.
+            # Nothing more is purged until this transaction ends.
             if batch.erased is not None:
                 check_erased(batch.erased, self._erased(touched), touched)
             purged = {} if batch.never_applied else self._purging.rows.load()
@@ -261,7 +259,7 @@ class WarehouseSink(Sink, Erasing):
                     overwrite_equal_tags=batch.overwrite_equal_tags,
                     purged=purged_versions.get(versions.events.table, ""),
                 )
-            # Last, since every task of a batch has these rows to itself from here on.
+            # Last, since from here on other tasks of the batch wait for these rows.
             for versions in histories:
                 if versions.complete_from_ms is not None:
                     bookkeeping.raise_complete_from(versions.events.table, versions.complete_from_ms)
@@ -275,7 +273,7 @@ class WarehouseSink(Sink, Erasing):
         return Outcome(applied, sum(map(len, tables)) - applied - len(rejections), rejections)
 
     def _check_versions(self, tables: Sequence[TableEvents], histories: Sequence[TableVersions], batch: Batch) -> None:
-        """Raise LockstepError for a batch that would leave a gap in a history. What is written again has left none."""
+        """Raise LockstepError for a batch that would leave a gap in a history. Versions written again leave none."""
         if batch.overwrite_equal_tags:
             return
         given = {versions.events.table for versions in histories}
@@ -303,7 +301,7 @@ class WarehouseSink(Sink, Erasing):
                 tables = self._bookkeeping.tables(names)
                 self._writer.look_at([_prepared(tables, name) for name in names])
         except BaseException:
-            self._writer.forget()  # what was made is gone with the transaction
+            self._writer.forget()  # what was created is gone with the transaction
             raise
 
 

@@ -1,4 +1,4 @@
-"""How far a generation of a SQL warehouse is: in schema ``lockstep``, stored with the rows and after them."""
+"""A generation's progress in a SQL warehouse, in schema ``lockstep``: offsets with the rows, progress after them."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ class StoredProgress:
         self._connection = connection
 
     def save_offsets(self, next_offsets: Mapping[TopicPartition, int]) -> None:
-        # In one order, so that two tasks can't wait for each other.
+        # Always in the same order, so that two tasks can't deadlock.
         self._connection.execute_each(
             "insert into lockstep.applied_offset as known (view_schema, generation, topic, partition, next_offset) "
             "values (:view_schema, :generation, :topic, :partition, :next_offset) "

@@ -1,4 +1,4 @@
-"""A table as a generation has it, and the names that it has in a schema (pure)."""
+"""A table as a generation stores it, and its names in a schema (pure)."""
 
 import json
 from dataclasses import dataclass
@@ -11,19 +11,18 @@ from sinks.warehouse.names import HISTORY_SUFFIX, qualified
 
 @dataclass(frozen=True, slots=True)
 class StoredTable:
-    """A table as a generation has it. ``name`` is its name in the warehouse.
-
-    ``has_synced_at``: each row says when it was written last.
-    """
+    """A table as a generation stores it."""
 
     shape: Shape
     name: str
+    """Its name in the warehouse."""
     has_history: bool = False
     has_synced_at: bool = False
+    """Each row holds the time of its last write."""
 
     @property
     def relations(self) -> dict[str, str]:
-        """The names that it has in a schema, with what has them."""
+        """Its names in a schema -> what each is."""
         return relations_of(self.shape.table.name, self.name, has_history=self.has_history)
 
     def to_json(self) -> str:
@@ -42,8 +41,6 @@ class StoredTable:
 
 @dataclass(frozen=True, slots=True)
 class GenerationSchema:
-    """The schema of a generation's tables, and their names in SQL."""
-
     name: str
 
     def qualified(self, relation: str) -> str:
@@ -57,7 +54,7 @@ class GenerationSchema:
 
 
 def relations_of(table: TableName, name: str, *, has_history: bool) -> dict[str, str]:
-    """The names that a table has in a schema, with what has them, for people."""
+    """A table's names in a schema -> what each is, for people."""
     relations = {name: f"live rows of {table}"}
     if has_history:
         relations[name + HISTORY_SUFFIX] = f"history of {table}"

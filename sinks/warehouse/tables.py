@@ -1,4 +1,4 @@
-"""The tables of one generation of a warehouse sink, with their views: made, altered, and exposed to readers."""
+"""The tables of one generation of a warehouse sink, with their views: created, altered, and exposed to readers."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -25,14 +25,14 @@ from sinks.warehouse.unfit import new_table, unfit_tables
 class WarehouseTables:
     """The tables of one generation, in the dialect of the address. It connects when it is first used.
 
-    Every method is called inside a transaction of ``connection``. ``fence`` is what this writer has claimed; 0 until
-    then. Raises LockstepError for a schema name that is too long, and for a DuckDB file with the name of a schema.
+    Every method is called inside a transaction of ``connection``. ``fence`` is what this writer has claimed, 0 before
+    that. Raises LockstepError for a schema name that is too long, and for a DuckDB file with the name of a schema.
     """
 
     def __init__(self, name: str, settings: WarehouseSettings, generation: int) -> None:
         views = fitting(settings.prefix or name, f"schema of sink {name!r}")
         if settings.is_file:
-            views = views.lower()  # to DuckDB, names of other letters are the same
+            views = views.lower()  # DuckDB ignores case
         self._name = name
         self._settings = settings
         self._view_schema = views
@@ -50,7 +50,7 @@ class WarehouseTables:
         self.fence = 0
 
     def next(self, held: StoredTable | None, table: Table) -> StoredTable:
-        """A table as it will be. Raises LockstepError when that doesn't fit what is there."""
+        """The table's next form. Raises LockstepError when the stored one can't become it."""
         new = new_table(table, self.names, has_synced_at=self._settings.synced_at)
         if held is None:
             return new
@@ -76,11 +76,11 @@ class WarehouseTables:
         return replace(new, shape=shape)
 
     def unfit(self, tables: Iterable[StoredTable]) -> dict[TableName, LockstepError]:
-        """Those of these tables that can't be there beside the ones before them, each with its error."""
+        """Those of these tables that can't be stored beside the ones before them, each with its error."""
         return unfit_tables(tables, self.names, is_file=self._settings.is_file)
 
     def check_settings(self, tables: Sequence[Table]) -> None:
-        """Raise ConfigurationError with all settings that name tables or columns which aren't there."""
+        """Raise ConfigurationError with all settings that name missing tables or columns."""
         problems = self._settings.strangers({table.name for table in tables}) + self._settings.unknown_indexed(tables)
         if problems:
             raise ConfigurationError(
@@ -90,7 +90,7 @@ class WarehouseTables:
             )
 
     def check_schemas(self) -> None:
-        """Raise LockstepError where a new generation's schema isn't its own: all that is in there goes with it."""
+        """Raise LockstepError if a new generation's schema isn't its own: dropping the generation drops the schema."""
         why = why_not_ours(self.connection, self._name, self.generation, self._schema.name)
         if why is not None:
             raise LockstepError(
@@ -98,7 +98,7 @@ class WarehouseTables:
             )
 
     def keep_indexes(self, tables: Iterable[StoredTable]) -> None:
-        """Give these tables the indexes that the settings declare, and take away those that they declare no more."""
+        """Give these tables the indexes that the settings declare, and drop those no longer declared."""
         declared = self._settings.indexes_by_table
         self.dialect.definitions.keep_indexes(
             {held: (*declared.get(held.shape.table.name, ()), *self._purging_indexes(held)) for held in tables}
@@ -109,7 +109,7 @@ class WarehouseTables:
         return not self.connection.run(rows).scalar()
 
     def newest_tag(self) -> str:
-        """The greatest tag of all rows, also of deleted ones; "" where there are none. It reads all of them."""
+        """The greatest tag of all rows, including deleted ones; "" if there are none. Reads all of them."""
         tag = quote_identifier(TAG_COLUMN)
         newest = [
             self.connection.run(f"select max({tag}) from {self._schema.table(held)}").scalar()
@@ -118,19 +118,18 @@ class WarehouseTables:
         return max((str(one) for one in newest if one is not None), default="")
 
     def _purging_indexes(self, held: StoredTable) -> tuple[OwnIndex, ...]:
-        """By which rows are found that are to be purged."""
-        # DuckDB has no index of some rows, and finds them by looking at two columns.
+        """Indexes that find the rows to purge."""
+        # DuckDB has no partial index, and finds the rows by scanning two columns.
         if not self.purging.purges or is_append_only(held.shape.table) or self._settings.is_file:
             return ()
         index = OwnIndex(expression=quote_identifier(SYNCED_COLUMN), where=quote_identifier(DELETED_COLUMN))
         return (index,)
 
     def drop_indexes(self, tables: Iterable[StoredTable]) -> None:
-        """Take away what ``keep_indexes`` makes."""
+        """Drop what ``keep_indexes`` creates."""
         self.dialect.definitions.keep_indexes(dict.fromkeys(tables, ()))
 
     def create_schema(self) -> None:
-        """Create this generation's schema, unless it is there."""
         self._create(self._schema.name)
 
     def drop_schema(self) -> None:
@@ -138,7 +137,7 @@ class WarehouseTables:
         self.connection.run(f"drop schema if exists {quote_identifier(self._schema.name)} cascade")
 
     def create(self, tables: Collection[StoredTable]) -> None:
-        """Make tables that this generation doesn't have yet."""
+        """Create tables that this generation doesn't have yet."""
         self.dialect.definitions.create(tables)
         for held in tables:
             if held.has_history:
@@ -146,10 +145,7 @@ class WarehouseTables:
         self.bookkeeping.save_tables(tables)
 
     def alter(self, held: StoredTable, before: StoredTable, added: Mapping[str, JsonValue]) -> None:
-        """Make the columns that a table lacks, and its history where that is new.
-
-        Those of ``added`` have these values in the rows that are there.
-        """
+        """Add the columns that a table lacks, and a new history. Existing rows get the values of ``added``."""
         self.dialect.definitions.alter(held.name, before, held, added)
         if before.has_history:
             self.dialect.definitions.alter(held.name + HISTORY_SUFFIX, before, held, added)
@@ -162,7 +158,7 @@ class WarehouseTables:
         self.histories.begin(held.shape.table.name, held.name + HISTORY_SUFFIX)
 
     def expose(self, tables: Mapping[TableName, StoredTable]) -> None:
-        """Point the views at this generation; tables that it doesn't have lose theirs."""
+        """Point the views at this generation. The views of tables that it doesn't have are dropped."""
         self._create(self._view_schema)
         wanted: dict[str, ViewDefinition] = {}
         for held in tables.values():
@@ -170,13 +166,12 @@ class WarehouseTables:
         self.views.expose(wanted, {**known_relations(self.connection), **relations_of_all(tables.values())})
 
     def _create(self, schema: str) -> None:
-        # "create schema if not exists" asks for the right to create schemas even where it exists.
+        # "create schema if not exists" needs the right to create schemas even if the schema exists.
         if not self.connection.has_schema(schema):
             self.connection.run(f"create schema {quote_identifier(schema)}")
 
 
 def relations_of_all(tables: Iterable[StoredTable]) -> dict[str, str]:
-    """The names that these have in a schema, with what has them."""
     return {relation: what for held in tables for relation, what in held.relations.items()}
 
 

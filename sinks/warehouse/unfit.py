@@ -1,4 +1,4 @@
-"""Tables that a warehouse can't hold: for their names, or for the names or the number of their columns (pure)."""
+"""Tables that a warehouse can't hold because of their names, or the names or number of their columns (pure)."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ from sinks.warehouse.stored_table import StoredTable
 
 
 def new_table(table: Table, names: WarehouseNames, *, has_synced_at: bool) -> StoredTable:
-    """A table that a generation doesn't have yet, as it will have it."""
+    """A new table as the generation will store it."""
     has_history = names.has_history(table.name) and not is_append_only(table)  # it has all events anyway
     return StoredTable(Shape.of(table), names.of(table.name), has_history, has_synced_at)
 
@@ -19,7 +19,7 @@ def new_table(table: Table, names: WarehouseNames, *, has_synced_at: bool) -> St
 def unfit_tables(
     tables: Iterable[StoredTable], names: WarehouseNames, *, is_file: bool
 ) -> dict[TableName, LockstepError]:
-    """Those of these tables that can't be there, each with its error. Of two with one name that is the later one."""
+    """Those of these tables that can't be stored, each with its error. Of two with the same name, the later one."""
     if is_file:
         from sinks.warehouse.duckdb.tables import check_columns as check
     else:

@@ -1,1 +1,1 @@
-"""What is between a job and any destination: waiting, leaving out, masking and renaming columns."""
+"""Wrappers between a job and any destination: they wait, and leave out, mask and rename columns."""

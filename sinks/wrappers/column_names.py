@@ -1,7 +1,7 @@
 """The name by which a generation knows each column: the coordination record ``g<n>.column_names``.
 
-With ``schema_changes = "keep"`` a column that the source renames goes on here under the name that it had, so that
-readers see no difference until the sink is rebuilt.
+With ``schema_changes = "keep"``, a column that the source renames keeps its name here, so that readers see no
+difference until the sink is rebuilt.
 """
 
 import json
@@ -17,18 +17,17 @@ from sinks.wrappers.renaming import Renaming
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """The names that columns have here.
-
-    ``numbers``: table -> number of a column -> its name, in these ``relations`` (``Table.relation``). ``renaming`` is
-    as of the last shapes.
-    """
+    """The names that columns have here."""
 
     numbers: Mapping[TableName, Mapping[int, str]] = field(default_factory=dict)
+    """Table -> number of a column -> its name."""
     renaming: Renaming = field(default_factory=Renaming)
+    """As of the last shapes."""
     relations: Mapping[TableName, int] = field(default_factory=dict)
+    """Table -> the relation (``Table.relation``) whose columns have these numbers."""
 
     def outdated(self, configured: Renaming) -> list[str]:
-        """For people: columns that have the name here that they had at the source once."""
+        """For people: columns whose name here is a former name of theirs at the source."""
         return [
             f"{column_text(table, there)} is {here!r} here"
             for table, names in sorted(self.renaming.names.items())
@@ -40,9 +39,9 @@ class ColumnNames:
 def keep_names(configured: Renaming, tables: Sequence[Table], known: ColumnNames | None) -> ColumnNames:
     """The names for these shapes, which are as the sink sees them. Pure.
 
-    A column goes on under its name, unless a column that is new here has that name: then the destination judges. It
-    judges columns of the key, too: events from before have another key. A table that isn't among these shapes, such as
-    one that is set aside, stays as it is known.
+    A column keeps its name, unless a column that is new here has that name: then the destination judges. It also judges
+    columns of the key, since earlier events have another key. A table that isn't among these shapes, such as one that
+    is set aside, stays as it is known.
     """
     numbers: dict[TableName, dict[int, str]] = {}
     relations: dict[TableName, int] = {}
@@ -55,7 +54,8 @@ def keep_names(configured: Renaming, tables: Sequence[Table], known: ColumnNames
         names |= {name: dict(of) for name, of in known.renaming.names.items() if name in others}
     for table in tables:
         if table.relation and relations.get(table.name, 0) not in (0, table.relation):
-            # It was dropped and made again, or was put back: its numbers say nothing of those before, its names do.
+            # The table was dropped and created again, or put back. Its columns' numbers are new, but their names are
+            # the same.
             here = {} if known is None else known.renaming.names.get(table.name, {})
             numbers[table.name] = {
                 column.number: here[column.name] for column in table.columns if column.number and column.name in here
@@ -64,7 +64,7 @@ def keep_names(configured: Renaming, tables: Sequence[Table], known: ColumnNames
         held = numbers.setdefault(table.name, {})
         names_here = {column.name: names.get(table.name, {}).get(column.name, column.name) for column in table.columns}
         is_settled = False
-        while not is_settled:  # one that gets its name back makes room for another
+        while not is_settled:  # a column that gets its name back makes room for another
             is_settled = True
             for column in table.columns:
                 before = held.get(column.number) if column.number and column.name not in table.key else None
@@ -76,7 +76,7 @@ def keep_names(configured: Renaming, tables: Sequence[Table], known: ColumnNames
 
 
 def load_names(records: CoordinationRecords, generation: int) -> ColumnNames | None:
-    """What a generation knows, or None when it keeps no names."""
+    """The names that a generation stored, or None if it keeps none."""
     text = records.load(_record_name(generation))
     if text is None:
         return None

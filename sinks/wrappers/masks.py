@@ -1,4 +1,4 @@
-"""Masks: what of a column's values a destination gets to see instead of them (pure).
+"""Masks: what a destination gets to see instead of a column's values (pure).
 
 =====================  =========================================================================================
 ``"drop"``             nothing: the column is left out, as with ``exclude``
@@ -6,7 +6,7 @@
 ``{ truncate = 3 }``   the first characters of the value's text
 =====================  =========================================================================================
 
-Null stays null. What isn't text is taken in the form that it has in events; a masked column is text.
+Null stays null. A value that isn't text is masked in the form that it has in events. A masked column is text.
 """
 
 import hashlib
@@ -22,26 +22,24 @@ from cdc.settings import Settings
 
 
 class Truncation(Settings):
-    """How many characters are left of a text."""
-
     truncate: Annotated[int, Field(ge=0)]
 
 
 MaskSetting = Literal["drop", "hash"] | Truncation
-"""One column's mask, as it is in the file."""
+"""One column's mask, as in the configuration file."""
 
 _SALT_MARK: Final = b"lockstep: which salt is this?"
 
 
 @dataclass(frozen=True, slots=True)
 class Salt:
-    """A sink's secret for hashes. Whoever doesn't know it can't find a value by trying."""
+    """A sink's secret for hashes. Without it, nobody can find a value by trying."""
 
     secret: bytes
 
     @property
     def mark(self) -> str:
-        """By which it is known again without being told: 16 hex digits."""
+        """16 hex digits that identify the salt without revealing it."""
         return hmac.digest(self.secret, _SALT_MARK, "sha256").hex()[:16]
 
     def hash(self, value: JsonValue) -> str:
@@ -52,7 +50,7 @@ class Salt:
 
 
 def masked(value: JsonValue, mask: MaskSetting, salt: Salt | None) -> JsonValue:
-    """What is seen of a value. ``drop`` never gets here: such a column is left out."""
+    """What a destination sees of a value. ``drop`` never gets here: such a column is left out."""
     if value is None:
         return None
     if isinstance(mask, Truncation):

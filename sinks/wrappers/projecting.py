@@ -1,4 +1,4 @@
-"""A sink whose destination sees other columns than the source has: some left out, masked, computed, or renamed."""
+"""A sink whose destination sees other columns than the source has: some left out, masked, computed or renamed."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,14 +15,11 @@ from sinks.wrappers.renaming import Renaming
 
 
 class ProjectingSink:
-    """Wraps the sink of ``opened``, bound to ``generation``.
+    """Wraps the sink of ``opened``, bound to ``generation``. Callers always use the source's full tables and events.
 
-    Callers use the source's full tables and events throughout.
-
-    Columns are left out and masked by name. A column that is renamed at the source must not reach the destination under
-    its new name. So a coordination record keeps the column's number (``Column.number``), by which it is recognised.
-    Another record keeps the name under which the destination has each number: with ``keeps_names`` a renamed column
-    keeps the name that it had.
+    Columns are left out and masked by name. A column that the source renames must not reach the destination under its
+    new name, so a coordination record stores the column's number (``Column.number``) to recognise it. Another record
+    stores the destination's name of each number: with ``keeps_names``, a renamed column keeps its former name.
     """
 
     def __init__(
@@ -51,7 +48,7 @@ class ProjectingSink:
     ) -> AddedValues:
         """See ``Sink.prepare``. Raises ConfigurationError with all columns that can't be left out.
 
-        A column that never was there is one of these. When the source drops one later, that is fine.
+        A column that never existed is one of these. A column that the source drops later isn't.
         """
         problems = self._projection.key_problems(tables) + self._projection.clash_problems(tables)
         seen = [self._projection.table(table) for table in tables]
@@ -81,7 +78,7 @@ class ProjectingSink:
         here = {name: renaming.row(name, values) for name, values in hidden.items()}
         left = self._sink.prepare([renaming.table(table) for table in seen], go_live=go_live, added=here)
         if kept is not None:
-            # Not before the destination has agreed: what it refuses may be undone at the source.
+            # Only after the destination has agreed: a change that it refuses may be undone at the source.
             save_names(self._records, self._generation, kept)
         self._known_renaming = renaming
         return {name: renaming.back_row(name, values) for name, values in left.items()}
@@ -93,9 +90,9 @@ class ProjectingSink:
         return self._known_renaming
 
     def _check_salt(self) -> None:
-        """Raise LockstepError for another salt than before: the same value would have two hashes.
+        """Raise LockstepError if the salt has changed: the same value would have two hashes.
 
-        Whoever writes reads the salt where it runs, on an executor's machine perhaps, so everyone looks.
+        Every writer checks, since each reads the salt on its own machine, perhaps an executor's.
         """
         salt = self._projection.salt
         if salt is None or self._salt_is_known:
@@ -113,7 +110,7 @@ class ProjectingSink:
 
     def fence(self) -> int:
         if self._keeps_names:
-            self._known_renaming = None  # who writes beside a job writes by the names that this one has given by now
+            self._known_renaming = None  # a writer beside a job uses the names that the job has given by now
         return self._sink.fence()
 
     def apply(self, batch: Batch) -> Outcome:
@@ -128,7 +125,8 @@ class ProjectingSink:
         outcome = self._sink.apply(replace(batch, events=Events(map(renaming.events, seen)), versions=versions))
         if not outcome.rejections:
             return outcome
-        # A rejection is the caller's event, to be known again and retried; a batch has one of a key at most.
+        # A rejection holds the caller's own event, so that it can be recognised and retried. A batch has at most one
+        # per key.
         by_key = {
             (events.table, str(values)): events[index]
             for events in given.tables
@@ -157,11 +155,9 @@ class ProjectingSink:
             yield renaming.back(table.name, stored)
 
     def there(self, table: Table) -> Table:
-        """The table as the destination has it."""
         return self._renaming().table(self._projection.table(table))
 
     def key_there(self, table: TableName, key: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
-        """A key with the names that the destination has."""
         return self._renaming().row(table, key)
 
     def close(self) -> None:
@@ -170,7 +166,7 @@ class ProjectingSink:
     def _remember(self, tables: Sequence[Table]) -> None:
         """Store the numbers of the columns that are hidden.
 
-        Raises LockstepError for a column that has another name now, and ConfigurationError for one that never was.
+        Raises LockstepError for a column that was renamed, and ConfigurationError for one that never existed.
         """
         text = self._records.load(self._hidden_record)
         known: dict[str, list[int]] = {} if text is None else json.loads(text)
@@ -184,8 +180,8 @@ class ProjectingSink:
             for name in sorted(hidden):
                 identity = column_text(table.name, name)
                 number, oid = known.get(identity, [0, 0])
-                # Else it was dropped and made again. After a recovery the number may be another column's, or this one's
-                # under another name: whether its values may be shown is for somebody to say.
+                # If false, the table was dropped and created again. After a recovery the number may be another
+                # column's, or this column's under another name: a person has to decide whether its values may be shown.
                 is_same = not oid or not table.oid or oid == table.oid
                 renamed = [
                     other for other, held in named.items() if is_same and held and held == number and other != name
@@ -212,7 +208,7 @@ class ProjectingSink:
 
 
 class ProjectingErasing(Erasing):
-    """Erases from the destination of a sink that others see by other names."""
+    """Erases in the destination of a ``ProjectingSink``, with the destination's names."""
 
     def __init__(self, sink: ProjectingSink, erasing: Erasing) -> None:
         self._sink = sink

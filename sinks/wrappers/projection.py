@@ -1,4 +1,4 @@
-"""What of a table, an event and a row the destination gets to see: columns left out, masked and computed (pure)."""
+"""What a destination gets to see of tables, events and rows: columns left out, masked and computed (pure)."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ _TEXT_OID: Final = 25
 
 
 def parse_column(text: str) -> tuple[TableName, str]:
-    """``schema.table.column`` with optional double quotes around each part. Raises ValueError for anything else."""
+    """``schema.table.column``, each part optionally in double quotes. Raises ValueError for anything else."""
     match = _COLUMN.fullmatch(text)
     if match is None:
         raise ValueError(
@@ -30,12 +30,12 @@ def parse_column(text: str) -> tuple[TableName, str]:
 
 
 def column_text(table: TableName, column: str) -> str:
-    """As people write it; ``parse_column`` reads it."""
+    """A column as people write it; ``parse_column`` reads it."""
     return f"{table}.{column if _PLAIN.fullmatch(column) else quote_identifier(column)}"
 
 
 def parse_columns(texts: Iterable[str]) -> dict[TableName, frozenset[str]]:
-    """Columns by table. Raises ValueError that names every text which is no column."""
+    """Columns by table. Raises ValueError that names every text which isn't a column."""
     columns: dict[TableName, set[str]] = {}
     problems = []
     for text in texts:
@@ -61,24 +61,19 @@ Excluded = Annotated[tuple[str, ...], AfterValidator(_are_columns)]
 
 @dataclass(frozen=True)
 class Projection:
-    """What of which tables the destination gets to see, in the source's names. False when that is all.
-
-    Then everything stays as it is.
-
-    ``excluded`` and ``masks`` are by table and column, ``computed`` by table: columns that rows have besides the
-    source's own by the time they get here. ``conditions`` are kept here for who asks which tables have one; rows that
-    don't meet theirs are deletions by then.
-    """
+    """What the destination gets to see of which tables, in the source's names. False if it sees all unchanged."""
 
     excluded: Mapping[TableName, frozenset[str]] = field(default_factory=dict)
     masks: Mapping[TableName, Mapping[str, MaskSetting]] = field(default_factory=dict)
     salt: Salt | None = None
     computed: Mapping[TableName, tuple[Column, ...]] = field(default_factory=dict)
+    """Columns that rows have besides the source's own when they get here."""
     conditions: Collection[TableName] = ()
+    """Tables with a condition. Rows that don't meet it are deletions when they get here."""
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> Self:
-        """One that leaves out these columns and does nothing else. Raises ValueError."""
+        """A projection that leaves out these columns and does nothing else. Raises ValueError."""
         return cls(parse_columns(texts))
 
     def __bool__(self) -> bool:
@@ -86,11 +81,11 @@ class Projection:
 
     @cached_property
     def evaluated(self) -> frozenset[TableName]:
-        """The tables of which a row alone doesn't say what is to be seen: expressions have to be evaluated first."""
+        """The tables whose rows are seen only after expressions were evaluated."""
         return frozenset({*self.computed, *self.conditions})
 
     def table(self, table: Table) -> Table:
-        """The table as the destination knows it. Of a table that is so already, the same."""
+        """The table as the destination knows it. A table that is already so is returned unchanged."""
         excluded = self.excluded.get(table.name, frozenset())
         masks = self.masks.get(table.name, {})
         computed = self.computed.get(table.name, ())
@@ -108,7 +103,7 @@ class Projection:
         )
 
     def row(self, table: TableName, row: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
-        """What is seen of a row of the table. Of a row that was seen already: don't, masks would hide it once more."""
+        """What is seen of a row of the table. Never pass a row that was seen already: masks would hide it again."""
         excluded, masks = self.excluded.get(table, frozenset()), self.masks.get(table)
         if masks:
             return {
@@ -119,10 +114,7 @@ class Projection:
         return {name: row[name] for name in row if name not in excluded} if excluded else row
 
     def events(self, events: TableEvents) -> TableEvents:
-        """A table's events as the destination gets them.
-
-        A deletion has the key only, and a key is never left out or masked.
-        """
+        """A table's events as the destination gets them. A deletion has only the key, which is never hidden."""
         if events.table not in self.excluded and events.table not in self.masks:
             return events
         return TableEvents.of(
@@ -131,7 +123,7 @@ class Projection:
         )
 
     def key_problems(self, tables: Iterable[Table]) -> list[str]:
-        """Columns that can't be left out or masked, since a row is found by them."""
+        """Columns that can't be left out or masked, since rows are found by them."""
         return [
             f"{setting}: {column_text(table.name, name)} is part of the table's key"
             for table in tables
@@ -141,7 +133,7 @@ class Projection:
         ]
 
     def unknown_problems(self, tables: Iterable[Table]) -> list[str]:
-        """What names no column of these tables: a slip of the pen here would let a column through."""
+        """Settings that name no column of these tables: a typing error would let a column through."""
         own = {table.name: {column.name for column in table.columns} for table in tables}
         known = {
             table: names | {column.name for column in self.computed.get(table, ())} for table, names in own.items()
@@ -154,7 +146,7 @@ class Projection:
         return problems
 
     def clash_problems(self, tables: Iterable[Table]) -> list[str]:
-        """Computed columns by whose name the source has one."""
+        """Computed columns with the name of a column at the source."""
         own = {table.name: {column.name for column in table.columns} for table in tables}
         return [
             f"computed: table {table} has a column {column_text(table, column.name).removeprefix(f'{table}.')} already"
@@ -167,7 +159,7 @@ class Projection:
 def unknown_columns(
     setting: str, by_table: Mapping[TableName, Iterable[str]], known: Mapping[TableName, Collection[str]]
 ) -> list[str]:
-    """What a setting names and isn't there, in sentences."""
+    """What a setting names although it doesn't exist, in sentences."""
     problems = []
     for table, names in sorted(by_table.items()):
         if table not in known:

@@ -1,4 +1,4 @@
-"""Columns that have another name in a destination than at the source: both ways (pure)."""
+"""Renames columns between the source and a destination, in both directions (pure)."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ Names = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Renaming:
-    """``names``: table -> column at the source -> column here. False when there are none."""
+    """``names``: table -> column at the source -> column here. False if there are none."""
 
     names: Mapping[TableName, Names] = field(default_factory=dict)
 
@@ -26,7 +26,6 @@ class Renaming:
         return {table: {here: there for there, here in names.items()} for table, names in self.names.items()}
 
     def table(self, table: Table) -> Table:
-        """The table with the names that it has here."""
         names = self.names.get(table.name)
         if not names:
             return table
@@ -34,22 +33,20 @@ class Renaming:
         return replace(table, columns=columns, key=tuple(names.get(name, name) for name in table.key))
 
     def row(self, table: TableName, row: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
-        """A row, or a key, with the names that it has here."""
+        """A row, or a key, with its names here."""
         return _renamed(row, self.names.get(table))
 
     def events(self, events: TableEvents) -> TableEvents:
-        """A table's events with the names that its columns have here."""
         names = self.names.get(events.table)
         if not names:
             return events
         return TableEvents.of(events.table, [_renamed_event(event, names) for event in events])
 
     def back_row(self, table: TableName, row: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
-        """What ``row`` has renamed, with the source's names."""
+        """The inverse of ``row``."""
         return _renamed(row, self._back.get(table))
 
     def back(self, table: TableName, stored: StoredRow) -> StoredRow:
-        """A stored row with the source's names."""
         names = self._back.get(table)
         if not names:
             return stored
@@ -61,12 +58,12 @@ class Renaming:
         )
 
     def unknown_problems(self, tables: Collection[Table]) -> list[str]:
-        """What names no column of these tables, which are as the sink sees them."""
+        """Names of no column of these tables, which are as the sink sees them."""
         known = {table.name: [column.name for column in table.columns] for table in tables}
         return unknown_columns("rename", self.names, known)
 
     def clash_problems(self, tables: Collection[Table]) -> list[str]:
-        """Names that two columns of these tables would have."""
+        """Names that two columns of these tables would share."""
         problems: list[str] = []
         for table in tables:
             names = self.names.get(table.name, {})

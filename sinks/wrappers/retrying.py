@@ -1,4 +1,4 @@
-"""A destination whose calls wait while its server can't serve: the only place of the sinks that sleeps."""
+"""A destination whose calls wait while its server can't serve. Only this module of the sinks sleeps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ _Target = TypeVar("_Target")
 # Long enough to spare a server that is coming back, short enough that a job goes on soon after.
 WAIT_MAX_S: Final = 30.0
 
-# Whoever reads rows has some in hand already, and a sink that is being closed has no time.
+# A reader already has some of the rows, and closing a sink must not wait.
 _NOT_REPEATED: Final = frozenset({"scan", "rows", "close"})
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What a call is waiting for: why, how often it has tried, the next wait, and the time since the first try."""
+    """A call that waits: why, how often it has tried, the next wait, and the time since the first try."""
 
     reason: str
     attempts: int
@@ -31,12 +31,12 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retries:
-    """How calls are repeated while they raise ``Unavailable``. Every other error passes, and so does ``DataLost``.
+    """How calls are repeated while they raise ``Unavailable``. All other errors pass through, and so does ``DataLost``.
 
-    The wait starts at the error's ``retry_after_s``, doubles up to ``wait_max_s``, and is shortened at random by up to
-    a half, so that many jobs don't come back at the same moment. With ``give_up_after_s`` the last ``Unavailable`` is
-    raised once the next wait would end beyond it. Without, calls are repeated for ever, and ``on_wait`` hears of each
-    wait.
+    The wait starts at the error's ``retry_after_s`` and doubles up to ``wait_max_s``. It is shortened at random by up
+    to a half, so that many jobs don't return at the same moment. ``on_wait`` is called before each wait. With
+    ``give_up_after_s`` the last ``Unavailable`` is raised once the next wait would end beyond it; without, calls are
+    repeated for ever.
     """
 
     sleep: Callable[[float], None]
@@ -49,14 +49,14 @@ class Retries:
     def call(
         self, method: Callable[_Parameters, _Result], /, *args: _Parameters.args, **kwargs: _Parameters.kwargs
     ) -> _Result:
-        """What the method returns. Raises what it raises, ``Unavailable`` only once this gives up."""
+        """Call the method and return its result. Raises its errors, but ``Unavailable`` only after giving up."""
         began = self.monotonic()
         attempts = 0
         while True:
             try:
                 return method(*args, **kwargs)
             except DataLost:
-                raise  # who has called begins again: this call can't succeed
+                raise  # the caller begins again: this call can't succeed
             except Unavailable as error:
                 attempts += 1
                 elapsed_s = self.monotonic() - began
@@ -70,9 +70,9 @@ class Retries:
 
 
 def retrying(opened: OpenedSink, retries: Retries) -> OpenedSink:
-    """The same destination with every call repeated as ``retries`` says, but for ``scan``, ``rows`` and ``close``.
+    """The same destination with every call repeated as ``retries`` says, except ``scan``, ``rows`` and ``close``.
 
-    Without whole steps: nothing in one can be repeated.
+    It has no whole steps: nothing inside a step can be repeated.
     """
     return OpenedSink(
         _repeating(opened.sink, retries),
@@ -90,8 +90,6 @@ def _repeating(target: _Target, retries: Retries) -> _Target:
 
 
 class _Repeating:
-    """Has all methods of its target."""
-
     def __init__(self, target: object, retries: Retries) -> None:
         self._target = target
         self._retries = retries

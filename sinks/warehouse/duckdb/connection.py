@@ -1,6 +1,6 @@
-"""Transactions on a DuckDB file, which one process holds at a time: it is attached only while a transaction lasts.
+"""Transactions on a DuckDB file, which one process holds at a time: it is attached only during a transaction.
 
-DuckDB itself stays, with nothing but that file: to start it takes ten times as long as to attach one.
+DuckDB itself stays running, with only that file: starting it takes ten times as long as attaching one.
 """
 
 import threading
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, CursorResult, Engine
 
 _TURNS: Final[dict[Path, threading.Lock]] = {}
-"""Whose turn it is among the threads of this process, which the file's lock doesn't keep apart."""
+"""Takes turns among the threads of this process, which the file's lock doesn't separate."""
 
 
 class DuckDbConnection:
-    """Attaches the file for each transaction. While others have it, it is asked for again, up to ``lock_timeout_s``.
+    """Attaches the file for each transaction. While others hold it, retries for up to ``lock_timeout_s``.
 
     ``views`` is the schema of a sink's views.
     """
@@ -40,7 +40,7 @@ class DuckDbConnection:
 
     @contextmanager
     def transaction(self) -> "Iterator[Connection]":
-        """A transaction on the file, attached for it. Raises Unavailable when others have it for too long."""
+        """Attach the file for a transaction. Raises Unavailable when others hold it for too long."""
         deadline = time.monotonic() + self._settings.lock_timeout_s
         if not self._turn.acquire(timeout=self._settings.lock_timeout_s):
             raise Unavailable(f"another thread of this process is busy with {str(self._path)!r}", retry_after_s=1.0)
@@ -54,7 +54,7 @@ class DuckDbConnection:
                         yield self._connection
                     self._file.detach(self._execute)
                 except BaseException:
-                    self.close()  # and the file with it, whatever it was that went wrong
+                    self.close()  # this closes the file too, whatever went wrong
                     raise
         finally:
             self._turn.release()
@@ -73,8 +73,7 @@ class DuckDbConnection:
 
     @property
     def driver(self) -> Any:
-        """The same connection as DuckDB's own, which takes and gives Arrow, once it is through with what was asked
-        before."""
+        """The same connection as DuckDB's own, which exchanges Arrow data. Completes what was requested before."""
         driver: Any = self.connected.connection.driver_connection
         driver.complete()
         return driver
@@ -100,11 +99,11 @@ class DuckDbConnection:
         return ""
 
     def timeline(self) -> str:
-        """A file has one."""
+        """A file has only one."""
         return ""
 
     def blocked_by(self) -> str | None:
-        """One process at a time has a file, and no transaction waits."""
+        """No transaction waits: one process at a time has the file."""
         return None
 
     def has_relation(self, schema: str, relation: str) -> bool:
@@ -140,7 +139,6 @@ class DuckDbConnection:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """DuckDB's errors as ours."""
         import duckdb
         from sqlalchemy.exc import DBAPIError
 
@@ -152,10 +150,10 @@ class DuckDbConnection:
 
 @contextmanager
 def registered(connection: DuckDbConnection, data: "pa.Table") -> Iterator[None]:
-    """These rows, for statements to find as ``GIVEN``."""
+    """Make these rows available to statements as ``GIVEN``."""
     connection.driver.register(GIVEN, data)
     yield
-    connection.driver.unregister(GIVEN)  # with the connection, where something went wrong
+    connection.driver.unregister(GIVEN)  # after an error, it goes with the connection
 
 
 def _engine(settings: WarehouseSettings) -> "Engine":

@@ -1,7 +1,7 @@
-"""A generation's tables in a DuckDB file: made and altered.
+"""A generation's tables in a DuckDB file: created and altered.
 
-A value that its column can't hold goes into ``_exact``, beside it (``values``). So renaming a column renames it in
-there as well.
+A value that its column can't hold goes beside it into ``_exact`` (``values``), so a renamed column is renamed there
+too.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -42,7 +42,7 @@ class DuckDbDefinitions:
     def alter(self, relation: str, before: StoredTable, held: StoredTable, added: Mapping[str, JsonValue]) -> None:
         target = self._schema.qualified(relation)
         steps = before.shape.steps_to(held.shape)
-        # By way of names that nothing else has: columns may swap theirs.
+        # Through temporary names that nothing else has: columns may swap theirs.
         names = {column.name.lower() for column in (*before.shape.columns, *held.shape.columns)}
         spare = (name for name in (f"_lockstep_{number}" for number in count()) if name not in names)
         passing = dict(zip(steps.renamed, spare, strict=False))
@@ -60,7 +60,7 @@ class DuckDbDefinitions:
             if default is None:
                 self._connection.run(add)
                 continue
-            # DuckDB writes no row for it. No later row may get it.
+            # DuckDB rewrites no row for a default. Later rows must not get it.
             self._connection.run(f"{add} default {default}")
             self._connection.run(f"alter table {target} alter column {name} drop default")
             del values[column.name]
@@ -88,7 +88,7 @@ class DuckDbDefinitions:
             self._connection.run(Statements(self._schema.table(held), held).tidy)
 
     def free_columns(self, tables: Collection[StoredTable]) -> bool:
-        """DuckDB alters no column of a table that has an index, or had one when the transaction began."""
+        """DuckDB can't alter columns of a table that has an index, or had one when the transaction began."""
         names = [name for held in tables for name in self._indexes(held.name)]
         for name in names:
             self._connection.run(f"drop index {self._schema.qualified(name)}")
@@ -118,7 +118,6 @@ class DuckDbDefinitions:
             ) from error
 
     def _indexes(self, relation: str) -> set[str]:
-        """The names of those that were made here."""
         rows: Any = self._connection.execute(
             "select index_name from duckdb_indexes() where database_name = current_database() "
             "and schema_name = :schema and table_name = :relation and starts_with(index_name, :prefix)",
@@ -129,9 +128,9 @@ class DuckDbDefinitions:
         return {str(row[0]) for row in rows}
 
     def _default(self, column: Column, shape: Shape, value: JsonValue) -> str | None:
-        """The value as a constant of SQL; None where the column can't hold it, or its text would be another value.
+        """The value as an SQL constant; None if the column can't hold it, or if its text would be another value.
 
-        It has to be a constant: what a killed process hasn't checkpointed is read again from its text.
+        It has to be a constant: after a process was killed, DuckDB reads what wasn't checkpointed again from the text.
         """
         given = rows_of(shape).filling({column.name: value})
         if given.column(EXACT_COLUMN)[0].is_valid:
@@ -147,7 +146,7 @@ class DuckDbDefinitions:
         return f"cast('{quoted}' as {kind})"
 
     def _fill(self, target: str, shape: Shape, values: Mapping[str, JsonValue]) -> None:
-        """Give these values to all rows that are there."""
+        """Give these values to all existing rows."""
         exact = quote_identifier(EXACT_COLUMN)
         columns = {column.name: column_type(column, shape) for column in shape.columns}
         assignments = [
@@ -167,7 +166,7 @@ class DuckDbDefinitions:
         self._connection.run(f"alter table {target} rename column {quote_identifier(old)} to {quote_identifier(new)}")
 
     def _rename_exact(self, target: str, names: Mapping[str, str | None]) -> None:
-        """What ``_exact`` holds for columns that have other names now, or are gone."""
+        """Rename values in ``_exact`` whose columns were renamed, and remove those whose columns are gone."""
         exact = quote_identifier(EXACT_COLUMN)
         texts = [
             str(row[0])

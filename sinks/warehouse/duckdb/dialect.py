@@ -1,8 +1,8 @@
 """One generation's tables in a DuckDB file: written from Arrow and read into it.
 
-**One process at a time.** DuckDB locks its file for as long as it is open, so it is open only while a transaction
-lasts: jobs' workers, commands and readers take turns, and wait for each other up to ``lock_timeout_s``. Rows are made
-ready before the file is opened. All of them have to be on one machine, with a file system that knows locks.
+**One process at a time.** DuckDB locks its file while it is open, so it is open only during a transaction. Jobs'
+workers, commands and readers take turns, and wait for each other for up to ``lock_timeout_s``. Rows are prepared before
+the file is opened. All of these have to run on one machine, with a file system that supports locks.
 """
 
 import re
@@ -24,7 +24,7 @@ from sinks.warehouse.stored_table import GenerationSchema
 def duckdb_dialect(
     name: str, settings: WarehouseSettings, *, views: str, schema: GenerationSchema, generation: int
 ) -> Dialect:
-    """Attaches the file for each transaction. Raises ConfigurationError for the name of a file that can't be."""
+    """Attaches the file for each transaction. Raises ConfigurationError for an impossible file name."""
     _check_schemas(settings, views)
     connection = DuckDbConnection(settings, views=views, generation=generation)
     return Dialect(
@@ -39,7 +39,7 @@ def duckdb_dialect(
 
 
 class DuckDbStorages:
-    """Says only which relations are there: a file has no numbers that last, and nobody else writes to it."""
+    """Knows only which relations exist: a file has no lasting numbers, and nobody else writes to it."""
 
     def __init__(self, connection: DuckDbConnection, schema: GenerationSchema) -> None:
         self._connection = connection
@@ -51,14 +51,14 @@ class DuckDbStorages:
         }
 
     def keeps_rows(self, relation: str) -> bool:
-        return True  # what isn't known to have another file has kept its own
+        return True  # without numbers, every relation counts as keeping its file
 
     def of_bookkeeping(self) -> Storage:
         return Storage()
 
 
 def _check_schemas(settings: WarehouseSettings, views: str) -> None:
-    """Raise ConfigurationError where one of our schemas would have the name by which DuckDB knows the file."""
+    """Raise ConfigurationError if one of our schemas has the name by which DuckDB knows the file."""
     stem = settings.file.stem.lower()
     if stem in (views, "lockstep") or re.fullmatch(rf"{re.escape(views)}_g\d+", stem):
         raise ConfigurationError(

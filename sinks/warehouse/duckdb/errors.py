@@ -1,4 +1,4 @@
-"""DuckDB's errors as ours: whose turn it is, and what to do (pure)."""
+"""DuckDB's errors as Lockstep's: who has to act, and how (pure)."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from cdc.model.errors import LockstepError, PerhapsStoreRefuses, StoreRefuses, U
 _RETRY_AFTER_S: Final = 1.0
 _HOLDER = re.compile(r"lock is held in (?P<program>.*?) \(PID (?P<pid>\d+)\)")
 
-# DuckDB has no codes: the class of an error says little, its words the rest.
+# DuckDB has no codes: an error's class says little, its text the rest.
 _PASSING: Final = ("TransactionException",)
 _NO_LINKS: Final = (
     "its file system has no hard links, by which it is created at once for all",
@@ -53,20 +53,19 @@ _HINTS: Final = {
     "SerializationException": "the file is damaged: move it away and rebuild it from the log: lockstep rebuild",
     "FatalException": "look at the file's disk; a file that was damaged is rebuilt from the log: lockstep rebuild",
 }
-# The text of these may hold values.
+# The text of these errors may hold values.
 _SILENT: Final = frozenset(
     {"ConversionException", "ConstraintException", "InvalidInputException", "OutOfRangeException", "DataError"}
 )
 
 
 def is_held(error: BaseException) -> bool:
-    """Whether another process has the file, or something else in this one."""
+    """Whether another process has the file, or another connection of this one."""
     words = str(_original(error))
     return "Could not set lock on file" in words or "Unique file handle conflict" in words
 
 
 def translated(error: BaseException, path: Path) -> LockstepError:
-    """The driver's error as ours."""
     original = _original(error)
     kind, words = type(original).__name__, str(original)
     if is_held(error):
@@ -81,7 +80,7 @@ def translated(error: BaseException, path: Path) -> LockstepError:
     for sign, (what, hint) in _WORDS.items():
         if sign in words:
             return StoreRefuses(f"the warehouse's file {str(path)!r} can't be used, {what}: {first_line}", hint=hint)
-    if kind in _PASSING:  # and not for want of room, which such an error can be about as well
+    if kind in _PASSING:  # checked after lack of space, which such an error can mean too
         return Unavailable(f"the warehouse's file {str(path)!r} is busy: {first_line}", retry_after_s=_RETRY_AFTER_S)
     said = kind if kind in _SILENT else f"{first_line} ({kind})"
     refused = PerhapsStoreRefuses if kind == _OUT_OF_MEMORY else LockstepError

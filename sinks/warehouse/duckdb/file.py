@@ -1,8 +1,8 @@
-"""A DuckDB file, attached to a DuckDB that has nothing but that file.
+"""A DuckDB file, attached to a DuckDB that has only that file.
 
-**Attached as it is.** DuckDB 2.0 reads a file's headers before it has the file's lock, and believes them afterwards. So
-it can attach what was there before another process's last transaction, and write over that. Here the headers are read
-before and after a file is attached. Where they differ, it is attached again. ``docs/duckdb-stale-headers.md`` shows it.
+**Attached as it is.** DuckDB 2.0 reads a file's headers before it has the file's lock, and trusts them afterwards. So
+it can attach the state before another process's last transaction, and overwrite that transaction. This module reads the
+headers before and after attaching. If they differ, it attaches again. See ``docs/duckdb-stale-headers.md``.
 """
 
 import os
@@ -16,10 +16,10 @@ from typing import Final
 from sinks.warehouse.duckdb.errors import is_held, translated
 
 _FILE: Final = "lockstep_file"
-"""The name of the attached file. By its own name one of its schemas could be meant."""
+"""The name of the attached file. Its own name could be that of one of its schemas."""
 
 _HEADERS_BYTES: Final = 3 * 4096
-"""With these a file begins. A checkpoint writes one of them, which says what holds from then on."""
+"""The size of the headers at the file's start. A checkpoint writes one of them, which is valid from then on."""
 
 _FIRST_WAIT_S: Final = 0.01
 _WAIT_S_MAX: Final = 0.05
@@ -35,10 +35,10 @@ class DuckDbFile:
         self._path = path
 
     def attach(self, execute: Execute, deadline: float, detached: ExitStack) -> None:
-        """Attach the file, created where there is none.
+        """Attach the file. Creates it if it doesn't exist.
 
-        To close any descriptor of a file gives up the process's lock on it: ``detached`` closes ours, when the file is
-        detached. Raises LockstepError for a file that can't be opened.
+        Closing any descriptor of a file releases the process's lock on it. So ours is closed by ``detached``, once the
+        file is detached. Raises LockstepError for a file that can't be opened.
         """
         wait_s = _FIRST_WAIT_S
         while True:
@@ -68,7 +68,7 @@ class DuckDbFile:
             raise translated(error, self._path) from error
 
     def _create(self, execute: Execute) -> None:
-        """Create the file whole, unless another process does: DuckDB would write over what that one has done."""
+        """Create the file in one step, unless another process does: DuckDB would overwrite what that one has done."""
         with TemporaryDirectory(prefix=f".{self._path.name}.", dir=self._path.parent) as directory:
             new = Path(directory, self._path.name)
             self._is_attached(execute, new, deadline=0.0)
@@ -77,7 +77,7 @@ class DuckDbFile:
                 os.link(new, self._path)
 
     def _is_attached(self, execute: Execute, path: Path, deadline: float) -> bool:
-        """Whether the file could be attached. Others may have it until the deadline; then raises DuckDB's error."""
+        """Whether the file could be attached. False while others hold it; after the deadline, raises DuckDB's error."""
         quoted = str(path).replace("'", "''")
         try:
             execute(f"attach '{quoted}' as {_FILE}; use {_FILE}")

@@ -1,4 +1,4 @@
-"""Rows read from a DuckDB file, into Arrow."""
+"""Reads rows from a DuckDB file into Arrow."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from tempfile import TemporaryFile
@@ -22,8 +22,6 @@ _SCAN_ROWS: Final = 8192
 
 
 class DuckDbReader:
-    """The bookkeeping has the types of a table's columns."""
-
     def __init__(
         self, connection: DuckDbConnection, schema: GenerationSchema, bookkeeping: WarehouseBookkeeping
     ) -> None:
@@ -32,10 +30,7 @@ class DuckDbReader:
         self._bookkeeping = bookkeeping
 
     def scan(self, relation: str, table: Table) -> Iterator[StoredRow]:
-        """Copies the rows into a temporary file first.
-
-        The caller may apply a batch between two rows, and may take its time.
-        """
+        """Copies the rows to a temporary file first: the caller may be slow, or apply a batch between two rows."""
         with TemporaryFile() as copied:
             with self._connection.transaction():
                 rows = self._rows(table)

@@ -1,7 +1,7 @@
 """Tables of a generation in a DuckDB file: their DDL, and the statements that write to them (pure).
 
-They have no primary key. An index would be written with every batch and kept in memory, and a transaction has the file
-to itself: a key that is there is found by a join, and no other writer can come in between.
+They have no primary key: its index would be written with every batch and kept in memory. A transaction has the file to
+itself, so a join finds existing keys, and no other writer can interfere.
 """
 
 from collections.abc import Sequence
@@ -18,20 +18,20 @@ from sinks.warehouse.reader_views import live_condition
 from sinks.warehouse.stored_table import StoredTable
 
 GIVEN: Final = "lockstep_given"
-"""What a statement writes or looks for: rows in memory, under a name that the connection knows."""
+"""The name of rows in memory that a statement writes or looks for."""
 
 INDEX: Final = "_lockstep_index"
-"""The column of given rows that has their numbers, where a query answers with these."""
+"""The column with the numbers of given rows, for queries that return them."""
 
 _ROW: Final = "rowid"
-"""What DuckDB calls a row's place in its table. A column of that name hides it."""
+"""DuckDB's name for a row's place in its table. A column of that name hides it."""
 
 _OURS: Final = (EXACT_COLUMN, TAG_COLUMN, DELETED_COLUMN)
 _OURS_IN_HISTORY: Final = (EXACT_COLUMN, TAG_COLUMN, COMMITTED, OPERATION, FROM, TO)
 
 
 def check_columns(held: StoredTable) -> None:
-    """Raise LockstepError for columns that a DuckDB table can't have: to it, ``a`` and ``A`` are one name."""
+    """Raise LockstepError for columns that a DuckDB table can't have. DuckDB takes ``a`` and ``A`` for one name."""
     shape = held.shape
     taken = dict.fromkeys(_OURS, "the warehouse sink needs") | {_ROW: "DuckDB needs"}
     if held.has_synced_at:
@@ -70,7 +70,7 @@ def _create_sql(target: str, shape: Shape, ours: Sequence[str]) -> str:
 
 
 class Finding:
-    """Queries of texts that are no JSON: how many there are, and in the order of the rows whether each is fit."""
+    """Queries for texts that aren't JSON: how many there are, and, in the order of the rows, whether each is fit."""
 
     def __init__(self, name: str) -> None:
         self.counted = f"select count(*) from {GIVEN} where not json_valid({name})"
@@ -78,7 +78,7 @@ class Finding:
 
 
 def find_bad(shape: Shape) -> dict[str, Finding]:
-    """By column, how to find what Arrow doesn't know of and DuckDB would refuse."""
+    """By column, how to find values that Arrow accepts and DuckDB refuses."""
     return {
         column.name: Finding(quote_identifier(column.name))
         for column in shape.columns
@@ -87,7 +87,7 @@ def find_bad(shape: Shape) -> dict[str, Finding]:
 
 
 class Statements:
-    """The SQL by which rows of one table are written and taken away."""
+    """The SQL that writes and deletes rows of one table."""
 
     def __init__(self, target: str, held: StoredTable) -> None:
         shape, key = held.shape, held.shape.table.key
@@ -101,12 +101,12 @@ class Statements:
         replace = f"delete from {target} as known using {given} where {same_row} and given.{tag}"
         self.replace = f"{replace} > known.{tag}"
         self.replace_again = f"{replace} >= known.{tag}"
-        # The transaction's time: who writes has the file to himself from its begin to its end.
+        # The transaction's time: a writer has the file to itself from its begin to its end.
         synced, now = (f", {quote_identifier(SYNCED_COLUMN)}", ", now()") if held.has_synced_at else ("", "")
         self._is_there = f"exists (select 1 from {target} as known where {same_row})"
         self.append = f"insert into {target} ({stored}{synced}) select {stored}{now} from {given}"
         self.insert = f"{self.append} where not {self._is_there}"
-        # Keys of which there are several, and of each the newest that came last.
+        # Of keys with several rows, keep the newest, and of equally new ones the last.
         doubles = f"select {listed(key)} from {target} group by {listed(key)} having count(*) > 1"
         self.tidy = (
             f"delete from {target} where {_ROW} in (select row from (select {_ROW} as row, row_number() over "
@@ -116,11 +116,11 @@ class Statements:
         self.deleted_of_key = f"select bool_and(known.{deleted}) from {target} as known, {self._key.given}"
 
     def repeated_after(self, purged: str) -> str:
-        """The numbers of given rows of tags up to this one where no row of their key is there."""
+        """Queries the numbers of given rows with tags up to ``purged`` whose key has no row."""
         return f"{self._key.numbers_up_to(purged)} and not {self._is_there}"
 
     def purge(self, older_than_s: float | None, below: str, rows_max: int) -> str:
-        """Deletes some of the rows that were deleted so long ago, None: whenever, and answers with their tags."""
+        """Deletes some of the rows that have been deleted for so long (None: however long), and returns their tags."""
         deleted, tag, synced = map(quote_identifier, (DELETED_COLUMN, TAG_COLUMN, SYNCED_COLUMN))
         is_old = "" if older_than_s is None else f" and {synced} < now() - to_microseconds({older_than_s * 1e6:.0f})"
         order = "" if older_than_s is None else f" order by {synced}"
@@ -128,12 +128,12 @@ class Statements:
         return f"delete from {self._target} where {_ROW} in ({old}) returning {tag}"
 
     def erase(self, below: str) -> str:
-        """Deletes the given key's row if it is marked as deleted, and answers with its tag."""
+        """Deletes the given key's row if it is marked as deleted, and returns its tag."""
         return self._key.erase(self._target, below, f" and known.{quote_identifier(DELETED_COLUMN)}")
 
 
 class HistoryStatements:
-    """The SQL by which versions are added to a table's history and taken away."""
+    """The SQL that adds and deletes versions of a table's history."""
 
     def __init__(self, target: str, shape: Shape) -> None:
         key = shape.table.key
@@ -144,7 +144,7 @@ class HistoryStatements:
         ours = [EXACT_COLUMN, TAG_COLUMN, COMMITTED, OPERATION]
         stored = listed([*(column.name for column in shape.columns), *ours])
         given = f"(select {_typed(shape.columns, shape)}, {listed(ours)} from {GIVEN}) as given"
-        # Versions come in the order of their tags, so most of a history's blocks can't hold one of these.
+        # Versions arrive in tag order, so most of a history's blocks can't hold one of these.
         same_version = (
             f"{_equal([*key, TAG_COLUMN])} and known.{tag} between "
             f"(select min({tag}) from {GIVEN}) and (select max({tag}) from {GIVEN})"
@@ -153,7 +153,7 @@ class HistoryStatements:
             f"update {target} as known set {committed} = given.{committed} from {given} "
             f"where {same_version} and given.{committed} < known.{committed}"
         )
-        # What the source has dropped stays as it was: a version that comes again lacks it.
+        # Columns that the source has dropped stay unchanged: a version that comes again lacks them.
         others = [column.name for column in shape.table.columns if column.name not in key]
         assignments = ", ".join(
             f"{quote_identifier(name)} = given.{quote_identifier(name)}" for name in [*others, EXACT_COLUMN, OPERATION]
@@ -169,20 +169,19 @@ class HistoryStatements:
         self.versions_of_key = f"select count(*) from {target} as known, {self._key.given}"
 
     def repeated(self, purged: str) -> str:
-        """The numbers of given versions of tags up to this one."""
+        """Queries the numbers of given versions with tags up to this one."""
         return self._key.numbers_up_to(purged)
 
     def trim(self, complete_from_ms: int, below: str, *, portion: int, portions: int) -> str:
-        """Deletes the versions of a portion of the keys that nobody finds at a time from then on.
+        """Deletes, for some of the keys, versions that no reader at that time or later finds. Returns their tags.
 
-        Those are what a version from before then replaces, and deletions from before then that nothing is before. It
-        answers with their tags.
+        These are versions that were replaced by that time, and deletions from before it that no version precedes.
         """
         tag, committed, operation = map(quote_identifier, (TAG_COLUMN, COMMITTED, OPERATION))
         until = f"TIMESTAMPTZ '{(EPOCH + timedelta(milliseconds=complete_from_ms)).isoformat()}'"
         key = listed(self._shape.table.key)
         versions = f"partition by {key} order by {tag}"
-        # A version begins no earlier than the one before it, wherever the clock was.
+        # A version begins no earlier than the one before it, whatever the clock said.
         own = (
             f"select {_ROW} as _lockstep_row, {key}, {tag}, {committed}, {operation}, "
             f"max({committed}) over ({versions}) as _lockstep_begins from {self._target} "
@@ -200,13 +199,11 @@ class HistoryStatements:
         return f"delete from {self._target} where {_ROW} in ({gone}) returning {tag}"
 
     def erase(self, below: str) -> str:
-        """Deletes the given key's versions, and answers with their tags."""
+        """Deletes the given key's versions, and returns their tags."""
         return self._key.erase(self._target, below, "")
 
 
 class _Key:
-    """Parts of statements about keys that are given."""
-
     def __init__(self, shape: Shape) -> None:
         self._typed = _typed(shape.table.key_columns, shape)
         self.given = f"(select {self._typed} from {GIVEN}) as given where {_equal(shape.table.key)}"
@@ -222,7 +219,6 @@ class _Key:
 
 
 def rows_by_key_sql(target: str, shape: Shape, columns: Sequence[str]) -> str:
-    """Live rows of the keys that are given."""
     key = _typed(shape.table.key_columns, shape)
     selection = ", ".join(f"known.{quote_identifier(name)}" for name in columns)
     return (
@@ -236,7 +232,7 @@ def _equal(names: Sequence[str]) -> str:
 
 
 def _typed(columns: Sequence[Column], shape: Shape) -> str:
-    """The columns of what is given, as their types."""
+    """The given columns, cast to their types."""
     return ", ".join(
         f"cast({quote_identifier(column.name)} as {column_type(column, shape)}) as {quote_identifier(column.name)}"
         for column in columns

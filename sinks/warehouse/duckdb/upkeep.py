@@ -1,4 +1,4 @@
-"""Rows and versions that nobody needs any more, taken from a DuckDB file."""
+"""Deletes rows and versions that nobody needs any more from a DuckDB file."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -13,14 +13,14 @@ from sinks.warehouse.duckdb.values import rows_of
 from sinks.warehouse.stored_table import GenerationSchema, StoredTable
 
 TRIMMED_AT_ONCE: Final = 500_000
-"""A history of so many versions is looked through as a whole."""
+"""A history of at most this many versions is trimmed as a whole."""
 
 TRIM_PORTIONS: Final = 64
-"""In so many portions a longer one is. A portion reads the keys of all, and no more of the others."""
+"""A longer one is trimmed in this many parts. Each reads all keys, and other columns only of its own."""
 
 
 class DuckDbUpkeep:
-    """Goes through a history by portions of its keys."""
+    """Trims a history by parts of its keys."""
 
     def __init__(self, connection: DuckDbConnection, schema: GenerationSchema) -> None:
         self._connection = connection
@@ -33,7 +33,7 @@ class DuckDbUpkeep:
     def trim_history(
         self, held: StoredTable, *, complete_from_ms: int, below: str, first_block: int, blocks: int
     ) -> tuple[bool, str]:
-        """In as many portions as there are blocks of so many: a portion has all versions of the keys that it has."""
+        """Each call of this many blocks trims one part, which has all versions of its keys."""
         rows = int(self._connection.run(f"select count(*) from {self._schema.history(held)}").scalar_one())
         portions = 1 if rows <= TRIMMED_AT_ONCE else TRIM_PORTIONS
         portion = first_block // blocks
@@ -54,7 +54,6 @@ class DuckDbUpkeep:
             return erased, self._greatest(self._versions(held).erase(below)) if held.has_history else ""
 
     def _greatest(self, deletion: str) -> str:
-        """The greatest tag that a deletion has returned."""
         return max((str(row[0]) for row in self._connection.run(deletion)), default="")
 
     def _rows(self, held: StoredTable) -> Statements:

@@ -14,11 +14,10 @@ arrays                          lists of these, of one dimension
 everything else                 VARCHAR: PostgreSQL's own text (json, interval, timetz, ranges, enums, ...)
 ==============================  ===========================================================================
 
-What such a column can't hold is in ``_exact`` (``sinks.columns.arrow_columns``): ``NaN`` in a decimal, years above
-294246, arrays of several dimensions or with bounds of their own. The column is null then.
+If the column can't hold a value, the column is null and ``_exact`` holds it (``sinks.columns.arrow_columns``): ``NaN``
+in a decimal, years above 294246, arrays of several dimensions or with explicit bounds.
 
-Key columns decide which row is meant, and texts that differ are keys that differ in the log: floats, numerics and
-arrays are VARCHAR in a key.
+In a key, floats, numerics and arrays are VARCHAR: different texts are different keys in the log.
 """
 
 import re
@@ -60,7 +59,7 @@ from sinks.columns.arrow_columns import (
 )
 from sinks.columns.shape import Shape
 
-# pyarrow makes most of its functions when it is loaded, which type checkers don't see.
+# pyarrow creates most of its functions at import, so type checkers don't see them.
 _compute: Any = pyarrow.compute
 
 _UUID: Final = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
@@ -68,21 +67,20 @@ _MOMENT: Final = re.compile(
     r"(\d{4,})-(\d\d)-(\d\d)(?:T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?(?P<zone>Z?)(?P<before> BC)?"
 )
 _DAY_US: Final = 86_400_000_000
-# Days since 1970 of what arrow can print: 0001-01-01 and 9999-12-31.
+# Days since 1970 of the first and last day that arrow can print: 0001-01-01 and 9999-12-31.
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _INFINITE: Final = {"infinity": 1, "-infinity": -1}
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A column's type in DuckDB, and how values get into it and out of it."""
+    """A column's type in DuckDB, and how its values are written and read."""
 
     sql: str
     form: Form
 
 
 def stored_as(column: Column, *, is_key: bool) -> Stored:
-    """How the values of a column are stored."""
     if column.is_array:
         if is_key:
             return Stored("VARCHAR", Form(pa.string(), write_array, read_array))
@@ -94,7 +92,6 @@ def stored_as(column: Column, *, is_key: bool) -> Stored:
 
 
 def rows_of(shape: Shape) -> Rows:
-    """The rows of one table as its DuckDB table holds them."""
     key = shape.table.key
     return Rows(shape, {column.name: stored_as(column, is_key=column.name in key).form for column in shape.columns})
 
@@ -113,7 +110,7 @@ def _single(column: Column, *, is_key: bool) -> Stored:
 
 
 def _whole(form: Form) -> Form:
-    """For a key, which the column alone has to hold."""
+    """For a key column, which has to hold every value by itself."""
 
     def write(values: Sequence[JsonValue]) -> Written:
         array, exact = form.write(values)
@@ -133,7 +130,7 @@ def _write_uuid(values: Sequence[JsonValue]) -> Written:
 
 
 def _list(element: Form) -> Form:
-    """Arrays of one dimension. Others, and those that an element's type can't hold, are beside the column."""
+    """Arrays of one dimension. Other arrays, and those with items that the element can't hold, go beside the column."""
 
     def write(values: Sequence[JsonValue]) -> Written:
         exact: dict[int, JsonValue] = {}
@@ -178,11 +175,11 @@ def _list(element: Form) -> Form:
 
 @dataclass(frozen=True)
 class _Moments:
-    """Dates and timestamps: what arrow can read and print, and in Python what it can't, which is rare."""
+    """Dates and timestamps. Arrow reads and prints most; Python handles the rare rest."""
 
     kind: pa.DataType
     pattern: str
-    """What Arrow reads as DuckDB does."""
+    """Texts that Arrow reads as DuckDB does."""
 
     zone: str
     """The end of a text, "" or "Z"."""
@@ -197,12 +194,12 @@ class _Moments:
 
     @cached_property
     def infinite(self) -> int:
-        """The number of infinity, as DuckDB has it."""
+        """The number that stands for infinity in DuckDB."""
         return int((1 << self.number.bit_width - 1) - 1)
 
     @property
     def unit(self) -> int:
-        """A day in the numbers of this type."""
+        """A day as a number of this type."""
         return 1 if self.is_date else _DAY_US
 
     @property
@@ -210,7 +207,7 @@ class _Moments:
         return Form(self.kind, self.write, self.read)
 
     def _parse(self, text: str) -> int | None:
-        """The number of a moment; None where DuckDB has none for it. Raises ValueError."""
+        """The number of a moment; None if DuckDB has none for it. Raises ValueError."""
         if text in _INFINITE:
             return _INFINITE[text] * self.infinite
         moment = _MOMENT.fullmatch(text)
@@ -240,11 +237,11 @@ class _Moments:
             try:
                 return texts.cast(self.kind), {}
             except pa.ArrowInvalid:
-                matches = pa.array([value is None for value in values])  # a day that no month has: Python finds it
+                matches = pa.array([value is None for value in values])  # no such day in the month: Python finds it
         return self._write_odd(values, [index for index, does in enumerate(matches.to_pylist()) if does is False])
 
     def _write_odd(self, values: Sequence[JsonValue], odd: list[int]) -> Written:
-        """The values at ``odd`` one by one, which Arrow can't read."""
+        """Writes the values at ``odd``, which Arrow can't read, one by one."""
         others = set(odd)
         plain = pa.array([None if index in others else value for index, value in enumerate(values)], pa.string())
         try:
@@ -270,7 +267,7 @@ class _Moments:
         low, high = _FIRST_DAY * self.unit, (_LAST_DAY + 1) * self.unit
         ends = _compute.min_max(numbers)
         if ends["min"].as_py() is None or low <= ends["min"].as_py() <= ends["max"].as_py() < high:
-            texts = numbers.cast(self.kind).cast(pa.string())  # DuckDB gives the zone of its session
+            texts = numbers.cast(self.kind).cast(pa.string())  # DuckDB returns the zone of its session
             if not self.is_date:
                 texts = _compute.replace_substring_regex(texts, r"\.?0*(Z?)$", r"\1")
                 texts = _compute.replace_substring_regex(texts, r"^(.{10}) ", r"\1T")
@@ -282,7 +279,7 @@ _TIME: Final = r"^([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{0,5}[1-9])?$|^24:00:00$"
 
 
 def _write_time(values: Sequence[JsonValue]) -> Written:
-    """24:00:00 is a day's end, which isn't the next one's beginning."""
+    """24:00:00 is the end of a day, which differs from the beginning of the next."""
     texts, _ = write_text(values)
     matches = _compute.match_substring_regex(texts, _TIME)
     if _compute.all(matches, skip_nulls=True).as_py() is False:

@@ -1,7 +1,7 @@
-"""The views by which readers find the live generation, in a DuckDB file.
+"""The views that show the live generation to readers, in a DuckDB file.
 
-All are replaced in one transaction, while nobody reads. DuckDB doesn't know what a view depends on: what others have
-built on ours goes on by the names that it uses, and fails where one of these is gone.
+All are replaced in one transaction, while nobody reads. DuckDB doesn't know what a view depends on: views that others
+built on ours still find columns by their names, and fail if one of these is gone.
 """
 
 import re
@@ -18,7 +18,7 @@ from sinks.warehouse.reader_views import ViewDefinition
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view as the file has it. ``name`` is quoted; ``generations`` are those whose tables it reads."""
+    """A view in the file. ``name`` is quoted; ``generations`` are those whose tables it reads."""
 
     relation: str
     name: str
@@ -34,11 +34,10 @@ class DuckDbViews:
         self._generation_schema = re.compile(re.escape(schema) + r"_g(?P<generation>\d+)")
 
     def marks(self) -> str | None:
-        """None: to look at all views is quick enough."""
+        """None: checking all views is fast enough."""
         return None
 
     def held(self, relations: Mapping[str, str]) -> list[View]:
-        """These views, as far as they are there. Raises LockstepError where something else has a view's name."""
         rows: Iterable[Any] = self._connection.execute(
             "select view_name, sql from duckdb_views() where database_name = current_database() and schema_name = "
             ":view_schema "
@@ -76,7 +75,7 @@ class DuckDbViews:
         """``expose`` replaces them."""
 
     def _generations(self, query: str) -> frozenset[int]:
-        """Those whose tables a view reads, none when it reads anything else."""
+        """The generations whose tables a view reads; none if it reads anything else."""
         driver: Any = self._connection.driver
         names: Sequence[str] = sorted(driver.get_table_names(_selection(query), qualified=True))
         schemas = [self._generation_schema.fullmatch(_schema_of(name)) for name in names]
@@ -86,7 +85,7 @@ class DuckDbViews:
 
 
 def _selection(query: str) -> str:
-    """What follows ``create view ... as``: a quoted name may hold these words, too, and a column list."""
+    """The text after ``create view ... as``. A quoted name and a column list may hold these words, too."""
     name = r'(?:"(?:[^"]|"")*"|[^\s".(]+)'
     match = re.match(
         rf"create\s+view\s+{name}(?:\.{name}){{0,2}}\s*(?:\((?:\"(?:[^\"]|\"\")*\"|[^\"()])*\))?\s*as\s", query, re.I

@@ -1,8 +1,8 @@
-"""Batches written to a DuckDB file, from Arrow.
+"""Writes batches to a DuckDB file, from Arrow.
 
-**A batch** is one transaction, as everywhere: rows whose key is there with an older tag are deleted, then those are
-inserted whose key isn't there. What can't be a row of the table is known before, so no statement fails for the sake of
-a row. Rows are made ready before the file is opened.
+A batch is one transaction, as in all destinations. Rows with an older tag are deleted, then rows whose key doesn't
+exist are inserted. Values that don't fit are found before, so no statement fails because of a row. Rows are prepared
+before the file is opened.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,25 +25,25 @@ from sinks.warehouse.stored_table import GenerationSchema, StoredTable
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A table that is written to."""
-
     rows: Rows
     statements: Statements
     of_history: HistoryStatements | None
     find_bad: Mapping[str, Finding]
-    """By column, how to find what Arrow doesn't know of and DuckDB would refuse."""
+    """By column, how to find values that Arrow accepts and DuckDB refuses."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """Events as rows, with the place of each row's event, and by their places why others have no row."""
+    """Events as rows."""
 
     data: pa.Table
     indexes: Sequence[int]
+    """The index of each row's event."""
     refused: Mapping[int, str]
+    """By index, why an event has no row."""
 
     def without(self, unfit: Mapping[int, str]) -> "_Given":
-        """Without these rows too."""
+        """Removes these rows too."""
         if not unfit:
             return self
         fit = [number for number in range(self.data.num_rows) if number not in unfit]
@@ -55,10 +55,10 @@ class _Given:
         return [Rejection(events[index], reason) for index, reason in sorted(self.refused.items())]
 
     def of_history(self, versions: TableVersions) -> "_Given":
-        """With what a history says of each version, each version once.
+        """Adds what a history stores with each version, and keeps each version once.
 
-        One may be there twice, and of a tombstone whose event is gone only the record's time is known, which is later.
-        (DuckDB's own ``distinct on`` makes 0.0 of -0.0 in columns that it has nothing to do with.)
+        A version may be given twice. The time of a tombstone whose event is gone is the record's, which is later, so
+        the earliest time counts. (DuckDB's own ``distinct on`` turns -0.0 into 0.0 in columns that aren't part of it.)
         """
         keys, tags, times_ms = versions.events.keys, versions.events.tags, versions.commit_times_ms
         earliest: dict[tuple[bytes, str], int] = {}
@@ -79,7 +79,7 @@ class _Given:
 
 
 class DuckDbWriter:
-    """Writes rows that were made ready before."""
+    """Writes rows that were prepared before."""
 
     def __init__(self, connection: DuckDbConnection, schema: GenerationSchema) -> None:
         self._connection = connection
@@ -105,7 +105,7 @@ class DuckDbWriter:
         return name in self._written and self._written[name].of_history is not None
 
     def make_ready(self, tables: Sequence[TableEvents], versions: Sequence[TableVersions]) -> None:
-        """Rows become columns before the file is opened: that takes longer than writing them."""
+        """Turns rows into columns before the file is opened: that takes longer than writing them."""
         self._given = {events.table: self._encoded(events) for events in tables}
         self._given_versions = {history.events.table: self._encoded(history.events) for history in versions}
 
@@ -149,9 +149,9 @@ class DuckDbWriter:
 
     @contextmanager
     def _checked(self, written: _Written, given: _Given, repeated: str = "") -> Iterator[_Given]:
-        """Rows for statements to find, without those that DuckDB would refuse.
+        """Make rows available to statements, without those that DuckDB would refuse.
 
-        ``repeated`` is the query for the numbers of rows that are repetitions: these are left out too.
+        ``repeated`` is the query for the numbers of rows that are repetitions; these are left out too.
         """
         unfit: dict[int, str] = {}
         with registered(self._connection, given.data):

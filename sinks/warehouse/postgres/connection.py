@@ -1,4 +1,4 @@
-"""One connection to a SQL warehouse: its transactions, its statements, and its errors as ours."""
+"""One connection to a SQL warehouse: transactions, statements, and the database's errors as Lockstep's."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, CursorResult, Engine
 
 _IDLE: Final = 0
-"""What libpq calls a connection that has no transaction: PQTRANS_IDLE."""
+"""libpq's PQTRANS_IDLE: the connection is in no transaction."""
 
-_STATEMENTS: Final = 100  # per question: for thousands, the way to the server and back takes longer than they do
+_STATEMENTS: Final = 100  # per request: for thousands of statements, round trips take longer than the statements
 
-# What a role, a database or the server may have, and our sessions can't have.
+# Settings that a role, a database or the server may have, and our sessions must not have.
 _SESSION: Final = (
-    # A limit is meant for queries of people: a merge that takes longer would be repeated for ever.
+    # Such limits are meant for people's queries: a merge that exceeds one would be repeated for ever.
     "select set_config('statement_timeout', '0', false)",
     "select set_config('transaction_timeout', '0', false) where current_setting('server_version_num')::int >= 170000",
     "select set_config('idle_session_timeout', '0', false) where current_setting('server_version_num')::int >= 140000",
-    # Statements see what others have committed by then: tasks of one batch write to the same bookkeeping.
+    # Statements must see what others have committed: tasks of one batch write to the same bookkeeping.
     "select set_config('default_transaction_isolation', 'read committed', false)",
-    # What was acknowledged must survive a crash. A stricter level than 'on' stays.
+    # Acknowledged writes must survive a crash. A stricter level than 'on' stays.
     "select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off'",
 )
 
@@ -35,8 +35,8 @@ _SESSION: Final = (
 class WarehouseConnection:
     """Connects at the first transaction, and again after a lost connection.
 
-    ``views`` is the schema of a sink's views. ``forget`` is called when a connection ends, and its temporary tables
-    with it.
+    ``views`` is the schema of a sink's views. ``forget`` is called when a connection ends: its temporary tables are
+    gone.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class WarehouseConnection:
     @contextmanager
     def transaction(self) -> "Iterator[Connection]":
         if self._is_in_step:
-            # What fails takes nothing else back, and the step is over: its errors become ours there.
+            # A failure undoes only this transaction. The step ends then, and translates its errors.
             with self.connected.begin_nested():
                 yield self.connected
             return
@@ -65,7 +65,7 @@ class WarehouseConnection:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """All transactions inside it are one, which is committed at its end or not at all."""
+        """Joins all transactions inside it into one, which is committed as a whole or not at all."""
         with self.transaction():
             self._is_in_step = True
             try:
@@ -82,7 +82,7 @@ class WarehouseConnection:
             if self._connection is None:
                 self._connection = self.open()
             driver: Any = self._connection.connection.driver_connection
-            # Else the driver begins and ends a transaction: three ways to the server and back instead of one.
+            # Otherwise the driver begins and ends a transaction: three round trips instead of one.
             driver.autocommit = True
             try:
                 with self._connection.begin():
@@ -90,34 +90,30 @@ class WarehouseConnection:
             finally:
                 if driver.info.transaction_status == _IDLE:
                     driver.autocommit = False
-                else:  # it is broken, or in the middle of something
+                else:  # broken, or inside a transaction
                     self.disconnect()
 
     @property
     def connected(self) -> "Connection":
-        """The transaction's connection."""
         assert self._connection is not None, "only inside a transaction"
         return self._connection
 
     def execute(self, query: str, **values: object) -> "CursorResult[Any]":
-        """A statement on the bookkeeping, with ``:view_schema`` and ``:generation`` bound."""
         from sqlalchemy import text
 
         return self.connected.execute(text(query), {**self._bound, **values})
 
     def run(self, statement: str) -> "CursorResult[Any]":
-        """A statement with identifiers of the source in it, in which no character is a placeholder."""
         return self.connected.exec_driver_sql(statement, execution_options={"no_parameters": True})
 
     def execute_each(self, query: str, rows: Sequence[Mapping[str, object]]) -> None:
-        """The same statement for each of these values, in a pipeline."""
+        """In a pipeline."""
         from sqlalchemy import text
 
         if rows:
             self.connected.execute(text(query), [{**self._bound, **values} for values in rows])
 
     def run_all(self, statements: Sequence[str]) -> None:
-        """The same of many statements, a portion of them at a time."""
         for start in range(0, len(statements), _STATEMENTS):
             self.run(";\n".join(statements[start : start + _STATEMENTS]))
 
@@ -131,7 +127,7 @@ class WarehouseConnection:
         return bool(self.execute("select to_regnamespace(:name) is not null", name=quote_identifier(schema)).scalar())
 
     def timeline(self) -> str:
-        # Only a server that writes has a position to ask for.
+        # Only a server that accepts writes has a position.
         query = (
             "select case when pg_is_in_recovery() then '' "
             "else substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) end"
@@ -139,7 +135,8 @@ class WarehouseConnection:
         return str(self.execute(query).scalar())
 
     def blocked_by(self) -> str | None:
-        # Sinks of one role in one database look the same here: whoever is told of a lock that isn't in his way moves.
+        # Sinks of one role in one database look alike here, so a sink may be shown a lock that blocks another:
+        # harmless.
         query = (
             "select b.pid || ' (' || coalesce(nullif(b.application_name, ''), 'no name') || ')' from pg_stat_activity a"
             " cross join lateral unnest(pg_blocking_pids(a.pid)) as by (pid) join pg_stat_activity b on b.pid = by.pid"
@@ -151,7 +148,7 @@ class WarehouseConnection:
         return None if blocker is None else f"pid {blocker}"
 
     def copy(self, into: str, blocks: Iterator[bytes]) -> int:
-        """Returns how many bytes the blocks have."""
+        """Returns the total size of the blocks in bytes."""
         driver: Any = self.connected.connection.driver_connection
         size = 0
         with driver.cursor() as cursor, cursor.copy(into) as copy:
@@ -173,20 +170,19 @@ class WarehouseConnection:
             self._engine = None
 
     def open(self) -> "Connection":
-        """Another connection, for the caller to close."""
+        """Another connection, which the caller closes."""
         if self._engine is None:
             self._engine = _engine(self._settings)
         return self._engine.connect()
 
     def driver_errors(self) -> tuple[type[Exception], ...]:
-        """SQLAlchemy wraps what it executes itself; COPY goes past it and raises the driver's own error."""
+        """SQLAlchemy wraps the errors of what it executes. COPY bypasses it and raises the driver's own errors."""
         from sqlalchemy.exc import DBAPIError
 
         return (DBAPIError,) if self._engine is None else (DBAPIError, self._engine.dialect.loaded_dbapi.Error)
 
     @contextmanager
     def translated(self) -> Iterator[None]:
-        """The database's errors as ours."""
         if self._engine is None:
             self._engine = _engine(self._settings)
         try:
@@ -202,7 +198,6 @@ _APPLICATION: Final = "lockstep"
 
 
 def lock_timeout_ms(settings: WarehouseSettings) -> int:
-    """How long a statement waits for a lock."""
     return max(1, int(settings.lock_timeout_s * 1000))
 
 
@@ -215,10 +210,10 @@ def lines_of(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _refuse_pooler(connection: Any, cursor: Any) -> None:
-    """Raises ConfigurationError where the process that answers isn't the one that was connected to.
+    """Raise ConfigurationError if another process answers than the one that was connected to.
 
-    A pooler gives the next transaction to another connection of its own. The settings of the session, its temporary
-    tables and its locks are on the one before then, without a word.
+    A pooler gives the next transaction to another connection of its own. The session's settings, temporary tables and
+    locks stay on the former connection, and no error says so.
     """
     cursor.execute("select pg_backend_pid()")
     (answering,) = cursor.fetchone()
@@ -231,10 +226,7 @@ def _refuse_pooler(connection: Any, cursor: Any) -> None:
 
 
 def libpq_parts(settings: WarehouseSettings) -> dict[str, Any]:
-    """What libpq is given to connect, by libpq's names, the password among it; nothing for a DuckDB file.
-
-    Raises ConfigurationError.
-    """
+    """libpq's connection parameters, including the password; empty for a DuckDB file. Raises ConfigurationError."""
     if settings.is_file:
         return {}
     url = _address(settings)
@@ -243,7 +235,6 @@ def libpq_parts(settings: WarehouseSettings) -> dict[str, Any]:
 
 
 def _address(settings: WarehouseSettings) -> "URL":
-    """Raises ConfigurationError."""
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -267,8 +258,7 @@ def _connect_arguments(settings: WarehouseSettings) -> dict[str, Any]:
     connect: dict[str, Any] = {
         "connect_timeout": 10,
         "application_name": _APPLICATION,
-        # A machine that is gone without a word is noticed in a minute. A server that hangs is not: its machine still
-        # answers.
+        # A vanished machine is noticed within a minute. A server that hangs isn't: its machine still answers.
         "keepalives_idle": 30,
         "keepalives_interval": 10,
         "keepalives_count": 3,

@@ -1,6 +1,6 @@
-"""A generation's tables in a PostgreSQL database: made, altered, and loaded in bulk without their primary keys.
+"""A generation's tables in a PostgreSQL database: created, altered, and loaded in bulk without primary keys.
 
-At the end of a bulk load the newest version of each row stays and the key is made, in one transaction.
+At the end of a bulk load, one transaction keeps the newest version of each row and creates the key.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,13 +19,11 @@ from sinks.warehouse.postgres.indexes import keep_indexes
 from sinks.warehouse.postgres.tables import add_column_sql, create_table_sql, emptied_index_sql, newest_rows_sql
 from sinks.warehouse.stored_table import GenerationSchema, StoredTable
 
-# For the sorting at the end of a bulk load, which is done once and by nobody else.
+# For the sort at the end of a bulk load, which runs once and alone.
 _MEMORY: Final = "256MB"
 
 
 class PostgresDefinitions:
-    """Locks what it alters, as the server does."""
-
     def __init__(self, connection: WarehouseConnection, schema: GenerationSchema) -> None:
         self._connection = connection
         self._schema = schema
@@ -76,7 +74,7 @@ class PostgresDefinitions:
             self._add_key(table, self._schema.table(table), self._schema.qualified(spare))
 
     def free_columns(self, tables: Collection[StoredTable]) -> bool:
-        return False  # the server takes care of indexes
+        return False  # the server adapts indexes by itself
 
     def keep_indexes(self, wanted: Mapping[StoredTable, Sequence[OwnIndex]]) -> None:
         keep_indexes(self._connection, self._schema.name, wanted)
@@ -84,7 +82,7 @@ class PostgresDefinitions:
     def _add_key(self, held: StoredTable, target: str, spare: str) -> None:
         """``spare`` is a free name for a table."""
         add_key = f"alter table {target} add primary key ({listed(held.shape.table.key)})"
-        # Mostly the topic had been compacted and there is nothing to clear up: building the index finds that out best.
+        # Usually the topic was compacted, and no row is a duplicate: building the index is the best way to find out.
         savepoint = self._connection.connected.begin_nested()
         try:
             self._connection.run(add_key)
@@ -93,7 +91,7 @@ class PostgresDefinitions:
             if state_of(error) != UNIQUE_VIOLATION:
                 raise
             stored, newest = newest_rows_sql(target, held)
-            # Rewritten rather than deleted from: that would leave a table of holes.
+            # Rewritten: deleting would leave a table full of holes.
             self._connection.run(f"create table {spare} (like {target} including defaults)")
             self._connection.run(f"insert into {spare} ({stored}) {newest}")
             self._connection.run(f"drop table {target}")

@@ -16,7 +16,7 @@ def postgres_dialect(settings: WarehouseSettings, *, views: str, schema: Generat
     """Connects at the first call, and again after a lost connection."""
 
     def forget() -> None:
-        """Temporary tables are gone with their connection."""
+        """Temporary tables end with their connection."""
         writer.forget()
 
     connection = WarehouseConnection(settings, views=views, generation=generation, forget=forget)

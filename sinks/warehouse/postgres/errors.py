@@ -1,4 +1,4 @@
-"""The warehouse's errors as ours: whose turn it is, and what to do (pure)."""
+"""The warehouse's errors as Lockstep's: who has to act, and how (pure)."""
 
 import re
 from typing import Any, Final
@@ -10,15 +10,15 @@ UNIQUE_VIOLATION: Final = "23505"
 LOCK_NOT_AVAILABLE: Final = "55P03"
 INVALID_TABLE_DEFINITION: Final = "42P16"
 
-# SQLSTATE classes. Data errors belong to a row; 54 is "index row too large" and the like.
+# SQLSTATE classes. Data errors belong to a row; 54 is "index row too large" and similar.
 _ROW_CLASSES: Final = ("22", "23", "54")
 # Connections, transaction rollbacks, insufficient connections, operator intervention, busy objects, timeouts.
 _PASSING: Final = ("08", "40", "25P03", "53300", "55P03", "57")
 # Login and database, resources such as the disk, the server's files, and a server that only reads.
 _OF_STORE: Final = ("25006", "28", "3D", "53", "58")
 _INSUFFICIENT_PRIVILEGE: Final = "42501"
-# What PostgreSQL says by itself, of objects and settings. A function of somebody's own, as a trigger's, may say
-# anything, by a class of its own or by one of these. Its error comes with the function as its context.
+# The classes of PostgreSQL's own errors about objects and settings. A user's function, such as a trigger's, may raise
+# anything, with a class of its own or one of these. Its error has the function as its context.
 _OWN_WORDS: Final = (
     *("08", "0A", "0B", "20", "21", "24", "25", "26", "27", "28", "2B", "2D", "34", "3B", "3D", "3F", "40", "42", "53"),
     *("55", "57", "58", "72", "F0", "HV", "XX"),
@@ -43,7 +43,7 @@ _HINTS: Final = {
 }
 _BY_TRIGGER: Final = "a trigger of yours on the table keeps the row out, or changes it"
 _OF_TRIGGER: Final = "a trigger of yours refuses what is written: mend it, or drop it"
-# Without a connection there is no SQLSTATE, only the server's words.
+# Without a connection there is no SQLSTATE, only the server's text.
 _REFUSED_AT_THE_DOOR: Final = {
     "requires a valid client certificate": "set tls.certificate_file and tls.key_file of this sink to a"
     " certificate that the warehouse's authority has signed",
@@ -57,22 +57,22 @@ _REFUSED_AT_THE_DOOR: Final = {
     "could not translate host name": "check the address of this sink",
 }
 _UNTRUSTED: Final = ("certificate verify failed", "does not match host name")
-# How a context begins that names a row of COPY, or the place of a row in a relation.
+# How a context begins that names a row of COPY, or a row's place in a relation.
 _NO_FUNCTION: Final = ("COPY ", "while ")
 _COPY_COLUMN = re.compile(r", column (?P<name>[^:\n]+)")
 
 
 class RowChanged(Exception):
-    """What is in the table isn't what was written to it. It belongs to a row, as the server's errors of data do."""
+    """The table holds something else than was written. It is an error of a row, like the server's data errors."""
 
 
 def state_of(error: BaseException) -> str:
-    """The error's SQLSTATE; empty where the server didn't send one."""
+    """The error's SQLSTATE; "" if the server sent none."""
     return getattr(_original(error), "sqlstate", None) or ""
 
 
 def is_of_a_row(error: BaseException) -> bool:
-    """Whether the row is to blame, and not the server."""
+    """Whether the row is at fault, and not the server."""
     return isinstance(error, RowChanged) or state_of(error).startswith(_ROW_CLASSES)
 
 
@@ -91,7 +91,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def too_many_refused(refused_max: int, reason: str) -> LockstepError:
-    """The error for a batch of which so many rows were refused that it can't be the rows; ``reason`` is the first."""
+    """The error for a batch with so many refused rows that the cause is elsewhere. ``reason`` is the first row's."""
     return LockstepError(
         f"the warehouse refuses more than {refused_max:,} rows of one batch, which isn't the rows' fault; the first"
         f" reason: {reason}",
@@ -100,7 +100,6 @@ def too_many_refused(refused_max: int, reason: str) -> LockstepError:
 
 
 def translated(error: BaseException) -> LockstepError:
-    """The driver's error as ours."""
     original = _original(error)
     state = state_of(error)
     if not state:
@@ -117,7 +116,7 @@ def translated(error: BaseException) -> LockstepError:
     is_foreign = _is_of_a_function(original) or not state.startswith((*_OWN_WORDS, *_ROW_CLASSES))
     primary = getattr(getattr(original, "diag", None), "message_primary", None) or ""
     message = f"the warehouse refuses: {primary} ({state} {type(original).__name__})"
-    if is_of_a_row(error) or is_foreign:  # the text of these may hold values
+    if is_of_a_row(error) or is_foreign:  # their text may hold values
         message = f"the warehouse refuses: {reason_of(error)}"
     if state.startswith(_PASSING):
         return Unavailable(message, retry_after_s=_RETRY_AFTER_S)
@@ -130,17 +129,17 @@ def translated(error: BaseException) -> LockstepError:
 
 
 def _context(error: BaseException) -> str:
-    """Where the server was: a row of COPY, or functions, with what these ran. It may hold values."""
+    """Where the error arose: a row of COPY, or functions with their statements. It may hold values."""
     return getattr(getattr(error, "diag", None), "context", None) or ""
 
 
 def _is_of_a_function(error: BaseException) -> bool:
-    """Whether a function has said it, or what a function ran. Text of several lines in COPY looks like one as well."""
+    """Whether a function raised it, or ran what did. True also for COPY of text with several lines."""
     return any(not line.startswith(_NO_FUNCTION) for line in _context(error).splitlines())
 
 
 def _first_line(error: BaseException) -> str:
-    """What libpq says first: it names the server's address."""
+    """libpq's first line, which names the server's address."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 

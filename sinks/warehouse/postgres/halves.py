@@ -1,4 +1,4 @@
-"""Statements of many rows, some of which a server may refuse."""
+"""Statements for many rows, some of which the server may refuse."""
 
 from collections.abc import Callable
 from typing import Protocol, Self, TypeVar
@@ -8,7 +8,7 @@ from sinks.warehouse.postgres.errors import RowChanged, is_of_a_row, reason_of
 
 
 class _Portion(Protocol):
-    """Something of rows that can be halved."""
+    """Rows that can be halved."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: slice, /) -> Self: ...
@@ -20,10 +20,10 @@ P = TypeVar("P", bound=_Portion)
 def in_halves(
     connection: WarehouseConnection, write: Callable[[P], int], rows: P, refuse: Callable[[P, str], object]
 ) -> int:
-    """The sum of what ``write`` returns. One bad row fails the whole statement, so halves are tried until it stands
-    alone: then ``refuse`` gets it, with the reason.
+    """Write the rows. Returns the sum of what ``write`` returns.
 
-    k bad rows among n cost about 2 k log n further attempts. ``refuse`` may raise when there are too many.
+    One bad row fails the whole statement, so halves are tried until it is alone: then ``refuse`` gets it, with the
+    reason. k bad rows among n cost about 2 k log n further attempts. ``refuse`` may raise when there are too many.
     """
     savepoint = connection.connected.begin_nested()
     errors: tuple[type[Exception], ...] = (*connection.driver_errors(), RowChanged)

@@ -14,7 +14,7 @@ from sinks.warehouse.postgres.tables import Rows, assignments, column_definition
 
 
 def create_history_sql(target: str, shape: Shape) -> str:
-    """DDL of a history's table. Raises LockstepError for a column whose name is taken by ours."""
+    """DDL of a history's table. Raises LockstepError for a column with the name of one of ours."""
     check_history_columns(shape)
     lines = column_definitions(shape)
     lines.append(f'{quote_identifier(TAG_COLUMN)} char(28) collate "C" not null')
@@ -25,26 +25,23 @@ def create_history_sql(target: str, shape: Shape) -> str:
 
 
 def set_aside_sql(target: str, name: str, number: int) -> str:
-    """Keep a column that the source has dropped, under a name that no other column has.
-
-    ``number`` is its own in the table.
-    """
+    """Rename a column that the source has dropped to a unique name. ``number`` is the column's own in the table."""
     return (
         f"alter table {target} rename column {quote_identifier(name)} to {quote_identifier(aside_name(name, number))}"
     )
 
 
 def trim_sql(target: str, shape: Shape, *, complete_from_ms: int, below: str, first_block: int, end_block: int) -> str:
-    """Delete the versions in these blocks, of tags below this one, that nobody finds at a time from then on.
+    """Delete the versions in these blocks, with tags less than ``below``, that no reader at that time or later finds.
 
-    Those are what a version from before then replaces, and deletions from before then: not before all that they end is
-    gone. The query's answer is the greatest deleted tag, '' for none.
+    These are versions that were replaced by that time, and deletions from before it once all that they end is gone. The
+    query returns the greatest deleted tag, '' for none.
     """
     tag, committed, operation = map(quote_identifier, (TAG_COLUMN, COMMITTED, OPERATION))
     until = f"'{(EPOCH + timedelta(milliseconds=complete_from_ms)).isoformat()}'"
     same_row = " and ".join(f"other.{name} = known.{name}" for name in map(quote_identifier, shape.table.key))
     other = f"select from {target} as other where {same_row} and other.{tag}"
-    # A version begins no earlier than the one before it, wherever the clock was.
+    # A version begins no earlier than the one before it, whatever the clock said.
     later = (
         f"select from {target} as late where {same_row.replace('other.', 'late.')} and late.{tag} < other.{tag} "
         f"and late.{committed} > {until}"
@@ -59,7 +56,7 @@ def trim_sql(target: str, shape: Shape, *, complete_from_ms: int, below: str, fi
 
 
 class HistoryStatements(Rows):
-    """The SQL of one table's history, made once per connection and shape."""
+    """The SQL of one table's history, created once per connection and shape."""
 
     def __init__(self, target: str, shape: Shape, staging: Staging) -> None:
         super().__init__(shape)
@@ -71,8 +68,8 @@ class HistoryStatements(Rows):
         stored = listed(columns)
         self.copy = f"copy {stage} ({stored}) from stdin"
         committed = quote_identifier(COMMITTED)
-        # In one order, so that two writers of the same versions can't wait for each other. A version may be there
-        # twice, and of a tombstone whose event is gone only the record's time is known, which is later.
+        # In one order, so that two writers of the same versions can't deadlock. A version may be staged twice. The time
+        # of a tombstone whose event is gone is the record's, which is later, so the earliest time counts.
         self._into = (
             f"insert into {target} as known ({stored})\nselect distinct on ({listed(identity)}) {stored} from {stage}"
         )
@@ -80,17 +77,17 @@ class HistoryStatements(Rows):
         self._kept_out = f"from {stage} as given where not exists (select from {target} as held where {same})"
         self._order = f"order by {listed(identity)}, {committed}\non conflict ({listed(identity)}) do update\n"
         self._earlier = f"set {committed} = excluded.{committed} where excluded.{committed} < known.{committed}"
-        # What the source has dropped stays as it was: a version that comes again lacks it.
+        # Columns that the source has dropped stay unchanged: a version that comes again lacks them.
         others = assignments([*(column.name for column in shape.table.columns), OPERATION], identity)
         self._again = f"set {others}, {committed} = least(known.{committed}, excluded.{committed})"
 
     def keep(self, purged: str, *, overwrite_equal_tags: bool) -> str:
-        """Adds the staged versions, but for those up to the tag ``purged`` ("": none): they were all there once."""
+        """Adds the staged versions, except those up to the tag ``purged`` ("": none), which are repetitions."""
         newer = f"where {quote_identifier(TAG_COLUMN)} > '{purged}'\n" if purged else ""
         return f"{self._into} {newer}{self._order}{self._again if overwrite_equal_tags else self._earlier}"
 
     def kept_out(self, purged: str) -> str:
-        """Whether a staged version isn't in the history after ``keep``."""
+        """Whether ``keep`` failed to add a staged version."""
         newer = f" and given.{quote_identifier(TAG_COLUMN)} > '{purged}'" if purged else ""
         return f"select exists (select {self._kept_out}{newer})"
 
@@ -103,7 +100,7 @@ class HistoryStatements(Rows):
 
 
 def _times(times_ms: Iterable[int]) -> Iterator[str]:
-    """Timestamps as text. Those of one transaction are the same, one after the other."""
+    """Timestamps as text. Consecutive ones are often equal: they belong to one transaction."""
     known_ms, text = 0, EPOCH.isoformat()
     for time_ms in times_ms:
         if time_ms != known_ms:

@@ -1,4 +1,4 @@
-"""The indexes that a sink's settings declare, made and dropped in a generation's schema."""
+"""Creates and drops the indexes that a sink's settings declare, in a generation's schema."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -12,16 +12,16 @@ from sinks.warehouse.stored_table import StoredTable
 
 _MEMORY: Final = "256MB"
 _DROP_LOCK_MS: Final = 500
-"""To drop an index waits for who reads the table, and readers wait behind that."""
+"""Dropping an index waits for readers of the table, and new readers wait behind it."""
 
 
 def keep_indexes(
     connection: WarehouseConnection, schema: str, wanted: Mapping[StoredTable, Sequence[OwnIndex]]
 ) -> None:
-    """Make these indexes where they aren't there, and drop others that were made here.
+    """Create these indexes if they are missing, and drop our other ones.
 
-    To make one locks its table against writers, not against readers. One that can't be dropped since its table is being
-    read stays until the next time. Raises LockstepError for one that the server doesn't take.
+    Creating one locks its table against writers, not readers. An index that can't be dropped, because its table is
+    being read, stays until the next time. Raises LockstepError for an index that the server refuses.
     """
     there = _names(connection, schema)
     of = {
@@ -34,7 +34,7 @@ def keep_indexes(
     missing, gone = sorted(of.keys() - there), sorted(there - declared)
     if not missing and not gone:
         return
-    # Of two that prepare at once, one would fail at the other's names.
+    # Of two that prepare at once, one would fail because the other's names exist.
     connection.execute("select pg_advisory_xact_lock(hashtextextended(:schema, 0))", schema=f"lockstep {schema}")
     for name in gone:
         _drop(connection, qualified(schema, name))
@@ -72,7 +72,7 @@ def _make(connection: WarehouseConnection, held: StoredTable, index: OwnIndex, t
         connection.run(index.sql(held.name, target))
     except connection.driver_errors() as error:
         ours = translated(error)
-        if type(ours) is not LockstepError:  # a lost connection, a lock: nothing of the index
+        if type(ours) is not LockstepError:  # a lost connection or a lock: not the index's fault
             raise
         raise LockstepError(
             f"the index on {index.on!r} that indexes declares for {held.shape.table.name} can't be made: "

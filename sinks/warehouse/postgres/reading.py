@@ -1,4 +1,4 @@
-"""Rows read from a PostgreSQL database, by COPY and as the server prints them."""
+"""Reads rows from a PostgreSQL database, by COPY and in the server's text form."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -15,7 +15,7 @@ from sinks.warehouse.stored_table import GenerationSchema
 
 
 class PostgresReader:
-    """Scans on a connection of its own."""
+    """Scans use a connection of their own."""
 
     def __init__(self, connection: WarehouseConnection, schema: GenerationSchema) -> None:
         self._connection = connection
@@ -25,11 +25,11 @@ class PostgresReader:
         stored = stored_row(table)
         names = [column.name for column in table.columns]
         selection = live_rows_sql(self._schema.qualified(relation), table, [TAG_COLUMN, *names])
-        # A connection of its own: the caller may apply a batch between two rows, and may take its time.
+        # A connection of its own: the caller may be slow, or apply a batch between two rows.
         with self._connection.translated(), self._connection.open() as connection, connection.begin():
             connection.exec_driver_sql("set local idle_in_transaction_session_timeout = 0; set local lock_timeout = 0")
             driver: Any = connection.connection.driver_connection
-            # COPY prints values as they were read; a cast to text would print a boolean in another way.
+            # COPY prints values as they were read; a cast to text would print a boolean otherwise.
             with driver.cursor() as cursor, cursor.copy(f"copy ({selection}) to stdout") as copy:
                 for line in lines_of(copy):
                     yield stored(cast("tuple[bytes | None, ...]", split_row(line)))
@@ -43,7 +43,7 @@ class PostgresReader:
             driver: Any = connection.connection.driver_connection
             with driver.cursor() as cursor:
                 cursor.execute(query, [list(column) for column in zip(*texts, strict=True)])
-                # The texts as the server sent them: the same as COPY's, and nothing that the driver made of them.
+                # The server's own texts, the same as COPY's, before the driver converts them.
                 result = cursor.pgresult
                 rows = [
                     tuple(result.get_value(number, field) for field in range(result.nfields))

@@ -1,17 +1,17 @@
-"""The temporary tables that a batch's rows pass through (pure)."""
+"""The temporary tables through which a batch's rows pass (pure)."""
 
 from typing import Final
 
 from cdc.model.table import quote_identifier
 
 _DEAD_BYTES_MAX: Final = 4_000_000
-"""So much that was deleted may lie in a staging table: each batch reads past it."""
+"""How much deleted data a staging table may hold: each batch reads past it."""
 
 
 class Staging:
     """One connection's staging table for ``target``, a relation with its schema. It is empty between two batches.
 
-    It isn't made with ``on commit delete rows``. Then each commit would truncate the staging tables of all tables that
+    It isn't created with ``on commit delete rows``: each commit would truncate the staging tables of all tables that
     the connection ever wrote to, some 3 ms each.
     """
 
@@ -22,8 +22,10 @@ class Staging:
         self._dead_bytes = 0
 
     def emptying(self, size: int) -> str:
-        """The statement that empties it after a COPY of so many bytes: a DELETE, which is quick where few rows
-        are, and now and then a TRUNCATE, since nobody vacuums a temporary table."""
+        """The statement that empties it after a COPY of this many bytes.
+
+        Usually a DELETE, which is fast for few rows. Sometimes a TRUNCATE, since nobody vacuums a temporary table.
+        """
         self._dead_bytes += size
         if self._dead_bytes <= _DEAD_BYTES_MAX:
             return f"delete from {self.relation}"

@@ -1,4 +1,4 @@
-"""What a generation's relations are stored in, by the numbers of a PostgreSQL server."""
+"""Where a generation's relations are stored, by the numbers of a PostgreSQL server."""
 
 from collections.abc import Collection
 from typing import Any
@@ -10,8 +10,6 @@ from sinks.warehouse.stored_table import GenerationSchema
 
 
 class PostgresStorages:
-    """By relation and file."""
-
     def __init__(self, connection: WarehouseConnection, schema: GenerationSchema) -> None:
         self._connection = connection
         self._schema = schema
@@ -20,8 +18,8 @@ class PostgresStorages:
         return self._storages(self._schema.name, relations)
 
     def keeps_rows(self, relation: str) -> bool:
-        # The transaction that gave it the file has written its entry of the catalogue, and those of its indexes. Later
-        # ones write some of these again, as GRANT does.
+        # The transaction that gave the relation its file wrote its catalogue entry, and those of its indexes. Later
+        # transactions rewrite some of these, for example by GRANT. So the oldest entry counts.
         target = self._schema.qualified(relation)
         began = self._connection.execute(
             "select xmin::text from pg_class where oid = to_regclass(:name)"

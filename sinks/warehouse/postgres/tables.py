@@ -1,8 +1,8 @@
-"""Tables of a generation: their types, their DDL, and the statements that write to them and read from them (pure).
+"""Tables of a generation: their types, their DDL, and the statements that write to and read from them (pure).
 
-Columns have the source's types without modifiers, so no value that the source could hold is too long or too precise
-here. Types with rules of their own that a warehouse may not share (enums, domains, money, xml, ``char(n)``, extensions)
-are ``text``. Columns that are no key are nullable, whatever the source says: a deletion has the key only.
+Columns have the source's types without modifiers, so no value of the source is too long or too precise here. Types
+whose rules a warehouse may not share (enums, domains, money, xml, ``char(n)``, extensions) are ``text``. Columns
+outside the key are nullable, whatever the source says: a deletion has only the key.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ from sinks.warehouse.postgres.staging import Staging
 from sinks.warehouse.reader_views import live_condition
 from sinks.warehouse.stored_table import StoredTable
 
-# Types that any PostgreSQL has, and whose text it reads back as the same value.
+# Types of every PostgreSQL, which reads their text back as the same value.
 _SAME_TYPE: Final = frozenset(
     (
         *(
@@ -50,8 +50,8 @@ _SAME_TYPE: Final = frozenset(
         *("int4range", "int8range", "numrange", "tsrange", "tstzrange", "daterange"),
     )
 )
-# An index takes 2704 bytes; a character of text may have four of them, and one of an array's or jsonb's text stands for
-# more.
+# An index takes 2704 bytes. A character of text may have four bytes, and a character in the text of an array or jsonb
+# may stand for more.
 _KEY_CHARACTERS_SAFE: Final = 300
 _SHORT_TYPES: Final = frozenset(
     (
@@ -64,14 +64,14 @@ _SHORT_TYPES: Final = frozenset(
 _BLOCK_LINES: Final = 1000  # per write to the server: few calls, little memory
 
 COLUMNS_MAX: Final = 1600
-"""What a table in PostgreSQL has at most."""
+"""The maximum of a table in PostgreSQL."""
 
 _SYSTEM_COLUMNS: Final = frozenset(("tableoid", "ctid", "xmin", "xmax", "cmin", "cmax"))
-"""What PostgreSQL has in each table. A source's column has such a name by ``rename`` or ``computed`` only."""
+"""PostgreSQL's own columns of each table. Only ``rename`` or ``computed`` can give a source's column such a name."""
 
 
 def check_table(held: StoredTable) -> None:
-    """Raise LockstepError for a table that PostgreSQL can't hold, by its columns' names or their number."""
+    """Raise LockstepError for a table whose columns' names or number PostgreSQL can't hold."""
     shape, name = held.shape, held.shape.table.name
     ours = (TAG_COLUMN, DELETED_COLUMN, SYNCED_COLUMN) if held.has_synced_at else (TAG_COLUMN, DELETED_COLUMN)
     check_columns(shape, ours, "the warehouse sink needs")
@@ -92,7 +92,6 @@ def check_table(held: StoredTable) -> None:
 
 
 def column_type(column: Column) -> str:
-    """The SQL type of a column in the warehouse."""
     return _stored_type(column) + ("[]" if column.is_array else "")
 
 
@@ -110,7 +109,7 @@ def create_table_sql(target: str, held: StoredTable) -> str:
     lines.append(f'{quote_identifier(TAG_COLUMN)} char(28) collate "C" not null')
     lines.append(f"{quote_identifier(DELETED_COLUMN)} boolean not null")
     if held.has_synced_at:
-        # Not the transaction's time: a batch may have waited for a lock since.
+        # The transaction's time would be too early if a batch waited for a lock.
         lines.append(f"{quote_identifier(SYNCED_COLUMN)} timestamptz default statement_timestamp()")
     lines.append(f"primary key ({listed(shape.table.key)})")
     table = f"create table if not exists {target} (\n  " + ",\n  ".join(lines) + "\n)"
@@ -118,7 +117,7 @@ def create_table_sql(target: str, held: StoredTable) -> str:
 
 
 def emptied_index_sql(target: str) -> str:
-    """The index by which a reader of an append-only table finds out what emptied it last: there are few of these."""
+    """The index that finds the last truncation of an append-only table; there are few."""
     tag, operation = map(quote_identifier, (TAG_COLUMN, OPERATION_COLUMN))
     return f"create index on {target} ({tag}) where {operation} = '{TRUNCATE}'"
 
@@ -128,12 +127,11 @@ def column_definitions(shape: Shape) -> list[str]:
 
 
 def add_column_sql(target: str, column: Column, value: JsonValue) -> list[str]:
-    """Give a table a column. Rows that are there get the value."""
     alter, name = f"alter table {target}", quote_identifier(column.name)
     add = f"{alter} add column if not exists {name} {column_type(column)}"
     if value is None:
         return [add]
-    # A change of the catalogue alone, however many rows there are, and later rows say themselves what they have.
+    # This changes only the catalogue, however many rows there are. Later rows bring their own values.
     default = f"{add} default {_literal(value)}::{column_type(column)}"
     return [default, f"{alter} alter column {name} drop default"]
 
@@ -145,25 +143,25 @@ class Rows:
         self.shape = shape
         self.columns = tuple(column.name for column in shape.columns)
         self._known = frozenset(self.columns)
-        # A row that has all columns is the rule. (itemgetter of one name gives the value itself.)
+        # Usually a row has all columns. (itemgetter of one name returns the value itself.)
         self._take: Callable[[Mapping[str, JsonValue]], tuple[JsonValue, ...]] = (
             itemgetter(*self.columns) if len(self.columns) > 1 else lambda row: (row[self.columns[0]],)
         )
-        # It leaves each array to Python.
+        # The kernel leaves arrays to Python.
         has_arrays = any(column.is_array for column in shape.columns)
         self._kernel = None if has_arrays else line_kernel(self.columns)
 
     def blocks(self, events: TableEvents) -> Iterator[bytes]:
-        """Events as lines of COPY, many at a time, with the tag and whether it is a deletion behind the columns.
+        """Events as lines of COPY, many at a time. Behind the columns are the tag and whether it is a deletion.
 
         Raises UnknownColumn.
         """
         return self.blocks_ending(events, ["t" if row is None else "f" for row in events.rows])
 
     def blocks_ending(self, events: TableEvents, ends: list[str]) -> Iterator[bytes]:
-        """The same with other texts behind the tag, of one or more columns as COPY has them.
+        """The same with other texts behind the tag, each one or more columns in COPY's form.
 
-        A deletion has its key and null for the rest, as has a row that lacks a column. Raises UnknownColumn.
+        A deletion has its key and nulls; a row that lacks a column has null there. Raises UnknownColumn.
         """
         keys, tags, rows = events.keys, events.tags, events.rows
         start = 0
@@ -193,7 +191,7 @@ class Rows:
         return f"{copy_line((*values, tag))[:-1]}\t{end}\n"
 
     def _known_values(self, held: Mapping[str, JsonValue]) -> tuple[JsonValue, ...]:
-        """The values of all columns, null where there is none. Raises UnknownColumn."""
+        """The values of all columns, null for missing ones. Raises UnknownColumn."""
         for name in held:
             if name not in self._known:
                 raise UnknownColumn(self.shape.table.name, name)
@@ -201,7 +199,7 @@ class Rows:
 
 
 class Statements(Rows):
-    """The SQL of one table, made once per connection and shape."""
+    """The SQL of one table, created once per connection and shape."""
 
     def __init__(self, target: str, held: StoredTable, staging: Staging) -> None:
         shape = held.shape
@@ -222,13 +220,14 @@ class Statements(Rows):
         self.copy_probe = f"copy pg_temp.{quote_identifier(probe)} ({listed(stored)}) from stdin"
         self.drop_probe = f"drop table pg_temp.{quote_identifier(probe)}"
         self.copy = f"copy {stage} ({listed(stored)}) from stdin"
-        # In key order, so that two writers take their row locks in the same order and can't wait for each other.
-        # Different texts of one value are different keys of the log: 1.0 and 1.00, or those of a type it had before.
+        # In key order, so that two writers lock rows in the same order and can't deadlock. Different texts of one value
+        # are different keys of the log, such as 1.0 and 1.00, or those of a former type.
         key, tag, deleted = listed(shape.table.key), quote_identifier(TAG_COLUMN), quote_identifier(DELETED_COLUMN)
-        synced = (SYNCED_COLUMN,) if held.has_synced_at else ()  # by its default: no row brings it
+        synced = (SYNCED_COLUMN,) if held.has_synced_at else ()  # by its default: rows don't contain it
         selection = f"select distinct on ({key}) {listed(stored)} from {stage}"
         self._into = f"insert into {target} as known ({listed(stored)})\n{selection}"
-        # What a copy reads has one tag: a text that no row has any more is deleted beside the row that has another.
+        # All rows of a copy have one tag: the deletion of a former text of a key may come beside the row with its new
+        # text.
         self._merge = (
             f"order by {key}, {tag} desc, {deleted}\n"
             f"on conflict ({key}) do update\n"
@@ -247,23 +246,23 @@ class Statements(Rows):
         self._compared = f"select count(*), count(*) filter (where known not in ({texts}))"
 
     def merge(self, purged: str, *, overwrite_equal_tags: bool) -> str:
-        """Writes the staged rows, but for those up to the tag ``purged`` ("": none) of which no row is there."""
+        """Writes the staged rows, except those up to the tag ``purged`` ("": none) without an existing row."""
         tag = quote_identifier(TAG_COLUMN)
         repeated = f"as given where given.{tag} > '{purged}' or {self._is_there}\n" if purged else ""
         return f"{self._into} {repeated}{self._merge}" + (self._or_equal if overwrite_equal_tags else "")
 
     def compared_merge(self, purged: str, *, overwrite_equal_tags: bool) -> str:
-        """``merge``, which answers how many rows it wrote, and how many of these aren't as they were staged."""
+        """``merge``, which returns how many rows it wrote, and how many of these differ from the staged ones."""
         merge = self.merge(purged, overwrite_equal_tags=overwrite_equal_tags)
         return f"with written as ({merge} returning {self._as_known} as known) {self._compared} from written"
 
     def kept_out(self, purged: str) -> str:
-        """Whether a staged row is neither in the table after a merge nor older than what is there."""
+        """Whether a merge failed to write a staged row that is newer than the stored one."""
         meant = f"(given.{quote_identifier(TAG_COLUMN)} > '{purged}' or {self._is_there}) and " if purged else ""
         return f"select exists (select from {self.staging.relation} as given where {meant}not {self._has_newest})"
 
     def with_long_keys(self, events: TableEvents) -> list[int]:
-        """The places of events whose key may be too long for an index."""
+        """The indexes of events whose key may be too long for an index."""
         if not self.key_may_be_long:
             return []
         # A key's JSON is no shorter than its values.
@@ -272,14 +271,14 @@ class Statements(Rows):
 
 
 def assignments(stored: Sequence[str], key: Sequence[str]) -> str:
-    """All columns but these of the key, as ``on conflict do update`` sets them."""
+    """All columns except those of the key, as ``on conflict do update`` sets them."""
     return ", ".join(
         f"{quote_identifier(name)} = excluded.{quote_identifier(name)}" for name in stored if name not in key
     )
 
 
 def newest_rows_sql(target: str, held: StoredTable) -> tuple[str, str]:
-    """Columns, and the query of each key's newest version among all rows of a table."""
+    """The columns, and the query for each key's newest version among all rows of a table."""
     key = listed(held.shape.table.key)
     ours = (TAG_COLUMN, DELETED_COLUMN, SYNCED_COLUMN) if held.has_synced_at else (TAG_COLUMN, DELETED_COLUMN)
     stored = listed([*(column.name for column in held.shape.columns), *ours])
@@ -288,7 +287,7 @@ def newest_rows_sql(target: str, held: StoredTable) -> tuple[str, str]:
 
 
 def rows_by_key_sql(target: str, table: Table) -> str:
-    """Live rows of keys; a parameter per key column, each a list of the values' texts."""
+    """Live rows of keys. Each key column is a parameter: the list of its values' texts."""
 
     def quoted(name: str) -> str:
         return quote_identifier(name).replace("%", "%%")
@@ -326,12 +325,11 @@ def stored_row(table: Table) -> Callable[[Sequence[bytes | None]], StoredRow]:
 
 
 def value_text(value: JsonValue) -> str:
-    """A value as PostgreSQL reads it."""
     return array_literal(value) if isinstance(value, list) else plain_text(value)
 
 
 def _literal(value: JsonValue) -> str:
-    """A value as a constant of SQL, whatever ``standard_conforming_strings`` says."""
+    """A value as an SQL constant, whatever ``standard_conforming_strings`` is."""
     return "E'" + value_text(value).replace("\\", "\\\\").replace("'", "''") + "'"
 
 

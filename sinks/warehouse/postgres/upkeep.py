@@ -1,4 +1,4 @@
-"""Rows and versions that nobody needs any more, taken from a PostgreSQL database."""
+"""Deletes rows and versions that nobody needs any more from a PostgreSQL database."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from sinks.warehouse.stored_table import GenerationSchema, StoredTable
 
 
 class PostgresUpkeep:
-    """Goes through a history by the blocks of its file."""
+    """Trims a history by the blocks of its file."""
 
     def __init__(self, connection: WarehouseConnection, schema: GenerationSchema) -> None:
         self._connection = connection
@@ -81,7 +81,7 @@ class PostgresUpkeep:
         end: str = "",
         word: str = "where",
     ) -> Any:
-        """The only value that a statement about the rows of one key answers. The key's values are parameters."""
+        """The single value that a statement about the rows of one key returns. The key's values are parameters."""
         columns = held.shape.table.key_columns
         names = [quote_identifier(column.name).replace("%", "%%") for column in columns]
         matches = " and ".join(

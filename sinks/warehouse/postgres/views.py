@@ -1,12 +1,13 @@
-"""The views by which readers find the live generation, replaced under their eyes.
+"""The views that show the live generation to readers, replaced while they are read.
 
 A switch replaces all views in one transaction, with their grants: a reader sees the old generation or the new one,
-never neither. It locks all views before it touches them, and never waits for one while it holds another: a reader that
-uses several in one transaction is never chosen as the victim of a deadlock. While something reads for longer than
-``lock_timeout_s``, the switch is ``Unavailable``, and nothing has changed. Two things are PostgreSQL's own and can't be
-helped from here: a prepared ``select *`` fails once when the new generation has other columns ("cached plan must not
-change result type"; name the columns), and a transaction at REPEATABLE READ that began before the new generation's rows
-were written doesn't see them.
+never neither. It locks all views before it changes them, and never waits for one while it holds another. So a reader
+that uses several in one transaction is never the victim of a deadlock. While something reads for longer than
+``lock_timeout_s``, the switch raises ``Unavailable``, and nothing has changed.
+
+PostgreSQL has two limits here. A prepared ``select *`` fails once when the new generation has other columns ("cached
+plan must not change result type"; name the columns). A transaction at REPEATABLE READ that began before the new
+generation's rows were written doesn't see them.
 """
 
 import re
@@ -22,15 +23,15 @@ from sinks.warehouse.postgres.connection import WarehouseConnection
 from sinks.warehouse.postgres.errors import INVALID_TABLE_DEFINITION, LOCK_NOT_AVAILABLE, state_of
 from sinks.warehouse.reader_views import ViewDefinition
 
-# Readers of a view wait for us while we wait for it, so not for long at a time; and much less than deadlock_timeout
-# (1 s) while we hold others.
+# Readers of a view wait while we wait for its lock, so waits are short. While we hold other locks, they are much
+# shorter than deadlock_timeout (1 s).
 _FIRST_LOCK_MS: Final = 500
 _SECOND_LOCK_MS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view as the database has it. ``name`` is quoted; ``generations`` are those whose tables it reads."""
+    """A view in the database. ``name`` is quoted; ``generations`` are those whose tables it reads."""
 
     relation: str
     name: str
@@ -43,8 +44,7 @@ class View:
 class WarehouseViews:
     """The views of one sink, in the schema ``schema``. Every method is called inside a transaction.
 
-    Relations are names without their schema, as the catalogue has them; they come with what they show, to be told of in
-    errors.
+    Relations are names without their schema, as in the catalogue. They come with what they show, for error messages.
     """
 
     def __init__(self, connection: WarehouseConnection, schema: str, generation: int) -> None:
@@ -54,8 +54,7 @@ class WarehouseViews:
         self._generation_schema = re.compile(re.escape(schema) + r"_g(?P<generation>\d+)")
 
     def marks(self) -> str | None:
-        # All views of 2,000 tables take the server 145 ms to look at, and this takes it 7. A row that is changed has
-        # another xmin.
+        # Checking all views of 2,000 tables takes the server 145 ms, and this query 7. A changed row has another xmin.
         query = (
             "select concat((select md5(string_agg(xmin::text, ' ' order by ctid)) "
             "from lockstep.prepared_table where view_schema = :view_schema), "
@@ -67,7 +66,6 @@ class WarehouseViews:
         return str(self._connection.execute(query).scalar())
 
     def held(self, relations: Mapping[str, str]) -> list[View]:
-        """These views, as far as they are there. Raises LockstepError where something else has a view's name."""
         rows: Iterable[Any] = self._connection.execute(
             "select c.relname, c.relkind::text, pg_get_userbyid(c.relowner), coalesce(c.reloptions, '{}'), "
             "array(select a.attname::text from pg_attribute a "
@@ -96,7 +94,6 @@ class WarehouseViews:
         return views
 
     def expose(self, wanted: Mapping[str, ViewDefinition], known: Mapping[str, str]) -> None:
-        """Point the views at this generation; known ones that it doesn't have are dropped."""
         held = {view.relation: view for view in self.held(known)}
         gone = [view for relation, view in held.items() if relation not in wanted]
         made = {
@@ -119,7 +116,6 @@ class WarehouseViews:
                 self._replace(view, made[relation])
 
     def rename_columns(self, relations: Mapping[str, str], renamed: Mapping[str, str]) -> None:
-        """So that the views, with their grants and what others built on them, stay the same ones."""
         for view in self.held(relations):
             for old, new in renamed.items():
                 if old in view.columns:
@@ -131,14 +127,11 @@ class WarehouseViews:
         self._hold(self.held(relations))
 
     def _hold(self, views: Sequence[View]) -> None:
-        """Lock these views against readers until the transaction ends.
+        """Lock these views against readers until the transaction ends. Raises Unavailable if reads take too long.
 
-        Raise Unavailable when they are read for too long.
-
-        A reader that waits for one of these views while it holds another would make a deadlock with us, and the server
-        ends one of both once that has lasted for ``deadlock_timeout``. So what we wait for long is the first lock
-        alone; who is in the way of another one gets everything back at once, and that view is the first of the next
-        attempt.
+        A reader that waits for one of these views while it holds another would deadlock with us, and after
+        ``deadlock_timeout`` the server ends one of both. So only the first lock is waited for long. If another view is
+        held, all locks are released at once, and that view is the first of the next attempt.
         """
         deadline = time.monotonic() + self._connection.lock_timeout_ms / 1000
         pending = list(views)
@@ -155,7 +148,8 @@ class WarehouseViews:
         for number, view in enumerate(views):
             wait_ms = _SECOND_LOCK_MS if number else min(_FIRST_LOCK_MS, self._connection.lock_timeout_ms)
             try:
-                # Changes nothing. LOCK TABLE would lock what the view reads, too, and so wait for whole batches.
+                # Changes nothing. LOCK TABLE would also lock the tables that the view reads, and so wait for whole
+                # batches.
                 self._connection.run(
                     f"set local lock_timeout = {wait_ms}; "
                     f"alter view if exists {view.name} owner to {quote_identifier(view.owner)}"
@@ -177,7 +171,7 @@ class WarehouseViews:
             savepoint.rollback()
             if state_of(error) != INVALID_TABLE_DEFINITION:
                 raise
-            # Columns in another order or of another type can't be replaced in place.
+            # A view whose columns have another order or type can't be replaced in place.
             grants = self._grants(old.relation, definition.columns)
             self._connection.run(f"drop view {old.name}")
             self._connection.run(f"create view {old.name}{options} as {definition.query}")
@@ -190,7 +184,7 @@ class WarehouseViews:
         return view is not None and view.generations == {self._generation} and view.columns == definition.columns
 
     def _grants(self, relation: str, stay: Collection[str]) -> list[str]:
-        """What others may do with a view and with those of its columns that stay, as statements."""
+        """Statements that grant others' rights on a view and on those of its columns that stay."""
         rows: Iterable[Any] = self._connection.execute(
             "with view as (select c.oid, c.relowner, c.relacl from pg_class c join pg_namespace n on n.oid = "
             "c.relnamespace "

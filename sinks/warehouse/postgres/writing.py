@@ -1,4 +1,4 @@
-"""Batches written to a PostgreSQL database, by COPY through staging tables."""
+"""Writes batches to a PostgreSQL database, by COPY through staging tables."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -16,7 +16,7 @@ from sinks.warehouse.postgres.tables import Statements
 from sinks.warehouse.stored_table import GenerationSchema, StoredTable
 
 REFUSED_FEW: Final = 1_000
-"""So many rows of a batch may be refused in any case: to try them one by one takes some seconds."""
+"""This many rows of a batch may always be refused: trying them one by one takes some seconds."""
 
 
 class PostgresWriter:
@@ -42,7 +42,7 @@ class PostgresWriter:
                 self._history_statements[name] = of_history
 
     def forget(self) -> None:
-        """Staging tables are gone with their connection."""
+        """Staging tables end with their connection."""
         self._statements.clear()
         self._history_statements.clear()
 
@@ -104,8 +104,7 @@ class PostgresWriter:
             in_halves(self._connection, write, versions, lambda refused, reason: refuse(refused.events, reason))
 
     def _indexable(self, statements: Statements, events: TableEvents, rejections: list[Rejection]) -> TableEvents:
-        """The events without those whose key is too long for an index, which nothing else would find out before the
-        end."""
+        """The events whose key isn't too long for an index: otherwise such a key is found only at the load's end."""
         long = statements.with_long_keys(events)
         if not long:
             return events
@@ -135,9 +134,9 @@ class PostgresWriter:
         return staging
 
     def _refuse(self, rejections: list[Rejection]) -> Callable[[TableEvents, str], None]:
-        """What keeps a refused row. It raises LockstepError for more rows than may be refused.
+        """A function that stores a refused row. It raises LockstepError when more rows are refused than may be.
 
-        It isn't the rows then, and the others would be tried one by one before anybody is told.
+        So many can't be the rows' fault, and without a limit all would be tried one by one before anybody hears of it.
         """
 
         def refuse(refused: TableEvents, reason: str) -> None:
