@@ -1,4 +1,4 @@
-"""What one capture is: the pipeline's name, the captured database, the brokers, and how much a batch takes."""
+"""What defines one capture: the pipeline's name, the captured database, the brokers, and the size of a batch."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ from cdc.postgres.settings import SourceSettings
 
 _PROGRESS_AWAITED_MS: Final = 20
 _PROGRESS_MS: Final = 100
-"""A record costs the brokers about as much as a small transaction: nobody waits for it without views."""
+"""A record costs the brokers about as much as a small transaction, and without views nobody waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +27,17 @@ class Pipeline:
     capture: CaptureSettings
     snapshot: SnapshotSettings = field(default_factory=SnapshotSettings)
     values_directory: Path = Path(".lockstep/values")
-    """Where large values are kept that updates leave out. It may be lost, since the topics hold all of it."""
+    """Where large values are stored that updates leave out. It may be lost, since the topics hold everything."""
     batch: BatchSize = STREAM_BATCH
     copy_batch: BatchSize = COPY_BATCH
-    """That of the first copy. It gets smaller where Kafka is slow."""
+    """That of the first copy. It gets smaller if Kafka is slow."""
     has_whole_transactions: bool = False
     """Whether views or consistent sinks wait for its progress records."""
     _topics: Mapping[TableName, str] | None = field(default=None, init=False, repr=False, compare=False)
-    """Kept once somebody has asked: it is asked for again and again, also for each of thousands of tables."""
+    """Cached, since it is read repeatedly, also for each of thousands of tables."""
 
     @property
     def slot(self) -> str:
-        """The replication slot."""
         return f"lockstep_{self.name}"
 
     @property
@@ -48,23 +47,23 @@ class Pipeline:
 
     @property
     def publication(self) -> str:
-        """The publication: the configured one, else ``lockstep_<name>``."""
+        """The configured publication, else ``lockstep_<name>``."""
         return self.source.publication or f"lockstep_{self.name}"
 
     @property
     def rejecting_topics(self) -> frozenset[str]:
-        """The topics of which rows that are too large are left out."""
+        """The topics from which too large rows are left out."""
         return frozenset(self.topics().values()) if self.capture.large_rows == "reject" else frozenset()
 
     def capturing(self, found: Iterable[TableName]) -> Self:
-        """The same, whose patterns take in those of these tables that they match."""
+        """The pipeline with its patterns resolved to those of these tables that they match."""
         return replace(self, source=self.source.resolved(found))
 
     def topics(self) -> Mapping[TableName, str]:
-        """Captured table -> its topic. Raises ConfigurationError for a name that is too long for Kafka."""
+        """Captured table -> its topic. Raises ConfigurationError if a name is too long for Kafka."""
         topics = self._topics
         if topics is None:
             topics = {table: table_topic(self.name, table) for table in self.source.table_names}
-            object.__setattr__(self, "_topics", topics)  # which depends on nothing that changes
-        # Kept without it: a pipeline goes to copy workers, which are other processes.
+            object.__setattr__(self, "_topics", topics)  # it depends on nothing that changes
+        # The proxy isn't cached: a pipeline is sent to copy workers, which are other processes.
         return MappingProxyType(topics)

@@ -10,17 +10,15 @@ class _HasDescriptor(Protocol):
 
 
 def wait_ready(socket: int | _HasDescriptor, seconds: float, *, writing: bool = False) -> bool:
-    """Whether there is something to read within this time; or, with ``writing``, room to write.
-
-    The end of a connection is something to read. ``select.select`` fails at descriptors of 1,024 and more.
-    """
+    """Whether there is something to read within this time, or with ``writing``, room to write. The end of a connection
+    counts as something to read. ``select.select`` would fail at descriptors of 1,024 and more."""
     poll = select.poll()
     poll.register(socket, select.POLLIN | (select.POLLOUT if writing else 0))
     return bool(poll.poll(1000 * seconds))
 
 
 def wait_any_ready(sockets: Iterable[_HasDescriptor], seconds: float) -> list[int]:
-    """The descriptors of those of which there is something to read within this time."""
+    """The descriptors that have something to read within this time."""
     poll = select.poll()
     for socket in sockets:
         poll.register(socket.fileno(), select.POLLIN)

@@ -16,25 +16,23 @@ _SECRET_NAME: Final = re.compile(
     r"|(account|customer)[._]key(?![._]id)|(access|master)_key(?!_id)",
     re.IGNORECASE,
 )
-# A file or a path that holds one, Kubernetes' own by their names, and how one is made or sent.
+# A file or a path that holds a secret, Kubernetes' settings by name, and how a secret is made or sent.
 _NO_SECRET_NAME: Final = re.compile(
     r"(file|path|secretbitlength|token\.mechanism)$|^spark\.kubernetes\.\w+\.secret(s|keyref)\.", re.IGNORECASE
 )
 _SCHEME: Final = re.compile(r"(?<![\w+.-])[a-z][\w+.-]*://", re.IGNORECASE)
-# As loose as the loosest of those who read addresses: a password may have any character that it shouldn't have.
+# As loose as the loosest reader of addresses: a password may have any character, even forbidden ones.
 _USER_AND_PASSWORD: Final = re.compile(r"[^:/]*:.+@", re.DOTALL)
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether what a setting of this name holds is a secret, by the names that stores, Spark and libpq have."""
+    """Whether a setting of this name holds a secret, by the names that stores, Spark and libpq use."""
     return _SECRET_NAME.search(name) is not None and _NO_SECRET_NAME.search(name) is None
 
 
 def address_holds_secret(text: str) -> bool:
-    """Whether an address, or one of several in a text, has a password: before its ``@`` or among its parameters.
-
-    An ``@`` further behind a ``:`` counts as well, since it can't be told from that of a password.
-    """
+    """Whether an address, or one of several in a text, has a password: before its ``@`` or among its parameters. An
+    ``@`` anywhere after a ``:`` counts, since it may be that of a password."""
     begins = [0, *(match.start() for match in _SCHEME.finditer(text))]
     if any(_USER_AND_PASSWORD.match(_SCHEME.sub("", text[begin:], count=1)) for begin in begins):
         return True
@@ -42,7 +40,7 @@ def address_holds_secret(text: str) -> bool:
 
 
 def read_secret_file(file: Path) -> str:
-    """What a file holds. Raises OSError, for what is no text as well, and shows none of it."""
+    """A file's content. Raises OSError, also if it isn't text, without showing any of it."""
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -50,10 +48,8 @@ def read_secret_file(file: Path) -> str:
 
 
 def read_secret(*, variable: str, file: Path | None) -> SecretStr | None:
-    """A secret from its file when there is one, else from the environment, else None.
-
-    Raises ConfigurationError when the file can't be read.
-    """
+    """A secret from its file if there is one, else from the environment, else None. Raises ConfigurationError if the
+    file can't be read."""
     if file is not None:
         try:
             return SecretStr(read_secret_file(file).strip())

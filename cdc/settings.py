@@ -1,4 +1,4 @@
-"""What settings share. Each part owns a model beside the code that uses it; ``lockstep.config`` composes them."""
+"""What all settings share. Each part has a model beside the code that uses it; ``lockstep.config`` composes them."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_truth_values(cls, values: object) -> object:
-        """Have true and false refused where a number is wanted: Python takes them for 1 and 0."""
+        """Refuse true and false where a number is expected: Python would take them for 1 and 0."""
         if not isinstance(values, Mapping):
             return values
         numbers = {name for name, field in cls.model_fields.items() if _wants_number(field.annotation)}
@@ -35,7 +35,7 @@ class Tls(Settings):
     key_file: Path | None = None
 
     def certificate_files(self) -> list[Path]:
-        """Those that expire: ours and the authority's."""
+        """The files that expire: ours and the authority's."""
         return [path for path in (self.certificate_file, self.ca_file) if path is not None]
 
 
@@ -45,14 +45,14 @@ def _wants_number(kind: Any) -> bool:
 
 
 def _kinds_of(kind: Any) -> Iterator[Any]:
-    """The types that a value of this type may be of, or may have in it. What a model has in it is its own affair."""
+    """This type and those nested in it, except for a nested model's fields, which the model checks itself."""
     yield kind
     for part in get_args(kind):
         yield from _kinds_of(part)
 
 
 def _as_text(value: object) -> object:
-    """The value with a text, which is no number, in the place of each true and false."""
+    """The value with each true and false replaced by a text, which is no number."""
     if isinstance(value, Mapping):
         return {name: _as_text(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""A map that spills into a file: what has to be remembered of any number of rows takes a bounded amount of memory."""
+"""A map that spills into a file: it can hold data about any number of rows in a limited amount of memory."""
 
 import contextlib
 import hashlib
@@ -14,43 +14,39 @@ import lmdb
 from cdc.model.errors import LockstepError
 
 MEMORY_BYTES: Final = 64 * 1024 * 1024
-"""What one map holds before it goes to its file."""
+"""The size of one map at which it goes to its file."""
 
 _ENTRY_BYTES: Final = 200
-"""What Python takes for an entry beside the bytes themselves."""
+"""Python's overhead for an entry, besides the bytes themselves."""
 
 MAP_BYTES: Final = 256 * 1024 * 1024
 _KEY_BYTES_MAX: Final = 500
-"""Longer keys are hashed: LMDB takes 511 bytes."""
+"""Longer keys are hashed: LMDB allows 511 bytes."""
 
 _PLAIN, _HASHED = b"p", b"h"
 _LENGTH: Final = struct.Struct("<I")
 
 
 class SpillingMap:
-    """Bytes to bytes, for one thread. Beyond ``MEMORY_BYTES`` it goes on in a temporary file in ``directory``.
-
-    Nobody else sees the file, and it goes with the process, however that ends. Every method raises LockstepError when
-    the file can't be written.
-    """
+    """Bytes to bytes, for one thread. Beyond ``MEMORY_BYTES`` it continues in a temporary file in ``directory``. The
+    file is private and vanishes with the process, however that ends. Every method raises LockstepError if the file
+    can't be written."""
 
     def __init__(self, directory: Path) -> None:
-        """Empty, without a file."""
         self._directory = directory
         self._memory_bytes = MEMORY_BYTES
         self._recent: dict[bytes, bytes | None] = {}
-        """What the file doesn't have yet; None: removed."""
+        """Changes that the file lacks; None: removed."""
         self._bytes = 0
         self._file: lmdb.Environment | None = None
         self._map_bytes = MAP_BYTES
 
     @property
     def spilled(self) -> bool:
-        """Whether it has a file."""
         return self._file is not None
 
     def get(self, key: bytes) -> bytes | None:
-        """The value, None where there is none."""
+        """The value, or None."""
         if self._file is None or key in self._recent:
             return self._recent.get(key)
         try:
@@ -70,7 +66,7 @@ class SpillingMap:
             self._spill()
 
     def discard(self, key: bytes) -> None:
-        """Remove a key that may be there."""
+        """Remove a key, if present."""
         before = self._recent.pop(key, None)
         if before is not None:
             self._bytes -= len(key) + len(before) + _ENTRY_BYTES
@@ -81,7 +77,7 @@ class SpillingMap:
                 self._spill()
 
     def __iter__(self) -> Iterator[bytes]:
-        """The keys, in no particular order. Nothing may be changed meanwhile."""
+        """The keys, in no particular order. The map must not change meanwhile."""
         if self._file is None:
             yield from self._recent
             return
@@ -94,7 +90,7 @@ class SpillingMap:
             self._refused(error)
 
     def clear(self) -> None:
-        """Forget everything, the file too."""
+        """Delete everything, the file too."""
         self._recent.clear()
         self._bytes = 0
         if self._file is not None:
@@ -111,7 +107,7 @@ class SpillingMap:
         self.close()
 
     def _spill(self) -> None:
-        # In the keys' order, which is several times as fast.
+        # In the order of the keys, which is several times as fast.
         changes = sorted((_file_key(key), key, value) for key, value in self._recent.items())
         while True:
             try:

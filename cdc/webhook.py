@@ -1,7 +1,5 @@
-"""An HTTP endpoint that takes JSON documents by POST: its settings, and who sends to it.
-
-No error holds a header or the address, which may be a secret itself.
-"""
+"""An HTTP endpoint that accepts JSON documents by POST: its settings, and the sender. No error holds a header or the
+address, which may be a secret itself."""
 
 import contextlib
 import http
@@ -23,25 +21,25 @@ from cdc.secret import read_secret
 from cdc.settings import Settings
 
 WEBHOOK_VARIABLE_END: Final = "_WEBHOOK_URL"
-"""How the names of environment variables end that hold an address."""
+"""The ending of the names of environment variables that hold an address."""
 
 TIMEOUT_S: Final = 10.0
-"""To connect, to send, and for the whole answer: each has so long."""
+"""For each of these: to connect, to send, and to receive the whole answer."""
 
 _ANSWER_BYTES_MAX: Final = 64 * 1024
-"""An answer's body says nothing to us. It is read so far, and only to use the connection again."""
+"""An answer's body means nothing to us. It is read up to this size, only to reuse the connection."""
 
 _PHRASES: Final = {status.value: status.phrase for status in http.HTTPStatus}
 
 _NOT_OF_THE_DOCUMENT: Final = frozenset({401, 407, 408, 425, 429})
-"""Statuses from 400 to 499 that say something of the login or the moment: any document would get them."""
+"""Statuses from 400 to 499 about the login or the moment: any document would get them."""
 
 _PERHAPS_OF_THE_DOCUMENT: Final = frozenset({402, 403, 404, 405, 410, 421, 423, 426, 451})
-"""Statuses of a wrong address or of lost rights, which some endpoints give because of what they are sent."""
+"""Statuses of a wrong address or of lost rights, which some endpoints give because of the document."""
 
 
 class DocumentRefused(LockstepError):
-    """The endpoint refuses this document for what it is, and may take others. ``answer`` is its status in words."""
+    """The endpoint refuses this particular document, and may accept others. ``answer`` is its status in words."""
 
     def __init__(self, host: str | None, status: int) -> None:
         super().__init__(f"the webhook at {host} refused it with status {status}")
@@ -49,7 +47,7 @@ class DocumentRefused(LockstepError):
 
 
 class PerhapsRefused(Unavailable):
-    """The endpoint refuses this document or any: whether it takes another one tells. ``answer`` as DocumentRefused."""
+    """The endpoint refuses this document or all: sending another one shows which. ``answer`` as in DocumentRefused."""
 
     def __init__(self, host: str | None, status: int) -> None:
         super().__init__(f"the webhook at {host} answered with status {status}")
@@ -61,7 +59,7 @@ def _answer(status: int) -> str:
 
 
 class WebhookSettings(Settings):
-    """An HTTP endpoint that takes a JSON document by POST."""
+    """An HTTP endpoint that accepts a JSON document by POST."""
 
     url: str | None = Field(
         default=None,
@@ -81,7 +79,7 @@ class WebhookSettings(Settings):
 
 
 class _RawInTime(io.RawIOBase):
-    """What a socket receives, up to a moment of the monotonic clock. A time-out of the socket is for one part alone."""
+    """What a socket receives, up to a moment of the monotonic clock: the socket's own time-out covers only one read."""
 
     def __init__(self, connection: socket.socket, raw: io.RawIOBase, *, until_s: float) -> None:
         super().__init__()
@@ -105,7 +103,7 @@ class _RawInTime(io.RawIOBase):
 
 
 class _AnswerInTime(http.client.HTTPResponse):
-    """An answer that has one time-out for all of it. Raises TimeoutError after that."""
+    """An answer with one time-out for all of it. Raises TimeoutError after that."""
 
     def __init__(self, connection: socket.socket, *arguments: Any, **options: Any) -> None:
         super().__init__(connection, *arguments, **options)
@@ -118,20 +116,19 @@ def _is_http(address: str) -> bool:
     try:
         parts = urlsplit(address)
         has_host = parts.port != 0 and bool(parts.hostname)
-    except ValueError:  # as of a bracket without its other one, and of a port that is none
+    except ValueError:  # e.g. for an unpaired bracket or an invalid port
         return False
-    # urlsplit passes over some of these, and so would send to another address.
+    # urlsplit skips some of these, and so would send to another address.
     return parts.scheme in ("http", "https") and has_host and address.isprintable() and " " not in address
 
 
 class Webhook:
-    """POSTs documents to an endpoint, one after the other. Any status below 300 is a receipt; no redirect is followed.
+    """POSTs documents to an endpoint, one after the other. Any status below 300 is a receipt; redirects aren't
+    followed.
 
-    The status counts, and an answer without an end keeps nobody: its body is read up to 64 KiB, and for ten seconds at
-    most.
-
-    ``setting`` is where its settings are, for messages. ``variable`` is the environment variable that may hold the
-    address. The connection stays open from one document to the next, until ``close`` or an error.
+    Only the status counts: an answer's body is read up to 64 KiB, and for ten seconds at most, so an endless one delays
+    nobody for longer. ``setting`` names the place of its settings, for messages. ``variable`` is the environment
+    variable that may hold the address. The connection stays open between documents, until ``close`` or an error.
     """
 
     def __init__(self, settings: WebhookSettings, *, setting: str, variable: str) -> None:
@@ -141,12 +138,11 @@ class Webhook:
         self._connection: http.client.HTTPConnection | None = None
         self._server: tuple[str, str, int | None] | None = None
         self._is_used = False
-        """A connection that was used before may be closed by the other side at any time, without a word."""
+        """The other side may silently close a connection that was used before."""
 
     def address(self) -> SecretStr:
-        """Where it sends to. Raises ConfigurationError where no address is set, its file can't be read, or it is none.
-
-        Whatever isn't ``https`` would be sent to as it is, a token among it. So a mistyped scheme is none.
+        """The address that it sends to. Raises ConfigurationError if none is set, its file can't be read, or it is
+        invalid. Anything but ``https`` would be sent in plain text, including a token. So a mistyped scheme is invalid.
         """
         settings = self._settings
         address = settings.address(self._variable)
@@ -162,7 +158,7 @@ class Webhook:
         return address
 
     def headers(self) -> Mapping[str, str]:
-        """The configured headers. Raises ConfigurationError where the environment lacks one's value."""
+        """The configured headers. Raises ConfigurationError if the environment lacks a value."""
         named = self._settings.headers
         missing = [variable for variable in named.values() if variable not in os.environ]
         if missing:
@@ -173,12 +169,9 @@ class Webhook:
         return {header: os.environ[variable] for header, variable in named.items()}
 
     def post(self, document: bytes) -> None:
-        """Return once it is received.
-
-        Raises DocumentRefused where the endpoint takes anything but this document, PerhapsRefused where other documents
-        tell whether it does, Unavailable where it isn't received for another reason, and ConfigurationError for a wrong
-        setting.
-        """
+        """Return once it is received. Raises DocumentRefused if the endpoint refuses only this document, PerhapsRefused
+        if only other documents can show that, Unavailable if it isn't received for another reason, and
+        ConfigurationError for a wrong setting."""
         parts = urlsplit(self.address().get_secret_value())
         headers = {"Content-Type": "application/json", "User-Agent": "lockstep", **self.headers()}
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -186,7 +179,7 @@ class Webhook:
             status = self._status(parts.scheme, parts.hostname or "", parts.port, path, document, headers)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
-            # The error's own words may hold a header that couldn't be sent.
+            # The error's own text may hold a header that couldn't be sent.
             reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
             raise Unavailable(f"the webhook at {parts.hostname} can't be reached: {reason}") from None
         if status in _PERHAPS_OF_THE_DOCUMENT:
@@ -216,7 +209,7 @@ class Webhook:
                     continue
                 raise
             self._is_used = True
-            # The status is the receipt, whatever becomes of the rest.
+            # The status is the receipt, whatever follows.
             with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
                 answer.read(_ANSWER_BYTES_MAX)
             if not answer.isclosed():  # there is more, or it is late
@@ -227,12 +220,12 @@ class Webhook:
     def _connected(self, scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:
         connection: http.client.HTTPConnection
         if scheme == "https":
-            context = ssl.create_default_context()  # of the authorities of the system, or of $SSL_CERT_FILE
+            context = ssl.create_default_context()  # trusts the authorities of the system, or of $SSL_CERT_FILE
             connection = http.client.HTTPSConnection(
                 host, port or http.client.HTTPS_PORT, timeout=TIMEOUT_S, context=context
             )
         else:
-            # Without a port it would take what follows the last colon of an IPv6 address for one.
+            # Without a port it would take the end of an IPv6 address, after its last colon, as one.
             connection = http.client.HTTPConnection(host, port or http.client.HTTP_PORT, timeout=TIMEOUT_S)
         connection.response_class = _AnswerInTime
         return connection

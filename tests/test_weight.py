@@ -30,7 +30,7 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 88_390,
+    "lines of the core": 87_886,
     "lines of extensions": 14_411,
     "lines of stack and bench": 9_238,
     "lines of tests": 94_438,

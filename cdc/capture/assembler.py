@@ -1,8 +1,8 @@
 """Turns messages of the stream into events: which relation, which tag, which key. The same WAL gives the same events.
 
-It waits for nothing, and asks nobody: what only the catalogue, a topic or a store can say, it asks of the loop
-(``cdc.capture.questions``). ``relations`` knows which table a row is of, ``progress`` what was published before a
-restart, and ``rows`` what events a row's change comes to.
+It never waits and does no I/O: it asks the loop for what only the catalogue, a topic or a store can say
+(``cdc.capture.questions``). ``relations`` knows which table a row belongs to, ``progress`` what was published before a
+restart, and ``rows`` which events a row's change becomes.
 """
 
 import struct
@@ -32,24 +32,21 @@ from cdc.protocol.visibility import UnfinishedTransactions
 from cdc.protocol.walsender import WAL_DATA_OFFSET, Frame
 
 _ROW_HEAD: Final = struct.Struct("!BIB")
-"""What a row's message begins with: its kind, the relation, and which image of the row comes first."""
+"""The start of a row's message: its kind, the relation, and which image of the row comes first."""
 _INSERT, _UPDATE, _NEW_IMAGE = b"IUN"
 _WRITING: Final = (_INSERT, _UPDATE)
 _ROW_KINDS: Final = b"IUD"
 
 _OUTSIDE_SEQ = 0
-"""The ``seq`` of a message outside of transactions: one may commit at the very LSN at which the message ends."""
+"""The ``seq`` of a message outside of transactions: a transaction may commit at the LSN at which the message ends."""
 
 _UNENCODABLE: Final = (ValueError, TypeError, IndexError, AttributeError)
-"""Not UTF-8, another number of values, or a key that wasn't sent."""
+"""Not UTF-8, a wrong number of values, or a key that wasn't sent."""
 
 
 class Assembler:
-    """Follows one stream.
-
-    ``messages`` are published. Those with a prefix in ``notices`` are for capture itself, and never published.
-    ``unfinished`` gets the xids of all transactions.
-    """
+    """Follows one stream. ``messages`` are published. Those with a prefix in ``notices`` are for capture itself and
+    never published. ``unfinished`` gets the xids of all transactions."""
 
     def __init__(
         self,
@@ -72,10 +69,8 @@ class Assembler:
         self._unfinished = unfinished or UnfinishedTransactions()
 
     def feed(self, message: Message, lsn: int) -> Events | Steps:
-        """The events of one message, or the steps to them; ``lsn`` is where it starts in the WAL.
-
-        Raises UnsupportedChange for what can't be published exactly and LockstepError for a stream that makes no sense.
-        """
+        """The events of one message, or the steps to them; ``lsn`` is where it starts in the WAL. Raises
+        UnsupportedChange for what can't be published exactly and LockstepError for an inconsistent stream."""
         if type(message) in self._handlers:
             return self._changed_row(message, lsn)  # type: ignore[arg-type]  # by its kind
         match message:
@@ -96,11 +91,12 @@ class Assembler:
     def ordinary(
         self, frame: Frame, receive: Callable[[], Frame | None], *, rows_max: int, bytes_max: int
     ) -> OrdinaryRows | None:
-        """The events of a frame and those that follow, as far as compiled code encodes them; None for any other frame.
+        """The events of a frame and of those that follow, as far as compiled code encodes them; None for any other
+        frame.
 
-        Ordinary rows are inserted, or updated without an old image, and nothing but their own values decides over their
-        events. ``feed`` takes all others, and gives the same for these. ``receive`` gives the frames that follow, as
-        long as they are here. It ends with ``rows_max`` rows or ``bytes_max`` bytes.
+        Ordinary rows are inserted, or updated without an old image, and their events depend on nothing but their own
+        values. ``feed`` accepts all other frames, and gives the same result for these. ``receive`` returns the next
+        frames that have arrived. Stops at ``rows_max`` rows or ``bytes_max`` bytes.
         """
         try:
             kind, relation_id, image = _ROW_HEAD.unpack_from(frame, WAL_DATA_OFFSET)
@@ -116,7 +112,7 @@ class Assembler:
         )
 
     def is_done_with(self, frame: Frame) -> bool:
-        """Whether a frame has a row of a relation that nobody captures: it needn't be decoded then, nor fed."""
+        """Whether a frame has a row of a relation that isn't captured, which needs no decoding and no ``feed``."""
         try:
             kind, relation_id, _ = _ROW_HEAD.unpack_from(frame, WAL_DATA_OFFSET)
         except struct.error:
@@ -136,7 +132,7 @@ class Assembler:
                 outcome = self._handlers[kind](route, change, lsn)
             elif type(route) is CountedOnly:
                 outcome = self.rows.pass_over(route.published, change)
-            # Rows of the outbox that are deleted or changed later were delivered by then.
+            # Rows of the outbox that are changed or deleted later were delivered before.
             elif type(route) is OutboxRoute and self.progress.counted() and isinstance(change, Insert):
                 outcome = (route.event(change.new, tag=tag_text(self.rows.envelopes.prefix, self.progress.seq)),)
         except _UNENCODABLE as error:
@@ -147,7 +143,7 @@ class Assembler:
         return outcome
 
     def _to_the_end(self, steps: Steps, route: Route) -> Steps:
-        """These steps, and then the message is done with."""
+        """These steps; after them, the message counts as done."""
         try:
             yield from steps
         except _UNENCODABLE as error:
@@ -185,12 +181,13 @@ class Assembler:
         self.progress.done_with()
 
     def _message(self, message: LogicalMessage) -> Events | Steps:
-        """A message with one of our prefixes. One outside of transactions comes before the one that commits there."""
+        """A message with one of our prefixes. Outside of transactions, it sorts before the transaction that commits
+        there."""
         if message.prefix in self._notices:
             return self._noticed(message)
         events: Events = ()
         channel, progress, envelopes = self._messages, self.progress, self.rows.envelopes
-        if channel is not None and message.prefix in channel.prefixes:  # heartbeats matter by their commit alone
+        if channel is not None and message.prefix in channel.prefixes:  # heartbeats matter only by their commit
             prefix, time_ms = envelopes.prefix, envelopes.time_ms
             if progress.in_transaction:
                 is_new = progress.counted()
@@ -198,7 +195,7 @@ class Assembler:
                 prefix, time_ms = (
                     tag_prefix(envelopes.epoch, message.lsn),
                     progress.commit_time_ms,
-                )  # its own isn't sent
+                )  # the message's own time isn't sent
                 is_new = progress.counted_outside(message.lsn, _OUTSIDE_SEQ)
             if is_new:
                 seq = progress.position[1]

@@ -1,4 +1,4 @@
-"""The open batch: events that were sent since the last commit, and the commit that ends them. Nothing else confirms."""
+"""The open batch: events that were sent since the last commit, and the commit that ends them. Only it confirms."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,20 +19,20 @@ from cdc.protocol.membership import streamed
 from cdc.toast.memory import DurableMemory, Offsets
 
 SLOWEST_S: Final = SLOWEST_COMMIT_MS / 1000
-"""The most time between the beginnings of two commits. Above it, events would wait longer for the pace than for a
-broker that is nearly standing still."""
+"""The most time between the starts of two commits. Above it, events would wait longer for the pace than for a broker
+that hardly moves."""
 
 AGE_MAX_S: Final = 0.5
-"""Age after which a batch is committed although more is coming: so long a reader waits for its first event."""
+"""Age at which a batch is committed although more is coming: a reader waits this long for its first event."""
 
 _TIMES_A_COMMIT: Final = 2.0
 _QUICK_COMMIT_S: Final = 0.003
-"""Commits of 50 ms come every 94 ms, those of 128 ms or more every 250 ms. Twice as seldom, half of the events wait
-twice as long."""
+"""Commits of 50 ms start every 94 ms, those of 128 ms or more every 250 ms. Half the rate would make half of the events
+wait twice as long."""
 
 
 def commit_pace(settings: CaptureSettings) -> Pace:
-    """How often capture commits what nothing else asks for: a Kafka transaction costs the same whatever it holds."""
+    """How often capture commits when nothing else asks for it: a Kafka transaction costs the same whatever it holds."""
     return Pace(
         times_as_long=_TIMES_A_COMMIT,
         fastest_s=settings.commit_interval_ms / 1000,
@@ -46,28 +46,26 @@ Watch = Callable[[str, Sequence[bytes]], None]
 
 
 class Publisher(Protocol):
-    """Takes events, commits them with the state."""
+    """Takes events and commits them with the state."""
 
     def send(self, topic: str, key: bytes, value: bytes | None, extra: bytes | Headers | None = None) -> None:
         """Add an event to the open Kafka transaction; ``extra`` is a tombstone's tag or headers."""
         ...
 
     def send_rows(self, topic: str, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        """The same for keys and values of one topic."""
+        """``send`` for keys and values of one topic."""
         ...
 
     def commit(
         self, state: CaptureState, schemas: Sequence[SchemaRecord] = (), *, interval_s: float | None = None
     ) -> Offsets | None:
-        """Commit what was sent with the state that describes it, and with the tables' new shapes.
-
-        ``interval_s`` is the present time between two commits, in seconds, for progress records. Returns offsets below
-        which everything lies that was published so far, where they were asked for.
-        """
+        """Commit what was sent with the state that describes it, and with the tables' new shapes. ``interval_s`` is the
+        present time between two commits, in seconds, for progress records. Returns offsets below which everything
+        published so far lies, if they were requested."""
         ...
 
     def owes_progress(self) -> bool:
-        """Whether a commit without events should follow, since nobody knows yet how far the last one got."""
+        """Whether a commit without events should follow, since the last one's end isn't in a progress record yet."""
         ...
 
     def serve(self) -> None:
@@ -77,10 +75,8 @@ class Publisher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A batch that Kafka has committed, for whoever watches: how many events, by topic, and how long that took.
-
-    ``interval_s`` is the time between the beginnings of two commits from now on, in seconds.
-    """
+    """A batch that Kafka has committed, for displays: number of events, records by topic, and the commit's duration.
+    ``interval_s`` is the time between the starts of two commits from now on, in seconds."""
 
     events: int
     state: CaptureState
@@ -90,11 +86,9 @@ class Committed:
 
 
 class Batch:
-    """Events go in by ``add``; ``commit`` publishes them with the state, and confirms them to PostgreSQL after.
-
-    ``memory`` is what the assembler remembers with. Everything that the publisher raises goes through: the batch is
-    lost then, and the caller starts over from the committed state.
-    """
+    """Collects events by ``add``; ``commit`` publishes them with the state, and then confirms them to PostgreSQL.
+    ``memory`` is the assembler's memory of large values. Errors of the publisher pass through: the batch is lost then,
+    and the caller restarts from the committed state."""
 
     def __init__(
         self,
@@ -120,16 +114,16 @@ class Batch:
         self._opened_s = clock.monotonic_s()
         self._next_commit_s = -math.inf
         self.state = state
-        """The state that the next commit goes on from."""
+        """The state that the next commit starts from."""
         self.events = 0
         """Events that aren't committed yet."""
         self.committed_s = self._opened_s
         """When the last commit ended, on the monotonic clock."""
         self.watch: Watch | None = None
-        """Is told of all keys that the stream changes."""
+        """Gets all keys that the stream changes."""
 
     def add(self, events: Iterable[Event]) -> None:
-        """Send events to Kafka, where no reader sees them before the commit."""
+        """Send events to Kafka. Readers see them only after the commit."""
         for topic, key, value, extra in events:
             if not self.events:
                 self._opened_s = self._clock.monotonic_s()
@@ -142,7 +136,7 @@ class Batch:
                 self._bytes += len(value)
 
     def add_rows(self, ordinary: OrdinaryRows) -> None:
-        """The same for ordinary rows, all at once. ``opens`` was called when the first of them came."""
+        """``add`` for ordinary rows, all at once, after ``opens`` was called when the first of them came."""
         if self.watch is not None:
             self.watch(ordinary.topic, [key for key, _ in ordinary.rows])
         self._publisher.send_rows(ordinary.topic, ordinary.rows)
@@ -151,12 +145,12 @@ class Batch:
         self._bytes += ordinary.size
 
     def opens(self) -> None:
-        """Rows come now; where they are its first, its age counts from here."""
+        """Rows come now. If they are the batch's first, its age counts from here."""
         if not self.events:
             self._opened_s = self._clock.monotonic_s()
 
     def room(self) -> tuple[int, int]:
-        """The events, and the bytes, after which it is full."""
+        """The events, and the bytes, that it still takes."""
         return self._size.rows - self.events, self._size.bytes - self._bytes
 
     def is_full(self) -> bool:
@@ -168,27 +162,26 @@ class Batch:
         return self.events > 0 and self._clock.monotonic_s() - self._opened_s > AGE_MAX_S
 
     def gathers_for_s(self) -> float:
-        """How long a commit that isn't urgent should wait for more, in seconds; 0 when it is time for it."""
+        """How long a commit that isn't urgent should still wait for more, in seconds; 0 when it is due."""
         until_s = self._next_commit_s
         if self.events:
             until_s = min(until_s, self._opened_s + AGE_MAX_S)
         return max(0.0, until_s - self._clock.monotonic_s())
 
     def owes_progress(self) -> bool:
-        """Whether a commit without events should follow, since nobody knows yet how far the last one got."""
+        """Whether a commit without events should follow, since the last one's end isn't in a progress record yet."""
         return not self.events and self._publisher.owes_progress()
 
     def serve(self) -> None:
-        """Let Kafka's client do its housekeeping."""
         self._publisher.serve()
 
     def commit_pending(self, assembler: Assembler) -> None:
-        """Commit what was sent, if anything, in the middle of whatever is going on."""
+        """Commit what was sent, if anything, even in the middle of a transaction."""
         if self.events:
             self.commit(assembler)
 
     def commit(self, assembler: Assembler) -> None:
-        """Commit what was sent together with the position and the new shapes of the assembler, then confirm it."""
+        """Commit what was sent with the assembler's position and new shapes, then confirm it."""
         began_s = self._clock.monotonic_s()
         progress, relations, unread = assembler.progress, assembler.relations, assembler.rows.unread
         commit_lsn, seq = position = progress.position
@@ -207,17 +200,17 @@ class Batch:
         rewritten = {record.table.name for record in shapes if record.change.rewritten}
         self.state = state.to_be_copied(rewritten).never_copied(relations.passed_over)
         bounds = self._publisher.commit(self.state, shapes, interval_s=self._pace.interval_s)
-        # Never before Kafka: a memory that is ahead of it would answer with values yet to come.
+        # Never before Kafka: a memory ahead of Kafka would return values of changes that are still to come.
         if self._memory is not None:
             self._memory.commit(position, bounds)
         for committed in (relations.new_shapes, relations.new_partitions, unread):
             committed.clear()
-        # The last complete transaction is left out, so that the next start gets it again and can compare it.
+        # The last complete transaction isn't confirmed, so that the next start gets it again and can compare it.
         self._confirmation.committed(Lsn(self.state.resume_lsn))
         self.committed_s = self._clock.monotonic_s()
         took_s = self.committed_s - began_s
         self._pace.took(took_s)
-        # From its beginning: a commit that takes long has gathered enough already.
+        # From its start: a slow commit has gathered enough already.
         self._next_commit_s = began_s + self._pace.interval_s
         self._report(Committed(self.events, self.state, self._records, took_s, self._pace.interval_s))
         self.events = self._bytes = 0

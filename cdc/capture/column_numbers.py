@@ -1,8 +1,8 @@
-"""Which number each column of a Relation message has, though the stream sends none. Pure.
+"""Finds the number of each column of a Relation message, since the stream sends none. Pure.
 
-A column keeps its number (``attnum``) whatever it is called, and no later column gets it. The stream sends columns in
-the order of their numbers, under their names as of then. The recorded shape is of before that, and the catalogue may be
-ahead of it: a name can mean another column there. So a name counts only where the order of the numbers allows it.
+A column keeps its number (``attnum``) whatever its name, and no later column gets it. The stream sends columns in the
+order of their numbers, under their names at that time. The recorded shape is older, and the catalogue may be newer: a
+name can mean another column there. So a name counts only where the order of the numbers allows it.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ _STAYS = 1000
 """More than all names together, since it is certain."""
 
 _STAYS_PERHAPS = 2
-"""Less than a name: where a column list hides columns, another list may have taken its place."""
+"""Less than a name: if a column list hides columns, another list may have replaced it."""
 
 _NAMED_NOW = 4
 _NAMED_BEFORE = 3
@@ -24,17 +24,17 @@ _SAME_TYPE = 1
 def column_numbers(
     known: Sequence[Column], described: Sequence[RelationColumn], current: Sequence[Column]
 ) -> tuple[int, ...]:
-    """The numbers of the ``described`` columns; 0 where ``known`` and ``current`` don't tell it for certain.
+    """The numbers of the ``described`` columns; 0 if ``known`` and ``current`` don't determine it.
 
-    ``known`` are the recorded columns, and ``current`` those in the catalogue by now. A column that both have was there
-    all the time in between, so it is among the described ones, perhaps under a third name.
-    Where both have a column of the described name, and either could be the one, it is the catalogue's.
+    ``known`` are the recorded columns, ``current`` those in the catalogue now. A column in both existed all the time
+    between, so it is among the described ones, perhaps under a third name. If both have a column of the described name,
+    and either could be it, the catalogue's wins.
     """
     before = {column.number: column for column in known if column.number}
     now = {column.number: column for column in current if column.number}
     newest = max(before, default=0)
     if [column.name for column in described] == [column.name for column in current]:
-        aligned = tuple(column.number for column in current)  # what is found below as well, only sooner
+        aligned = tuple(column.number for column in current)  # the code below finds the same, more slowly
     else:
         numbers = sorted(before.keys() | now.keys())
         hides = any(number < newest and number not in before for number in now)
@@ -49,7 +49,7 @@ def column_numbers(
 
 
 def _weight(column: RelationColumn, before: Column | None, now: Column | None, stays: int) -> int:
-    """How much speaks for it that a described column has this number; 0 when nothing does."""
+    """How much evidence there is that a described column has this number; 0 if none."""
     weight = stays
     if now is not None and now.name == column.name:
         weight += _NAMED_NOW
@@ -61,10 +61,8 @@ def _weight(column: RelationColumn, before: Column | None, now: Column | None, s
 
 
 def _certain(aligned: Sequence[int], newest: int) -> tuple[int, ...]:
-    """Without the numbers of columns that came after the ``newest`` recorded one, from the first left-out one on.
-
-    The column that has the number which is left out may have had the name of the next one then.
-    """
+    """Drop the numbers of columns newer than the ``newest`` recorded one, from the first gap on. The column with the
+    skipped number may have had the next one's name then."""
     following = newest
     certain = []
     for number in aligned:
@@ -79,12 +77,9 @@ def _aligned(
     weight: Callable[[RelationColumn, int], int],
     most: int,
 ) -> tuple[int, ...]:
-    """A number for each described column, as ``_heaviest_alignment``.
-
-    A pair at either end for which as much speaks as can (``most``) belongs together: in its place any alignment has one
-    other pair at most. So what is weighed pair by pair is the part in which columns changed, and not a whole table of
-    1,600 columns.
-    """
+    """A number for each described column, as in ``_heaviest_alignment``. A pair at either end with the greatest
+    possible weight (``most``) belongs together: any alignment has at most one other pair in its place. So only the part
+    in which columns changed is weighed pair by pair, not a whole table of 1,600 columns."""
     first, last, length = 0, len(numbers), len(described)
     while first < min(length, last) and weight(described[first], numbers[first]) == most:
         first += 1
@@ -95,7 +90,7 @@ def _aligned(
 
 
 def _heaviest_alignment(weights: Sequence[Sequence[int]], numbers: Sequence[int]) -> tuple[int, ...]:
-    """A number for each row of ``weights``, in growing order and 0 for none, so that the sum of weights is greatest."""
+    """A number for each row of ``weights``, ascending, 0 for none, with the greatest sum of weights."""
     best = [[0] * (len(numbers) + 1)]
     for row in weights:
         above, line = best[-1], [0]

@@ -1,4 +1,4 @@
-"""What PostgreSQL is told about our position, and when. Pure: clock and stream come in as arguments."""
+"""Which position is confirmed to PostgreSQL, and when. Pure: clock and stream come in as arguments."""
 
 import math
 from collections.abc import Callable
@@ -10,29 +10,25 @@ from cdc.protocol.walsender import status_update
 
 
 class StatusReceiver(Protocol):
-    """The server's end of the stream."""
-
     def send(self, frame: bytes) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Time as arguments: ``monotonic_s`` for intervals, ``unix_us`` for what goes over the wire."""
+    """Time as arguments: ``monotonic_s`` for intervals, ``unix_us`` for what is sent."""
 
     monotonic_s: Callable[[], float]
     unix_us: Callable[[], int]
 
 
 _TELL_S = 0.25
-"""How long a status update waits after the last one that only tells of WAL without changes of ours."""
+"""The pause after a status update, before one that only reports WAL without changes of ours."""
 
 
 class Confirmation:
-    """Sends status updates. ``confirmed`` grows only by ``committed``; keepalives never raise it.
-
-    ``complete`` is what monitoring reads: everything that commits before it is in Kafka. The progress record that says
-    so to readers may come a moment later.
-    """
+    """Sends status updates. ``confirmed`` grows only by ``committed``; keepalives never raise it. ``complete`` is for
+    monitoring: everything that commits before it is in Kafka. The progress record that says so to readers may follow a
+    moment later."""
 
     def __init__(self, stream: StatusReceiver, clock: Clock, *, interval_s: float, confirmed: Lsn) -> None:
         self._stream = stream
@@ -51,13 +47,12 @@ class Confirmation:
         self.send_status()
 
     def nothing_waits(self, sent_to: Lsn) -> None:
-        """The server has sent all that commits before this position, and Kafka has it: tell soon."""
+        """The server has sent all that commits before this position, and Kafka has it: report it soon."""
         self.complete = max(self.complete, sent_to)
         if self.complete > self._sent_complete and self._clock.monotonic_s() - self._sent_s >= _TELL_S:
             self.send_status()
 
     def send_status(self) -> None:
-        """Send a status update now."""
         self._sent_s = self._clock.monotonic_s()
         self._due = self._sent_s + self._interval_s
         self.complete = self._sent_complete = max(self.complete, self.confirmed)
@@ -72,22 +67,20 @@ class Confirmation:
         )
 
     def send_status_if_due(self) -> None:
-        """Send one when the server would otherwise lose patience. Safe to call all the time."""
+        """Send one before the server would lose patience. Safe to call all the time."""
         if self._clock.monotonic_s() >= self._due:
             self.send_status()
 
 
 class KeepAlive:
-    """Whatever takes long calls it, for what must go on meanwhile.
-
-    So the server doesn't drop a stream that nobody reads. Before anything was added, it does nothing.
-    """
+    """Called during anything slow, to run what must go on meanwhile: otherwise the server drops a stream that nobody
+    reads. Does nothing before ``add``."""
 
     def __init__(self) -> None:
         self._calls: list[Callable[[], None]] = []
 
     def add(self, call: Callable[[], None]) -> None:
-        """Make this call too from now on. It must be one that is safe to make all the time."""
+        """Make this call too from now on. It must be safe to make all the time."""
         self._calls.append(call)
 
     def __call__(self) -> None:

@@ -1,9 +1,9 @@
 """Which row has a key, while a transaction moves rows between keys. Pure.
 
-A unique constraint may be checked at the end of a statement or transaction. Then two rows share a key for a moment.
-With rows 1 and 2, ``set id = id + 1`` reaches 2 before row 2 has vacated it. The WAL has delete 1, create 2, delete 2,
-create 3. Taken literally, row 2 would be lost. So a key that one row vacates while another is there stays live. The
-rows are told apart by their old images, which such tables always send: their key can't be a replica identity.
+A unique constraint may be checked at the end of a statement or transaction, so two rows can share a key for a moment.
+With rows 1 and 2, ``set id = id + 1`` reaches 2 before row 2 has vacated it: the WAL has delete 1, create 2, delete 2,
+create 3. Taken literally, row 2 would be lost. So a key that one row vacates while another is there stays live. Old
+images tell the rows apart; such tables always send them, since their key can't be a replica identity.
 """
 
 import struct
@@ -25,7 +25,8 @@ class _Rest(Enum):
 
 
 class RowMap(Protocol):
-    """Where the rows of one transaction are kept. A dict will do; a transaction may have more rows than memory has."""
+    """Where the rows of one transaction are stored: a dict, or more, since memory may not hold all rows of a
+    transaction."""
 
     def get(self, key: bytes, /) -> bytes | None: ...
 
@@ -41,28 +42,26 @@ class _Key:
     arrived: list[Fields] = field(default_factory=list)
     resident_vacated: bool = False
     resident_now: Fields | None = None
-    """The resident, if it was changed and is there still."""
+    """The resident, if it was changed and is still there."""
 
 
 class KeyMoves:
-    """The keys that the current transaction has touched; ``clear`` it with each new one.
-
-    A row *arrived* when this transaction brought it to the key; the *resident* had the key before, if there was one.
-    """
+    """The keys that the current transaction has touched; ``clear`` it for each new one. A row *arrived* if this
+    transaction brought it to the key. The *resident* had the key before, if any row did."""
 
     UNKNOWN: Final[Literal[_Rest.UNKNOWN]] = _Rest.UNKNOWN
 
     def __init__(self, rows: RowMap | None = None) -> None:
-        """``rows`` is where they are kept; it is empty, and nobody else's."""
+        """``rows`` stores the rows; it must be empty and not shared."""
         self._rows: RowMap = {} if rows is None else rows
         self._is_clear = True
         self._truncations: dict[str, int] = {}
-        """How often this transaction has truncated a topic's table. No row of before is left then."""
+        """How often this transaction has truncated a topic's table. No earlier row is left then."""
         self._reshapes: dict[str, list[Sequence[int | None]]] = {}
-        """How the columns of a topic's table were changed by this transaction. Rows are kept as they came."""
+        """How this transaction changed the columns of a topic's table. Rows are stored as they came."""
 
     def clear(self) -> None:
-        """A new transaction: whoever has a key now is its resident."""
+        """A new transaction: the row that has a key now is its resident."""
         if not self._is_clear:
             self._is_clear = True
             self._rows.clear()
@@ -70,20 +69,18 @@ class KeyMoves:
             self._reshapes.clear()
 
     def empty(self, topic: str) -> None:
-        """The table was truncated: all of its rows vacated their keys, those that had arrived too."""
+        """The table was truncated: all of its rows vacated their keys, including those that had arrived."""
         self._is_clear = False
         self._truncations[topic] = self._truncations.get(topic, 0) + 1
 
     def reshape(self, topic: str, indexes: Sequence[int | None]) -> None:
-        """The table's columns changed within the transaction.
-
-        ``indexes`` has each column's index in the shape before, None for an added one.
-        """
+        """The table's columns changed within the transaction. ``indexes`` has each column's index in the shape before,
+        None for an added one."""
         self._is_clear = False
         self._reshapes.setdefault(topic, []).append(indexes)
 
     def arrive(self, topic: str, key: bytes, row: Fields) -> None:
-        """A row was inserted with this key, or came to it."""
+        """A row was inserted with this key, or moved to it."""
         touched = self._touched(topic, key)
         touched.arrived.append(row)
         self._keep(topic, key, touched)
@@ -99,10 +96,8 @@ class KeyMoves:
         self._keep(topic, key, touched)
 
     def vacate(self, topic: str, key: bytes, old: Fields) -> Fields | Literal[_Rest.UNKNOWN] | None:
-        """A row vacates the key. Returns the row that has it now, None when none has.
-
-        UNKNOWN when that depends on whether there was a resident that this transaction hasn't touched.
-        """
+        """A row vacates the key. Returns the row that has it now, None if none has. UNKNOWN if that depends on whether
+        there was a resident that this transaction hasn't touched."""
         touched = self._touched(topic, key)
         arrived = touched.arrived
         index = _index(arrived, old)
@@ -127,12 +122,12 @@ class KeyMoves:
         self._rows[self._name(topic, key)] = _packed(touched, len(self._reshapes.get(topic, ())))
 
     def _name(self, topic: str, key: bytes) -> bytes:
-        """What was kept before a TRUNCATE is never asked for again."""
+        """The name changes with each TRUNCATE, so what was stored before isn't found again."""
         return b"%s %d " % (topic.encode(), self._truncations.get(topic, 0)) + key
 
 
 def _packed(touched: _Key, reshapes: int) -> bytes:
-    """As bytes, which take less memory than a tuple of values. ``reshapes`` counts those that its rows are after."""
+    """As bytes, which take less memory than a tuple of values. ``reshapes`` counts the reshapes before its rows."""
     rows = touched.arrived if touched.resident_now is None else [*touched.arrived, touched.resident_now]
     parts = [
         _COUNT.pack(reshapes),
@@ -151,7 +146,7 @@ def _packed(touched: _Key, reshapes: int) -> bytes:
 
 
 def _unpacked(kept: bytes, reshapes: Sequence[Sequence[int | None]]) -> _Key:
-    """The same in the table's shape of now."""
+    """The inverse of ``_packed``, in the table's present shape."""
     (seen,) = _COUNT.unpack_from(kept)
     position = _COUNT.size
     resident_vacated, has_resident = kept[position : position + 2]
@@ -167,7 +162,6 @@ def _unpacked(kept: bytes, reshapes: Sequence[Sequence[int | None]]) -> _Key:
 
 
 def _row_at(kept: bytes, position: int) -> tuple[Fields, int]:
-    """A row, and where it ends."""
     (count,) = _COUNT.unpack_from(kept, position)
     position += _COUNT.size
     row: list[Field] = []
@@ -183,7 +177,7 @@ def _row_at(kept: bytes, position: int) -> tuple[Fields, int]:
 
 
 def _index(rows: Sequence[Fields], row: Fields) -> int | None:
-    """The index of a row among others; the value of a column that was added since may be any."""
+    """The index of a row among others. A column that was added since matches any value."""
     for index, other in enumerate(rows):
         if other == row or (
             UNCHANGED in other

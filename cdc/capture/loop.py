@@ -1,4 +1,4 @@
-"""The capture loop: read what is there, publish it in batches, confirm what Kafka has committed."""
+"""The capture loop: read what has arrived, publish it in batches, confirm what Kafka has committed."""
 
 import contextlib
 import math
@@ -28,11 +28,11 @@ from cdc.protocol.pgoutput import Message, decode
 from cdc.protocol.walsender import KEEPALIVE, WAL_DATA_OFFSET, XLOG_DATA, Frame, parse_keepalive, wal_start
 
 _NAP_S = 0.0002
-"""How long to wait when the socket has just run dry. A reader that wakes for every message costs the server three times
-as much. One that sleeps longer lets the server's buffers fill."""
+"""The wait when the socket has just run dry. Waking for every message costs the server three times as much; sleeping
+longer lets the server's buffers fill."""
 
 _IDLE_S = 0.1
-"""How long an idle loop sleeps at most; anything that arrives wakes it."""
+"""The longest sleep of an idle loop; anything that arrives wakes it."""
 
 _SERVE_EVERY = 512
 """Messages between two looks at the clock under a backlog."""
@@ -42,8 +42,8 @@ _RUN_BYTES = 1024 * 1024
 """The most ordinary rows that are held at once, between their encoder and Kafka's client."""
 
 _PINGS_MAX = 20
-"""So many requests for a status, one after the other, come from a server that shuts down: it has sent everything, and
-asks until all of it is confirmed. It never will be, since nothing is confirmed but what Kafka has."""
+"""So many status requests in a row come from a server that shuts down: it has sent everything, and asks until all of it
+is confirmed. It never will be, since only what Kafka has is confirmed."""
 
 _BEGIN = ord("B")
 
@@ -52,7 +52,7 @@ class Stream(Protocol):
     """Frames of the replication protocol."""
 
     def receive(self) -> Frame | None:
-        """The next frame that is here already, or None. Never waits."""
+        """The next frame that has arrived, or None. Never waits."""
         ...
 
     def wait(self, seconds: float) -> None:
@@ -64,53 +64,52 @@ class Stream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Why the loop returned without being told to stop: something can be copied now, or ``until`` is reached.
-
-    ``frame`` was received already; it comes after the pause.
-    """
+    """The loop returned without being asked to stop: something can be copied now, or ``until`` is reached. ``frame``
+    was received already; it comes after the pause."""
 
     state: CaptureState
     frame: Frame | None
 
 
 class Source(Protocol):
-    """What lies around the stream: the database, the topics, and what was kept of them."""
+    """The surroundings of the stream: the database, the topics, and what is stored of them."""
 
     interval_s: float
-    """How often it is inspected, and written to where nothing is committed."""
+    """How often it is inspected, and written to if nothing is committed."""
 
     def stopping(self) -> bool:
-        """Whether the loop was told to stop."""
+        """Whether the loop was asked to stop."""
         ...
 
     def answer(self, question: Question) -> Any:
-        """As the question says; keys of NeedLiveKeys as an iterator. What it raises ends the loop."""
+        """The answer that the question describes; for NeedLiveKeys an iterator of keys. Its errors end the loop."""
         ...
 
     def is_resumed(self) -> bool:
-        """Whether it is known that this is the stream that was published from."""
+        """Whether the stream is known to be the one that was published from."""
         ...
 
     def inspect(self, state: CaptureState) -> CaptureState:
-        """Look at the source; the state with the tables that have to be copied again."""
+        """Inspect the source; returns the state with the tables that must be copied again."""
         ...
 
     def heartbeat(self) -> None:
-        """Write something, so that the slot and the watermark of an idle database go on."""
+        """Write something, so that slot and watermark of an idle database advance."""
         ...
 
     def keep_alive(self) -> None:
-        """Called now and then whatever comes: send status updates, and see to other connections."""
+        """Called now and then in any case: send status updates, and serve other connections."""
         ...
 
 
 class CaptureLoop:
-    """Publishes the stream; ``run`` until it is told to stop or has to pause.
+    """Publishes the stream; ``run`` until it is asked to stop or must pause.
 
     A batch ends when the socket is dry and the last commit began long enough ago, or when it is large or old enough. In
-    the middle of a transaction, a dry socket doesn't end it. Whatever stream, source and batch raise ends the loop.
+    the middle of a transaction, a dry socket doesn't end it. Errors of stream, source and batch end the loop.
 
-    When nothing waits for a commit, the server is told up to where everything is in Kafka, once the stream is resumed.
+    When nothing waits for a commit and the stream is resumed, the server is sent the position up to which Kafka has
+    everything.
     """
 
     def __init__(
@@ -131,27 +130,27 @@ class CaptureLoop:
         self._following: Frame | None = None
         """A frame that was received already."""
         self._all_sent_to = Lsn(0)
-        """Everything that commits before it has come."""
+        """Everything that commits before it has arrived."""
         self._unserved = 0
-        """Messages since the connections were seen to."""
+        """Messages since the connections were last served."""
         self._pings = 0
-        """Requests for a status, one after the other."""
+        """Status requests in a row."""
         self._now_s = self._pinged_s = self._heartbeat_s = clock.monotonic_s()
-        """When the clock was looked at last, when the last request came, and the last heartbeat was written."""
+        """When the clock was last read, the last request came, and the last heartbeat was written."""
         self._inspect_at_s = self._now_s + source.interval_s
         self._pause_at_s = math.inf
 
     @property
     def state(self) -> CaptureState:
-        """What was committed last, and which tables have to be copied."""
+        """What was committed last, and which tables must be copied."""
         return self._batch.state
 
     def adopt(self, state: CaptureState) -> None:
-        """Go on from this state: a copy has committed it, or wants tables to be copied."""
+        """Continue from this state: a copy has committed it, or wants tables to be copied."""
         self._batch.state = state
 
     def pause_after(self, seconds: float) -> None:
-        """Ask ``may_copy`` after so long also under a backlog: then a batch ends between two transactions."""
+        """After this time, ask ``may_copy`` even under a backlog: a batch then ends between two transactions."""
         self._pause_at_s = self._clock.monotonic_s() + seconds
 
     def follow(self, steps: Steps) -> None:
@@ -177,7 +176,7 @@ class CaptureLoop:
             batch.commit_pending(self._assembler)
         answer = self._source.answer(step)
         if isinstance(step, NeedLiveKeys):
-            # As many deletes as the table has rows, in Kafka transactions of bounded size and age.
+            # As many deletes as the table has rows, in Kafka transactions of limited size and age.
             for key in answer:
                 batch.add(step.gone(key))
                 if batch.is_full() or batch.is_overdue():
@@ -191,13 +190,13 @@ class CaptureLoop:
         self._batch.add(events)
 
     def send_rows(self, rows: OrdinaryRows) -> None:
-        """The same for rows of one topic."""
+        """``send`` for rows of one topic."""
         self._batch.opens()
         self._batch.add_rows(rows)
 
     @contextlib.contextmanager
     def watching(self, watch: Watch) -> Iterator[None]:
-        """Tell of all keys that the stream changes meanwhile."""
+        """Report all keys that the stream changes meanwhile."""
         self._batch.watch = watch
         try:
             yield
@@ -215,13 +214,13 @@ class CaptureLoop:
         until: Lsn | None = None,
         may_copy: Callable[[CaptureState], bool] = lambda _: False,
     ) -> Pause | None:
-        """Publish until told to stop (None), the open batch finished first; or until a Pause.
+        """Publish until asked to stop (None), after finishing the open batch; or until a Pause.
 
         ``first`` is a frame to begin with. With ``until``, nothing that commits there or later is published. Without,
-        ``may_copy`` is asked between transactions whether something is to be copied and that can begin.
+        ``may_copy`` is asked between transactions whether a copy is wanted and can begin.
 
-        Raises MalformedMessage for bytes that it can't decode, and whatever stream, assembler and batch raise. What the
-        open batch holds is lost then.
+        Raises MalformedMessage for bytes that it can't decode, and whatever stream, assembler and batch raise; the open
+        batch is lost then.
         """
         stream, batch, progress = self._stream, self._batch, self._assembler.progress
         self._following = first
@@ -243,7 +242,7 @@ class CaptureLoop:
                     if self._unserved >= _SERVE_EVERY:
                         self._serve(wal_start(frame))
                         full |= batch.is_overdue()
-                    # Full batches end inside of transactions, so a backlog would never come to a look.
+                    # Full batches end inside of transactions, so a backlog would never reach an inspection.
                     full |= not progress.in_transaction and self._is_to_pause(until)
                 elif frame[0] == KEEPALIVE:
                     at_pause = self._answer(bytes(frame), until)
@@ -270,17 +269,17 @@ class CaptureLoop:
                 return Pause(self.state, None)
 
     def _is_to_pause(self, until: Lsn | None) -> bool:
-        """Whether it was time for an inspection or a copy when the clock was looked at last."""
+        """Whether an inspection or a copy was due when the clock was last read."""
         return self._now_s > self._inspect_at_s or (until is None and self._now_s >= self._pause_at_s)
 
     def _paused_before(self, frame: Frame) -> Pause:
-        # Also what gave no events is committed: what is copied here would be older than it at the next start.
+        # Positions without events are committed too: after a restart, the copy would be older than what comes again.
         if self._must_commit(full=True, dry=False):
             self._batch.commit(self._assembler)
         return Pause(self.state, frame)
 
     def _may_pause(self, until: Lsn | None, at_pause: bool, may_copy: Callable[[CaptureState], bool]) -> bool:
-        """Between two transactions, with nothing open: inspect the source if it is time; whether a copy may begin."""
+        """Between two transactions, with nothing open: inspect the source if due; returns whether a copy may begin."""
         self._now_s = self._clock.monotonic_s()
         if self._now_s > self._inspect_at_s:
             self._inspect_at_s = self._now_s + self._source.interval_s
@@ -291,9 +290,8 @@ class CaptureLoop:
         return may_copy(self.state)
 
     def _publish(self, arrived: Frame, until: Lsn | None) -> bool:
-        """Send the events of a message, and of ordinary rows that are here; False when it begins a transaction that
-        commits at ``until`` or later.
-        """
+        """Send the events of a message, and of ordinary rows that have arrived. False if it begins a transaction that
+        commits at ``until`` or later."""
         batch, assembler = self._batch, self._assembler
         if assembler.relations.has_kernels:
             batch.opens()
@@ -326,7 +324,7 @@ class CaptureLoop:
         return True
 
     def _serve(self, lsn: Lsn) -> None:
-        """Under a backlog, see to the connections once in many messages, the last of which starts at this LSN."""
+        """Under a backlog, serve the connections once per many messages, the last of which starts at this LSN."""
         self._unserved = 0
         self._confirmation.received = max(self._confirmation.received, lsn)
         self._source.keep_alive()
@@ -334,15 +332,13 @@ class CaptureLoop:
         self._now_s = self._clock.monotonic_s()
 
     def _answer(self, frame: bytes, until: Lsn | None) -> bool:
-        """Take in a keepalive; whether the server has sent everything that commits before ``until``.
-
-        Raises Unavailable when the server waits for us to leave.
-        """
+        """Process a keepalive. Returns whether the server has sent everything that commits before ``until``. Raises
+        Unavailable if the server waits for us to leave."""
         keepalive = parse_keepalive(frame)
         self._confirmation.received = max(self._confirmation.received, keepalive.wal_end)
         if keepalive.reply_requested:
             now_s = self._clock.monotonic_s()
-            # One that comes alone only wants to know whether we are there.
+            # A single request only checks whether we are alive.
             self._pings = 1 if now_s - self._pinged_s > _IDLE_S else self._pings + 1
             self._pinged_s = now_s
             if self._pings > _PINGS_MAX:
@@ -354,7 +350,7 @@ class CaptureLoop:
         return until is not None and keepalive.wal_end >= until
 
     def _must_commit(self, *, full: bool, dry: bool) -> bool:
-        """Whether something waits for a commit, and it isn't a transaction whose rest is coming."""
+        """Whether something waits for a commit, other than a transaction whose remainder is coming."""
         batch, progress = self._batch, self._assembler.progress
         if progress.in_transaction and not full and not batch.is_overdue():
             return False
@@ -366,7 +362,7 @@ class CaptureLoop:
         )
 
     def _idle(self) -> None:
-        """Nothing came and nothing waits: heartbeat and status update when they are due, then sleep a little."""
+        """Nothing came and nothing waits: send a due heartbeat or status update, then sleep a little."""
         if self._clock.monotonic_s() - max(self._batch.committed_s, self._heartbeat_s) > self._source.interval_s:
             self._source.heartbeat()
             self._heartbeat_s = self._clock.monotonic_s()

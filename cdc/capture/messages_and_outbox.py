@@ -1,12 +1,12 @@
-"""What is published beside the tables: logical messages, and the rows of an outbox table. Pure.
+"""Events besides those of tables: logical messages, and the rows of an outbox table. Pure.
 
-Neither has a newest state, so their topics keep every event. A message is
+Neither has a newest state, so their topics retain every event. A message is
 
-    {"op":"m","tag":"...","message":{"prefix":"...","content":"<base64>"},"source":{...},"ts_ms":...}
+  {"op":"m","tag":"...","message":{"prefix":"...","content":"<base64>"},"source":{...},"ts_ms":...}
 
 keyed by its prefix. An outbox row has the columns of Debezium's outbox event router: id, aggregatetype, aggregateid,
 type, payload. It goes unchanged to the topic of its aggregate type: key ``aggregateid``, value ``payload``, headers
-``id``, ``type`` and ``tag``. Rows without a topic of their own share one, with a header ``aggregatetype`` more.
+``id``, ``type`` and ``tag``. Rows without a topic of their own share one, with an additional header ``aggregatetype``.
 """
 
 import base64
@@ -63,11 +63,9 @@ class MessageChannel:
 
 
 class OutboxTopics:
-    """The topic of each aggregate type, and the shared one of all rows that have none of their own.
-
-    Whoever may write rows chooses the types. So at most ``most`` topics come of them: ``existing`` ones, which keep
-    their types, and new ones. ``say`` gets a sentence when rows begin to go to the shared topic.
-    """
+    """The topic of each aggregate type, and the topic that all other rows share. The writers of rows choose the types,
+    so at most ``most`` topics are used: the ``existing`` ones, which keep their types, and new ones. ``say`` gets a
+    sentence when rows begin to go to the shared topic."""
 
     def __init__(
         self,
@@ -86,7 +84,6 @@ class OutboxTopics:
         self._said: set[str] = set()
 
     def of(self, kind: bytes) -> str:
-        """The topic of rows of this type."""
         try:
             topic = self._topic_of(kind.decode())
         except UnicodeDecodeError:
@@ -98,7 +95,7 @@ class OutboxTopics:
         return topic
 
     def instead(self, why: str) -> str:
-        """The shared topic."""
+        """The shared topic; reports each reason once."""
         if why not in self._said:
             self._said.add(why)
             self._say(f"warning: rows of the outbox {why}; they go to topic {self.shared}")
@@ -107,13 +104,11 @@ class OutboxTopics:
 
 @dataclass(frozen=True, slots=True)
 class OutboxChannel:
-    """The outbox table, and the topics of its rows."""
-
     table: TableName
     topics: OutboxTopics
 
     def route(self, relation: Relation) -> "OutboxRoute":
-        """How rows of the table are routed, as it is described. Raises UnsupportedChange when columns are missing."""
+        """Where the columns of this shape are. Raises UnsupportedChange if columns are missing."""
         indexes = {column.name: index for index, column in enumerate(relation.columns)}
         missing = [name for name in OUTBOX_COLUMNS if name not in indexes]
         if missing:
@@ -139,7 +134,7 @@ class OutboxRoute:
     payload: int
 
     def event(self, row: Fields, *, tag: bytes) -> tuple[str, bytes, bytes | None, Headers]:
-        """An inserted row as an event, whatever is in it: no row stops capture."""
+        """An inserted row as an event, whatever it holds: no row stops capture."""
         if len(row) != self.columns:
             raise ValueError("another number of values")
         assert UNCHANGED not in row, "an insert has all of its values"

@@ -1,8 +1,8 @@
-"""What the stream sends of a table's old rows, judged by the relations that the rows lie in. Pure.
+"""What the stream sends of a table's old rows, judged by the relations that the rows are in. Pure.
 
-PostgreSQL sends changes of a partition as its table's. The letter of an old row (``K`` or ``O``) is by the table's
-replica identity, and the values in it are by the partition's. A row doesn't say which partition it is of. So a table's
-old rows are judged by all of its partitions that were described: each is, right behind its table, before its first row.
+PostgreSQL sends changes of a partition as changes of its table. The letter of an old row (``K`` or ``O``) follows the
+table's replica identity, but its values follow the partition's. A row doesn't name its partition. So a table's old rows
+are judged by all of its described partitions: the stream describes each right after its table, before its first row.
 """
 
 from collections import defaultdict
@@ -17,12 +17,9 @@ from cdc.protocol.pgoutput import UNCHANGED, Fields, FullImage, KeyImage, Relati
 
 @dataclass(frozen=True, slots=True)
 class OldRows:
-    """What holds of every old row of a table.
-
-    ``lacking`` are the relations whose old rows don't tell the key. Of the others that don't have the whole row,
-    ``partial`` are the columns that they have, by their places in the table; None where each row is whole.
-    Where ``keys_can_swap``, a part of an old row that comes as a whole one tells no row from another.
-    """
+    """What holds for every old row of a table. ``lacking`` are the relations whose old rows don't include the key.
+    ``partial`` are the columns, by index in the table, that old rows of the relations without whole rows have; None if
+    every old row is whole. With ``keys_can_swap``, a partial old row sent as a whole one doesn't identify a row."""
 
     lacking: tuple[TableName, ...] = ()
     partial: frozenset[int] | None = None
@@ -30,10 +27,8 @@ class OldRows:
 
     @classmethod
     def of(cls, table: Table, relation: Relation, partitions: Collection[Relation], *, keys_can_swap: bool) -> Self:
-        """``relation`` describes the table. Where it has ``partitions``, its own identity decides nothing.
-
-        PostgreSQL refuses updates and deletes in a partition that has no identity at all.
-        """
+        """``relation`` describes the table. If it has ``partitions``, its own identity decides nothing. PostgreSQL
+        refuses updates and deletes in a partition without any identity."""
         holders = [partition for partition in partitions if _identity(partition)] or [relation]
         less = [holder for holder in holders if holder.replica_identity is not ReplicaIdentity.FULL]
         is_told = not keys_can_swap or relation.replica_identity is not ReplicaIdentity.FULL
@@ -47,7 +42,8 @@ class OldRows:
         )
 
     def whole(self, old: KeyImage | FullImage | None) -> Fields | None:
-        """The old row, where the stream has all of it. A row that has no other values than a partial one is none."""
+        """The old row, if the stream has all of it. A row with values only in the ``partial`` columns doesn't count as
+        whole."""
         if not isinstance(old, FullImage):
             return None
         if self.partial is None or any(
@@ -57,10 +53,8 @@ class OldRows:
         return None
 
     def require_key(self, table: Table, old: KeyImage | FullImage | None, places: Sequence[int]) -> None:
-        """Raises UnsupportedChange for a change of one of the ``lacking`` that doesn't tell the key at ``places``.
-
-        Without an old row, a change may be of any of them.
-        """
+        """Raises UnsupportedChange if a change may belong to a ``lacking`` relation and lacks the key at ``places``. A
+        change without an old row may belong to any of them."""
         if not self._tells_key(old, places):
             names = ", ".join(map(str, self.lacking))
             what = f"the replica identity of {names} doesn't deliver its key"
@@ -83,10 +77,8 @@ ALL_WHOLE: Final = OldRows()
 
 
 def filled(new: Fields, old: KeyImage | FullImage | None) -> Fields:
-    """The new row with those unchanged values that the old image has. A value that wasn't sent is never null.
-
-    So a null there, in an old row of whichever letter, is a value that isn't in it.
-    """
+    """The new row, with its unchanged values taken from the old image where that has them. A value that wasn't sent is
+    never null, so a null in the old row, of either letter, means "not in the image"."""
     if old is None:
         return new
     return tuple(
@@ -96,21 +88,19 @@ def filled(new: Fields, old: KeyImage | FullImage | None) -> Fields:
 
 
 class Partitions:
-    """The partitions that the stream has described, under the tables as which their rows are sent."""
+    """The partitions that the stream has described, by the table that their rows are sent as."""
 
     def __init__(self) -> None:
         self._of: dict[int, dict[int, Relation]] = defaultdict(dict)
         self._table: tuple[Relation, tuple[int, int]] | None = None
         self.of_transaction: dict[int, TableName] = {}
-        """Those that the running transaction has described, and the tables as which their rows come."""
+        """The partitions that the running transaction has described, with their tables."""
 
     def described(self, relation: Relation, *, is_captured: bool, at: tuple[int, int]) -> Relation | None:
-        """The table as which rows of this relation are sent; None where it stands for itself.
-
-        PostgreSQL describes the table first, and its partition before anything else comes: ``at`` is the same place.
-        """
+        """The table that rows of this relation are sent as; None if it stands for itself. PostgreSQL describes the
+        table first, and its partition immediately after it: ``at`` is the same place."""
         before, self._table = self._table, (relation, at) if is_captured else None
-        if is_captured:  # those that have other columns now are described again
+        if is_captured:  # partitions with other columns are described again
             partitions = self._of[relation.relation_id]
             for oid in [oid for oid, partition in partitions.items() if not _can_be_partition(partition, relation)]:
                 del partitions[oid]
@@ -120,14 +110,13 @@ class Partitions:
         return before[0]
 
     def truncated(self, relations: Sequence[int]) -> None:
-        """These were emptied under their own names, so none is sent as another. All were described before that."""
+        """These were emptied under their own names, so they are no partitions of another. All were described before."""
         for relation in relations:
             self.of_transaction.pop(relation, None)
             for partitions in self._of.values():
                 partitions.pop(relation, None)
 
     def of(self, table: int) -> Collection[Relation]:
-        """Those of the table of this oid."""
         return self._of.get(table, {}).values()
 
 

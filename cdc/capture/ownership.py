@@ -1,15 +1,13 @@
-"""Whose turn it is to write: of several processes of one slot, the one that took over last."""
+"""Which of several processes of one slot may write: the one that took over last."""
 
 from cdc.model.errors import Fenced
 from cdc.protocol.control_records import CaptureState
 
 
 class Ownership:
-    """A process that starts takes over, once, from whoever is the owner by then. ``name`` tells it from all others.
-
-    One that only lost its connections must not take over again: another process may have taken them. Between fencing
-    the owner before and committing its own name a process may lose them too; the state then still names that owner.
-    """
+    """A starting process takes over once, from the present owner. ``name`` is unique to the process. A process that
+    only lost its connections must not take over again: another one may have. A process may also lose them between
+    fencing the previous owner and committing its own name; the state then still names that owner."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -21,16 +19,15 @@ class Ownership:
         return self._before is not None
 
     def take(self, state: CaptureState | None) -> None:
-        """Take ``state``, the committed one, once older producers are fenced. Raises Fenced when another took over."""
+        """Take over from the owner in ``state``, the committed one, after older producers are fenced. Raises Fenced if
+        another process took over."""
         if self._before is None:
             self._before = (None if state is None else state.owner,)
         self.check(state)
 
     def check(self, state: CaptureState | None) -> None:
-        """For a process that has taken over, before it fences anybody again. Raises Fenced when another did since.
-
-        No state names nobody: whoever takes over commits one, so it was lost.
-        """
+        """Call this after taking over, before fencing again. Raises Fenced if another process took over since. Without
+        a state there is no other owner: a process that takes over commits one, so the state was lost."""
         assert self._before is not None
         if state is not None and state.owner not in (self.name, *self._before):
             raise Fenced(

@@ -1,4 +1,4 @@
-"""A captured table as it is published: its topic, its encoder, and what decides over its keys and large values."""
+"""A captured table as it is published: its topic, its encoder, and what its keys and large values need."""
 
 from typing import TYPE_CHECKING
 
@@ -13,12 +13,9 @@ if TYPE_CHECKING:
 
 
 class PublishedTable:
-    """A table with where its events go and how they are encoded.
-
-    ``keys_can_swap``: its key is checked late, so two rows may share one for a moment. ``toast``:
-    which of its values an update may leave out, where the replica identity doesn't send the old row. ``kernel``: its
-    compiled encoder, where it has one.
-    """
+    """A table with its topic and encoder. ``keys_can_swap``: its key is checked late, so two rows may share one for a
+    moment. ``toast``: which values an update may leave out, unless the replica identity sends the old row. ``kernel``:
+    its compiled encoder, if any."""
 
     __slots__ = (
         "encoder",
@@ -52,4 +49,4 @@ class PublishedTable:
         self.old_rows = ALL_WHOLE
         """What the stream has of old rows, as of the last Relation message."""
         self.unrecorded: SchemaRecord | None = None
-        """The shape's record, when it is new and no row of it has come yet."""
+        """The shape's record, while the shape is new and none of its rows has come."""

@@ -1,8 +1,6 @@
-"""What the assembler gives to the loop: events, or a question that only a catalogue, a topic or a store can answer.
-
-The assembler waits for nothing. A message that needs an answer comes as ``Steps``: the loop publishes the events among
-them, answers the questions, and goes on with the message.
-"""
+"""What the assembler returns to the loop: events, or a question that only a catalogue, a topic or a store can answer.
+The assembler never waits. A message that needs an answer comes as ``Steps``: the loop publishes the events among them,
+answers the questions, and continues with the message."""
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -14,55 +12,49 @@ from cdc.model.table import TableName
 from cdc.protocol.pgoutput import Relation
 
 Event = tuple[str, bytes, bytes | None, bytes | Headers | None]
-"""(topic, key, value, a tombstone's tag or headers). A plain tuple: one is made for every row."""
+"""(topic, key, value, a tombstone's tag or headers). A plain tuple, since one is made for every row."""
 
 Events = tuple[Event, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class NeedShape:
-    """Which table does this relation describe? The answer has ``unrecorded`` set where its shape is a new one.
-
-    For a table that has no key by now it is None, or UnsupportedChange where the table is followed.
-    """
+    """Which table does this relation describe? In the answer, ``unrecorded`` is set if its shape is new. For a table
+    that has no key by now, the answer is None; if the table is followed, UnsupportedChange is raised."""
 
     relation: Relation
     known: PublishedTable
-    """The table as it was recorded."""
+    """The table as recorded."""
     xid: int | None
-    """The transaction in which it is described, None outside of one."""
+    """The transaction that describes it, None outside of one."""
     is_followed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class NeedLiveKeys:
-    """A table was emptied: which keys does its topic hold? What was sent before is committed first.
-
-    The events of each key are published as it comes; a commit may come between two keys.
-    """
+    """A table was emptied: which keys does its topic hold? Everything sent before is committed first. Each key's events
+    are published as the key comes; a commit may come between two keys."""
 
     topic: str
     gone: Callable[[bytes], Events]
-    """The events that say that a key is gone."""
+    """The events that delete a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class NeedRowBefore:
-    """Which row had this key before the transaction? Its JSON, None where it had none. What was sent before is
-    committed first.
-    """
+    """Which row had this key before the transaction? Its JSON, None if none had. Everything sent before is committed
+    first."""
 
     topic: str
     key: bytes
     prefix: bytes
-    """The part of the tag that all events of the transaction share."""
+    """The start of the tag that all events of the transaction share."""
 
 
 @dataclass(frozen=True, slots=True)
 class NeedLargeValues:
-    """The memory lacks a table's large values: it is filled from the table's topic. What was sent before is committed
-    first.
-    """
+    """The memory lacks a table's large values: fill it from the table's topic. Everything sent before is committed
+    first."""
 
     published: PublishedTable
     position: tuple[int, int]
@@ -71,7 +63,7 @@ class NeedLargeValues:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A message for capture itself came. The answer says whether to look at the source before the next transaction."""
+    """A message for capture itself. The answer says whether to inspect the source before the next transaction."""
 
     prefix: str
     content: bytes
@@ -79,9 +71,8 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Uncaptured:
-    """The stream describes a table that isn't captured. If the answer raises, the run ends before the
-    transaction's end is published.
-    """
+    """The stream describes a table that isn't captured. If the answer raises, the run ends before the transaction's end
+    is published."""
 
     name: TableName
 
@@ -101,10 +92,10 @@ class PassedOver:
     name: TableName
     columns: Sequence[str]
     """Columns whose values an update left out and nobody knows. Empty: a row of an append-only table was changed, and
-    its copy may lack what it was."""
+    its copy may lack the row as it was before."""
 
 
 Question = NeedShape | NeedLiveKeys | NeedRowBefore | NeedLargeValues | Notice | Uncaptured | PassedOver
 
 Steps = Generator[Events | LeftUnread | Question, Any, None]
-"""Events to publish, and questions to answer, in this order. The answer is sent to the generator."""
+"""Events to publish and questions to answer, in this order. The answer is sent to the generator."""

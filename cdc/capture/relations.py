@@ -1,8 +1,8 @@
 """Which relation of the stream is which table, and how the table is followed. Pure.
 
-A table is *followed* where its changes are published. It is *passed over* until it has a copy on its topic: its changes
-are counted, so that a restart in the middle of a transaction finds the same numbers, whichever tables are followed by
-then. A table comes to those when an update of it can't be completed.
+A table is *followed* if its changes are published. It is *passed over* until it has a copy on its topic, also after an
+update of it couldn't be completed. Its changes are then only counted, so that a restart within a transaction finds the
+same numbers, whichever tables are followed by then.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -31,16 +31,16 @@ class CountedOnly:
 
 
 Route = PublishedTable | CountedOnly | OutboxRoute | None
-"""Where rows of a relation go. None: the publication sends them, and nobody captures them."""
+"""Where rows of a relation go. None: the publication sends them, but they aren't captured."""
 
 
 class Relations:
-    """The tables of one stream. ``uncaptured`` and ``former`` are counted like those that are ``passed_over``.
+    """The tables of one stream. ``uncaptured`` and ``former`` are counted like the ``passed_over`` ones.
 
-    ``uncaptured`` were captured before, and perhaps still when the last transaction was published in part. ``former``,
-    by oid, are relations that had a captured table's name before another one got it. ``outdated`` are followed, but
-    have to be copied again: what is known of their rows may be of before a change that the stream didn't show. Those in
-    ``copying`` are followed while they are copied: the memory knows what was published of them since that began.
+    ``uncaptured`` were captured before, perhaps still when the last transaction was published in part. ``former``, by
+    oid, are relations that had a captured table's name before another one got it. ``outdated`` are followed, but must
+    be copied again: what is known of their rows may predate a change that the stream didn't show. Those in ``copying``
+    are followed while they are copied: the memory knows what was published of them since that began.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class Relations:
         outbox: OutboxChannel | None = None,
     ) -> None:
         self.tables = dict(tables)
-        """The tables that are followed, in their newest shape."""
+        """The followed tables, in their newest shape."""
         self.passed_over = dict(passed_over)
-        """The tables that aren't followed before their copy, in the newest shape that was recorded."""
+        """The tables that aren't followed before their copy, in the newest recorded shape."""
         self.new_shapes: list[SchemaRecord] = []
-        """Shapes that came into use and aren't committed yet; whoever commits clears the list."""
+        """Shapes in use that aren't committed yet; the committer clears the list."""
         self.new_partitions: list[tuple[TableName, int]] = []
-        """Partitions that complete transactions have rows of, likewise."""
+        """Partitions with rows in complete transactions, likewise."""
         self.uncaptured_ids: set[int] = set()
         """Relations that the publication sends and nobody captures."""
         self.has_kernels = False
@@ -81,14 +81,14 @@ class Relations:
         self._partitions = Partitions()
 
     def route(self, relation_id: int) -> Route:
-        """Where rows of a relation go. Raises LockstepError for one that the stream didn't describe."""
+        """Where rows of a relation go. Raises LockstepError if the stream didn't describe it."""
         try:
             return self._routes[relation_id]
         except KeyError:
             raise LockstepError("the stream has changes of a relation that it didn't describe") from None
 
     def followed(self, relation_id: int) -> PublishedTable | None:
-        """The table as which rows of a relation are published, as it was described last; None where it is none."""
+        """The table that a relation's rows are published as, as last described; None if there is none."""
         route = self._routes.get(relation_id)
         return route if type(route) is PublishedTable else None
 
@@ -98,12 +98,12 @@ class Relations:
         return None if name is None else self.tables.get(name)
 
     def is_outdated(self, published: PublishedTable) -> bool:
-        """Whether nothing that is known of the table's rows completes an update."""
+        """Whether nothing that is known of the table's rows can complete an update."""
         rewritten = published.unrecorded is not None and bool(published.unrecorded.change.rewritten)
         return rewritten or published.table.name in self._outdated
 
     def is_being_copied(self, published: PublishedTable) -> bool:
-        """Whether a copy goes on beside the stream, so that it reads what an update leaves out."""
+        """Whether a copy runs beside the stream, so that it reads what an update leaves out."""
         return published.table.name in self._copying and not self.is_outdated(published)
 
     def describe(self, relation: Relation, xid: int | None, at: tuple[int, int]) -> Steps:
@@ -117,7 +117,7 @@ class Relations:
         published = self.followed(table.relation_id) if table is not None else None
         if table is not None and published is not None:
             self._judge_old_rows(table)
-            # By its name now: within the transaction, another relation may get that.
+            # By its present name: another relation may get that within the transaction.
             self._partitions.of_transaction[relation.relation_id] = published.table.name
 
     def truncated(self, relation_ids: Sequence[int]) -> None:
@@ -128,19 +128,16 @@ class Relations:
                 self._judge_old_rows(self._described[relation_id])
 
     def end_transaction(self, *, is_new: bool) -> None:
-        """The transaction is complete, and so is what is known of its partitions. Of one that came again it was
-        recorded, and what was recorded of a copy since then knows better.
-        """
+        """The transaction is complete, and its partitions are known. If it came again, they were recorded before, and
+        the record of a later copy is more exact."""
         if is_new:
             self.new_partitions += [(name, partition) for partition, name in self._partitions.of_transaction.items()]
         self._partitions.of_transaction.clear()
 
     def replace(self, published: PublishedTable, *, copying: bool = False) -> Steps:
-        """Note that a table was copied here: from now on it has this shape, or is captured for the first time.
-
-        With ``copying``, its copy begins here, and ends with ``copied``. UnsupportedChange is raised where the stream
-        has described it in a shape without a key.
-        """
+        """A table was copied here: from now on it has this shape, or is captured for the first time. With ``copying``,
+        its copy begins here, and ends with ``copied``. Raises UnsupportedChange if the stream has described it in a
+        shape without a key."""
         name, oid = published.table.name, published.table.oid
         passed_over = self.passed_over.pop(name, None)
         known_before = self.tables.get(name, passed_over)
@@ -157,19 +154,19 @@ class Relations:
         self._copying.discard(name)
 
     def distrust(self, name: TableName) -> None:
-        """Rows of a table may have changed without an event: nothing that is known of them completes an update."""
+        """Rows of a table may have changed without an event: nothing known of them completes an update."""
         self._outdated.add(name)
         self._copying.discard(name)
 
     def stop_following(self, name: TableName) -> None:
-        """From here to its copy a table is passed over. The next commit says so, together with what came before."""
+        """From here to its copy a table is passed over. The next commit records it, with what came before."""
         self.passed_over[name] = self.tables.pop(name)
         for relation_id, route in self._routes.items():
             if isinstance(route, PublishedTable) and route.table.name == name:
                 self._send_to(relation_id, CountedOnly(route))
 
     def record(self, published: PublishedTable, record: SchemaRecord) -> None:
-        """The first row of a new shape is being published: from now on it is the one to compare with."""
+        """The first row of a new shape is being published: later shapes are compared with this one."""
         published.unrecorded = None
         self.new_shapes.append(record)
         name = published.table.name
@@ -180,7 +177,7 @@ class Relations:
             self.distrust(name)
 
     def _take(self, relation: Relation, xid: int | None) -> Steps:
-        """From here on rows of the relation go where its description says."""
+        """From here on, rows of the relation go where its description says."""
         relation_id = relation.relation_id
         self._described[relation_id] = relation
         by_name = TableName(relation.schema, relation.name)
@@ -219,16 +216,14 @@ class Relations:
             )
 
     def _name_by(self, relation: Relation) -> TableName | None:
-        """The captured table that a relation is. One that was recreated under its name takes its topic over."""
+        """The captured table that a relation is. A table recreated under a captured name takes over its topic."""
         by_name = TableName(relation.schema, relation.name)
         is_known = by_name in self.tables or by_name in self.passed_over
         return by_name if is_known else self._of_oid.get(relation.relation_id)
 
     def _stand_for(self, published: PublishedTable, known_before: PublishedTable | None) -> None:
-        """A name stands for one relation. The one that had it before, if it is still there, is another table now.
-
-        On another server its number is any table's.
-        """
+        """A name stands for one relation. The previous one of that name, if it still exists, is another table now. On
+        another server, its oid may be any table's."""
         name, oid = published.table.name, published.table.oid
         self._former.pop(oid, None)
         for other in [other for other, its_name in self._of_oid.items() if its_name == name and other != oid]:

@@ -1,4 +1,4 @@
-"""A stream that has to begin with the transactions that were published last."""
+"""A stream that must begin with the transactions that were published last."""
 
 from collections.abc import Callable
 
@@ -13,12 +13,11 @@ _BEGIN = ord("B")
 
 
 class ResumedStream:
-    """Compares the first transactions with those of the state, and is the stream itself from then on.
+    """Compares the first transactions with those of the state, and passes the stream through from then on.
 
-    A server that was put back to an earlier moment, and has written beyond our position since, is known by them: what
-    lies below that position isn't what was published. ``last`` is the last whole transaction, which comes first. Of
-    ``begun`` the beginning was published, so it is the next one. With None there is nothing to compare. ``hint`` says
-    what to do.
+    This detects a server that was restored to an earlier moment and has since written beyond our position: what it has
+    below that position isn't what was published. ``last`` is the last whole transaction, which comes first. ``begun``,
+    published in part, is the next one. None: there is nothing to compare. ``hint`` says what to do.
     """
 
     receive: Callable[[], Frame | None]
@@ -45,10 +44,10 @@ class ResumedStream:
         elif self._begun is not None:
             self.receive = self._receive_begun
         else:
-            self.receive = self._stream.receive  # no row pays for this
+            self.receive = self._stream.receive  # rows needn't pay for the comparison
 
     def _receive_last(self) -> Frame | None:
-        """The stream was asked for from there, so nothing comes before it."""
+        """The stream was requested from this transaction, so it comes first."""
         frame = self._stream.receive()
         if frame is not None and frame[0] == XLOG_DATA:
             assert self._last is not None
@@ -58,7 +57,7 @@ class ResumedStream:
         return frame
 
     def _receive_begun(self) -> Frame | None:
-        """The rest of the transaction before, and messages outside of transactions, come before it."""
+        """The remainder of the previous transaction, and messages outside of transactions, come before it."""
         frame = self._stream.receive()
         if frame is not None and frame[0] == XLOG_DATA and frame[WAL_DATA_OFFSET] == _BEGIN:
             assert self._begun is not None
@@ -68,7 +67,7 @@ class ResumedStream:
         return frame
 
     def _compare(self, frame: Frame, expected: StreamedTransaction, what_was_done: str) -> None:
-        """Raises PositionMismatch when the frame doesn't begin the expected transaction."""
+        """Raises PositionMismatch if the frame doesn't begin the expected transaction."""
         message = decode(bytes(frame), WAL_DATA_OFFSET)
         if isinstance(message, Begin):
             begun = (message.commit_lsn, message.xid, message.commit_time_us)

@@ -2,7 +2,7 @@
 
 Tag rules: ``seq`` counts the changes of a transaction from 1. A key change takes two numbers, a TRUNCATE one per table.
 Changes that were published before a restart are counted and give no events. So are those of a table that waits for its
-copy: a restart in the middle of a transaction finds the same numbers, whichever tables are followed by then.
+copy: a restart within a transaction finds the same numbers, whichever tables are followed by then.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,10 +35,8 @@ from cdc.toast.memory import ToastMemory
 
 @dataclass(frozen=True, slots=True)
 class OrdinaryRows:
-    """Events of rows that came one after the other: the topic, keys and values, and the values' bytes together.
-
-    ``following`` is a frame that was received after them.
-    """
+    """Events of consecutive rows: the topic, keys and values, and the total size of the values in bytes. ``following``
+    is a frame that was received after them."""
 
     topic: str
     rows: Sequence[tuple[bytes, bytes]]
@@ -47,7 +45,7 @@ class OrdinaryRows:
 
 
 class _Partial(NamedTuple):
-    """An update that leaves values out. ``new`` is the row as far as its message tells."""
+    """An update that leaves values out. ``new`` is the row as far as its message shows it."""
 
     published: PublishedTable
     update: Update
@@ -57,10 +55,10 @@ class _Partial(NamedTuple):
 
 
 class RowChanges:
-    """The changes of one stream. Whoever calls it finds the table in ``relations``, and counts the message after it.
+    """The changes of one stream. The caller finds the table in ``relations``, and counts the message afterwards.
 
-    ``memory`` knows what updates leave out. ``moved_rows`` keeps the rows of a transaction whose keys can swap.
-    ``handoff`` is the last consistent point of a first copy. After an interrupted first copy the stream begins
+    ``memory`` knows the values that updates leave out. ``moved_rows`` stores the rows of a transaction whose keys can
+    swap. ``handoff`` is the last consistent point of a first copy. After an interrupted first copy the stream begins
     before it, and rows of an append-only table that changed in between may be missing from the copy.
     """
 
@@ -80,12 +78,12 @@ class RowChanges:
         """What is known of large values that updates leave out."""
         self.envelopes = Envelopes(relations, progress, self.toast, epoch)
         self.unread: dict[TableName, dict[bytes, None]] = {}
-        """Keys of tables that are being copied, of which a change was left out; whoever commits clears it."""
+        """Keys of tables being copied for which a change was left out; the committer clears it."""
         self._handoff = handoff
         self._moves = KeyMoves(moved_rows)
 
     def begin(self, begin: Begin) -> None:
-        """Rows that come now are of this transaction."""
+        """Rows from now on belong to this transaction."""
         self.envelopes.begin(begin)
         self._moves.clear()
 
@@ -93,7 +91,7 @@ class RowChanges:
         """A relation was described within a transaction: the table was ``known``, and rows came as of ``before``."""
         now = self.relations.followed(relation_id)
         if known.table.oid not in (0, relation_id):
-            self._moves.empty(known.topic)  # rows of the relation that had the name aren't this one's
+            self._moves.empty(known.topic)  # its rows aren't those of the relation that had the name
         if before is not None and now is not None and now.keys_can_swap:
             was = {column.identity: index for index, column in enumerate(before.table.columns)}
             self._moves.reshape(now.topic, [was.get(column.identity) for column in now.table.columns])
@@ -108,7 +106,7 @@ class RowChanges:
         rows_max: int,
         bytes_max: int,
     ) -> OrdinaryRows | None:
-        """The events of a frame and those that follow, as ``Assembler.ordinary`` has it."""
+        """The events of a frame and of those that follow, as in ``Assembler.ordinary``."""
         kernel, short_bytes = published.kernel, self.toast.short_bytes(published)
         if kernel is None or published.keys_can_swap or short_bytes < 0 or published.unrecorded is not None:
             return None
@@ -134,9 +132,8 @@ class RowChanges:
         return OrdinaryRows(published.topic, rows, size, following)
 
     def insert(self, published: PublishedTable, insert: Insert, lsn: int) -> Events | Steps:
-        """The events of a new row."""
         new = insert.new
-        if UNCHANGED in new and not self.progress.is_repeated():  # an update after which the publication's filter holds
+        if UNCHANGED in new and not self.progress.is_repeated():  # an update moved it into the filter
             return self._incomplete(published, insert, [index for index, value in enumerate(new) if value is UNCHANGED])
         key = published.encoder.key(new)
         if published.keys_can_swap:
@@ -148,7 +145,7 @@ class RowChanges:
         return (self.envelopes.event(b"c", published, key, NULL, published.encoder.row(new), lsn),)
 
     def update(self, published: PublishedTable, update: Update, lsn: int) -> Events | Steps:
-        """The events of a changed row, whose key may be another one."""
+        """The events of a changed row, whose key may have changed."""
         encoder, old, new = published.encoder, update.old, update.new
         if published.old_rows.lacking:
             published.old_rows.require_key(published.table, old, encoder.key_positions)
@@ -172,7 +169,6 @@ class RowChanges:
         return self._changed(published, old, new, keys, row, lsn)
 
     def delete(self, published: PublishedTable, delete: Delete, lsn: int) -> Events | Steps:
-        """The events of a row that is gone."""
         encoder, old = published.encoder, delete.old
         if published.old_rows.lacking:
             published.old_rows.require_key(published.table, old, encoder.key_positions)
@@ -187,10 +183,8 @@ class RowChanges:
         return self._left(published, key, old, partial(self._vacated, published, key, before, lsn))
 
     def empty(self, published: PublishedTable, lsn: int) -> Steps:
-        """A table was truncated: a delete and a tombstone for every live key, all with the same tag.
-
-        An append-only table has no keys to delete: its log says that it was emptied.
-        """
+        """A table was truncated: a delete and a tombstone for every live key, all with the same tag. An append-only
+        table has no keys to delete: its log gets an event that it was emptied."""
         topic = published.topic
         if published.keys_can_swap:
             self._moves.empty(topic)
@@ -209,7 +203,7 @@ class RowChanges:
         self.progress.end_truncate()
 
     def pass_over(self, published: PublishedTable, change: Insert | Update | Delete) -> Events:
-        """Count a change as if it were published: a restart finds the same numbers, whoever is followed."""
+        """Count a change as if it were published: a restart finds the same numbers, whichever tables are followed."""
         self.progress.counted()
         if type(change) is Update and change.old is not None and _moves_key(published, change):
             self.progress.counted()
@@ -244,10 +238,8 @@ class RowChanges:
             yield from completed
 
     def _completed(self, change: "_Partial", known: Mapping[int, bytes], lsn: int) -> Events | Steps:
-        """The events of the row with these values, as JSON.
-
-        One that was left out of the topic stays so where values aren't known: it may be as large as before.
-        """
+        """The events of the row with these values, as JSON. If the topic lacks the row because it was too large, and
+        values are unknown, it stays left out: it may be as large as before."""
         published, update, new, old_key, key = change
         unknown = [index for index, value in enumerate(new) if value is UNCHANGED and index not in known]
         if not unknown:
@@ -266,10 +258,9 @@ class RowChanges:
         return self._changed(published, update.old, new, (old_key, key), row, lsn)
 
     def _incomplete(self, published: PublishedTable, change: Insert | Update | Delete, indexes: Sequence[int]) -> Steps:
-        """A row can't be published in full, since nobody knows these columns of it; none: it may never have come.
-
-        A copy beside the stream reads it again, after this. Else the table is passed over from here to its copy.
-        """
+        """A row can't be published in full, since these columns of it are unknown; none: the row itself may be missing.
+        If the table is being copied beside the stream, the copy reads the row again, later. Otherwise the table is
+        passed over from here to its copy."""
         is_being_copied = self.relations.is_being_copied(published)
         self.envelopes.record_shape(published)
         name = published.table.name
@@ -295,7 +286,7 @@ class RowChanges:
         row: bytes,
         lsn: int,
     ) -> Events | Steps:
-        """The events of a row that is ``new`` now, encoded as ``row``, and had the first of ``keys`` before."""
+        """The events of a row that is now ``new``, encoded as ``row``, and had the first of ``keys`` before."""
         topic = published.topic
         old_key, key = keys
         before = self._before(published, old)
@@ -320,7 +311,7 @@ class RowChanges:
         lsn: int,
         stays: bytes | None,
     ) -> Events:
-        """The events of a row that came from one key to another; ``stays`` is the row that has the first one now."""
+        """The events of a row that moved from one key to another; ``stays`` is the row that has the first one now."""
         old_key, key = keys
         vacated = self._vacated(published, old_key, before, lsn, stays)
         if published.keys_can_swap:
@@ -351,10 +342,10 @@ class RowChanges:
         yield publish(stays)
 
     def _vacated(self, published: PublishedTable, key: bytes, before: bytes, lsn: int, stays: bytes | None) -> Events:
-        """The events of a row that left a key, which another one has or nobody."""
+        """The events of a row that left a key, which another row (``stays``) may have."""
         if not self.progress.counted():
             return ()
-        if stays is not None:  # its own event may not be the newest of the key
+        if stays is not None:  # that row's own event may not be the key's newest
             return (self.envelopes.event(b"u", published, key, NULL, stays, lsn),)
         return self.envelopes.deleted(published, key, before, lsn)
 
@@ -367,7 +358,7 @@ class RowChanges:
 
 
 def _moves_key(published: PublishedTable, update: Update) -> bool:
-    """Whether an update with an old image changes the row's key; not where a key can't be encoded."""
+    """Whether an update with an old image changes the row's key; False if a key can't be encoded."""
     assert update.old is not None
     try:
         return published.encoder.key(filled(update.new, update.old)) != published.encoder.key(update.old.fields)

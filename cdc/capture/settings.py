@@ -1,4 +1,4 @@
-"""Settings of the capture loop, and of the first copy before it; the sizes of what they send to Kafka at once."""
+"""Settings of the capture loop and of the first copy, and the sizes of what they send to Kafka at once."""
 
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, Self
@@ -12,26 +12,26 @@ SLOWEST_COMMIT_MS: Final = 250
 
 @dataclass(frozen=True, slots=True)
 class BatchSize:
-    """After how many events, or how many bytes of values, a Kafka transaction ends."""
+    """The number of events, or bytes of values, after which a Kafka transaction ends."""
 
     rows: int
     bytes: int
 
     def halved(self) -> Self:
-        """Half of both, down to some that are never too many."""
+        """Half of both, down to sizes that are never too large."""
         rows = min(self.rows, max(self.rows // 2, BATCH_ROWS_MIN))
         return type(self)(rows, min(self.bytes, max(self.bytes // 2, _BATCH_BYTES_MIN)))
 
 
 BATCH_ROWS_MIN: Final = 1000
 _BATCH_BYTES_MIN: Final = 1024 * 1024
-"""Smaller batches aren't tried by themselves. A Kafka that doesn't take one of these in a minute takes no copy."""
+"""No smaller batches are tried automatically: a Kafka that doesn't accept these in a minute can't take a copy."""
 
 STREAM_BATCH: Final = BatchSize(20_000, 16 * 1024 * 1024)
 
 COPY_BATCH: Final = BatchSize(100_000, 64 * 1024 * 1024)
-"""Nobody waits for rows of the first copy as for the stream's, and a transaction costs the brokers as much as thousands
-of rows."""
+"""Rows of the first copy aren't awaited like the stream's, and a transaction costs the brokers as much as thousands of
+rows."""
 
 
 class CaptureSettings(Settings):
@@ -49,7 +49,7 @@ class CaptureSettings(Settings):
 
 
 COPY_WORKERS_MAX: Final = 8
-"""Each start after an interruption fences so many, whatever their number was before."""
+"""Each start after an interruption fences this many, whatever their number was before."""
 
 
 class SnapshotSettings(Settings):

@@ -1,8 +1,8 @@
-"""What a Relation message says against the recorded shape: the new shape, and what the stream doesn't show. Pure.
+"""Compares a Relation message with the recorded shape: the new shape, and what the stream doesn't show. Pure.
 
-The stream has names, types and the replica identity as of the change. Column numbers, the primary key and defaults
-come from the catalogue, which may be ahead of the stream. Then a difference is found too early, never too late. A copy
-that is taken because of it is as new as the catalogue.
+The stream has names, types and the replica identity as of the change. Column numbers, the primary key and defaults come
+from the catalogue, which may be ahead of the stream. Then a difference is found too early, never too late: the
+resulting copy is as new as the catalogue.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -21,7 +21,7 @@ _SCALE_BITS = 0x7FF
 
 @dataclass(frozen=True, slots=True)
 class AddedValue:
-    """What older rows have in an added column: JSON as in an event, None where each has a value of its own."""
+    """An added column's value in older rows: JSON as in an event, None if it differs between rows."""
 
     json: bytes | None
 
@@ -41,12 +41,12 @@ def changed_shape(
     parse: Callable[[bytes], object],
     names_before: Collection[str] = (),
 ) -> tuple[Table, ShapeChange]:
-    """The shape from here on and how it came about.
+    """The new shape and how it arose from the old one.
 
-    ``known_table`` is the recorded shape. ``current`` is the relation in the catalogue now, None when it is gone.
-    ``resolve`` returns a column's type, and ``added_value`` what older rows have in an added column. ``parse`` reads
-    JSON. ``names_before`` are those of columns that the table had before a recovery: sinks may still know one, and
-    can't tell rows that lack it from rows in which it is null. Raises UnsupportedChange when no key is left.
+    ``known_table`` is the recorded shape. ``current`` is the relation in the catalogue now, None if it is gone.
+    ``resolve`` returns a column's type, ``added_value`` an added column's value in older rows. ``parse`` reads JSON.
+    ``names_before`` are the names of the table's columns before a recovery: sinks may still know one, and can't
+    distinguish rows that lack it from rows in which it is null. Raises UnsupportedChange if no key is left.
     """
     is_same = known_table.oid in (0, relation.relation_id)
     numbers = column_numbers(
@@ -63,7 +63,7 @@ def changed_shape(
     rewritten: list[str] = []
     if not is_same:
         rewritten.append("it was dropped and made again")
-    if key != known_table.key:  # also when only a name of it differs: names are part of every event's key
+    if key != known_table.key:  # also if only a name differs: names are part of every event's key
         rewritten.append("its key is another one")
     defaults: dict[str, object] = {}
     known_names = {column.name for column in known_table.columns}
@@ -100,7 +100,7 @@ def _column(known_table: Table, column: RelationColumn, number: int, resolve: Re
 
 
 def key_is_gone(name: TableName) -> UnsupportedChange:
-    """The error that a table has lost its key, with the way out."""
+    """The error that a table has lost its key, and how to go on."""
     return UnsupportedChange(
         f"{name} has no primary key any more, so nothing identifies its rows",
         hint=f"add one (alter table {name.sql} add primary key (...);), or name the columns of a unique"
@@ -110,7 +110,7 @@ def key_is_gone(name: TableName) -> UnsupportedChange:
 
 
 def _origins(known_table: Table, columns: tuple[Column, ...]) -> dict[str, Column]:
-    """Column -> the column it was before, by number, or by name where numbers are unknown. Added columns are absent."""
+    """Column -> the column it was before, by number, or by name if numbers are unknown. Added columns are absent."""
     by_number = {column.number: column for column in known_table.columns if column.number}
     by_name = {column.name: column for column in known_table.columns}
     origins = {}
@@ -141,17 +141,17 @@ def _key(
             )
         return configured
     if not known_table.key:
-        return ()  # an append-only table stays one: its events have one key, hence one order
+        return ()  # an append-only table stays one: all its events have one key, hence one order
     key_before = tuple(new_names.get(name, name) for name in known_table.key)
     now = current.key if current is not None else ()
     identity = [column.name for column in relation.columns if column.in_identity]
     if relation.replica_identity is ReplicaIdentity.DEFAULT and identity:
-        # The primary key as of this point of the stream, without the order of its columns.
+        # The primary key as of this point of the stream, but without the order of its columns.
         for candidate in (key_before, now, tuple(identity)):
             if candidate and set(candidate) == set(identity):
                 return candidate
     elif current is None or now:
-        # The stream doesn't tell, or there was none then, and so only inserts; by now there is one.
+        # The stream doesn't show the key, or there was none then, so only inserts came; by now there is one.
         for candidate in (now, key_before):
             if candidate and set(candidate) <= names:
                 return candidate
@@ -159,7 +159,7 @@ def _key(
 
 
 def _keeps_values(before: Column, after: Column) -> bool:
-    """Whether every value of the old type has the same text in the new one, so that PostgreSQL rewrote nothing."""
+    """Whether every value of the old type has the same text in the new one, so PostgreSQL rewrote nothing."""
     if (before.type_oid, before.type_modifier) == (after.type_oid, after.type_modifier):
         return True
     if before.is_array != after.is_array:

@@ -1,4 +1,4 @@
-"""Which values of a row are kept for a later update that leaves them out."""
+"""Which values of a row are stored for a later update that leaves them out."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, cast
@@ -12,16 +12,14 @@ _ANY_BYTES: Final = (1 << 63) - 1
 
 
 class ToastRows:
-    """Rows of the stream -> JSON values in a memory. For tables without a rule it does nothing.
-
-    Values are kept by what a column is, whatever its name; here they are given by the column's index in the row.
-    """
+    """Stores JSON values of the stream's rows in a memory. Does nothing for tables without a rule. The memory
+    identifies a column independently of its name; the arguments here are indexes in the row."""
 
     def __init__(self, memory: ToastMemory) -> None:
         self._memory = memory
 
     def known(self, published: PublishedTable, key: bytes, indexes: Sequence[int]) -> dict[int, bytes]:
-        """The JSON of those of these columns that are known of a row, by index."""
+        """The known JSON values of these columns of a row, by index."""
         if not indexes or published.toast is None:
             return {}
         values = self._memory.get(published.topic, key) or {}
@@ -29,11 +27,11 @@ class ToastRows:
         return {index: values[columns[index].identity] for index in indexes if columns[index].identity in values}
 
     def is_left_out(self, published: PublishedTable, key: bytes) -> bool:
-        """Whether the newest event of a row has none of it."""
+        """Whether the row's newest event lacks all values, since the row was too large."""
         return LEFT_OUT in (self._memory.get(published.topic, key) or ())
 
     def leave_out(self, published: PublishedTable, key: bytes) -> None:
-        """Know nothing of a row but that."""
+        """Forget the row's values, and note that it was too large."""
         self._memory.put(published.topic, key, LEFT_OUT_ROW)
 
     def remember(
@@ -44,11 +42,8 @@ class ToastRows:
         known_json: Mapping[int, bytes] = _NONE_KNOWN,
         unchanged: Sequence[int] = (),
     ) -> None:
-        """Keep what a later update may not send again.
-
-        ``known_json`` is the JSON of values that ``fields`` lacks. ``unchanged`` are the indexes that the update left
-        out.
-        """
+        """Store what a later update may not send again. ``known_json`` has the JSON of values that ``fields`` lacks,
+        ``unchanged`` the indexes that the update left out."""
         if published.toast is None:
             return
         complete = [known_json.get(index, value) for index, value in enumerate(fields)] if known_json else fields
@@ -56,32 +51,29 @@ class ToastRows:
         self._put(published, key, values, published.toast.out_of_line(values, unchanged), known_json)
 
     def remember_read(self, published: PublishedTable, key: bytes, fields: Fields) -> None:
-        """The same for a row that was read from the table, which says less of how its values are stored."""
+        """``remember`` for a row read from the table, which shows less of how its values are stored."""
         if published.toast is not None:
             values = cast(Sequence[bytes | None], fields)
             self._put(published, key, values, published.toast.suspects(values))
 
     def short_bytes(self, published: PublishedTable) -> int:
-        """Nothing is kept of a row whose texts have at most so many bytes; -1 where each has to be looked at."""
+        """A row whose texts have at most so many bytes needs no storing; -1 if each row must be examined."""
         return _ANY_BYTES if published.toast is None else published.toast.safe_bytes
 
     def forget_short(self, published: PublishedTable, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """What ``remember`` does with whole rows that are short: nothing that is kept of their keys holds any longer.
-
-        ``rows`` are events' keys and values.
-        """
+        """What ``remember`` does for whole, short rows: drop what is stored for their keys, since it is outdated.
+        ``rows`` are events' keys and values."""
         if published.toast is not None and self._memory.may_have(published.topic):
             for key, _ in rows:
                 self._memory.forget(published.topic, key)
 
     def forget(self, published: PublishedTable, key: bytes) -> None:
-        """Nothing is known of a row any more."""
         if published.toast is not None:
             self._memory.forget(published.topic, key)
 
     def shape_in_use(self, published: PublishedTable) -> None:
-        """A table has another shape now. Without a rule nothing of its rows is followed, so nothing known of them stays
-        true: under replica identity FULL, for instance, which may end again."""
+        """A table has a new shape. Without a rule its rows are no longer followed, so what is stored becomes outdated.
+        That happens under replica identity FULL, for instance, which may end again."""
         if published.toast is None:
             self._memory.clear(published.topic)
 
@@ -101,5 +93,5 @@ class ToastRows:
         }
         if large:
             self._memory.put(published.topic, key, large)
-        else:  # what was kept of an earlier row must not be taken for this one's
+        else:  # values of an earlier row must not be taken for this one's
             self._memory.forget(published.topic, key)

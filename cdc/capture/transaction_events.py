@@ -1,4 +1,4 @@
-"""The events of the transaction that runs: their tags, times and sources. Pure."""
+"""The events of the running transaction: their tags, times and sources. Pure."""
 
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.questions import Event, Events
@@ -14,21 +14,20 @@ NULL = b"null"
 
 
 class Envelopes:
-    """Makes events of encoded rows, with the number of the last change that was counted."""
+    """Makes events of encoded rows, numbered by the last counted change."""
 
     def __init__(self, relations: Relations, progress: StreamProgress, toast: ToastRows, epoch: int) -> None:
         self.epoch = epoch
         self.prefix = b""
-        """The part of the tag that all events of the transaction share."""
+        """The start of the tag that all events of the transaction share."""
         self.time_ms = 0
-        """When it commits."""
+        """When it commits, in milliseconds since 1970."""
         self._relations = relations
         self._progress = progress
         self._toast = toast
         self._touched: list[PublishedTable] = []
 
     def begin(self, begin: Begin) -> None:
-        """Events are of this transaction from here on."""
         self.prefix = tag_prefix(self.epoch, begin.commit_lsn)
         self.time_ms = unix_ms(begin.commit_time_us)
         for published in self._touched:
@@ -36,7 +35,7 @@ class Envelopes:
         self._touched.clear()
 
     def record_shape(self, published: PublishedTable) -> None:
-        """A row of this shape is being published; or the stream, which has no row of it, is past where it changed."""
+        """A row of this shape is being published, or the stream has passed the change without such a row."""
         record, at = published.unrecorded, self._progress
         if record is not None:
             lsn, seq = (at.commit_lsn, at.seq) if at.in_transaction else (at.end_lsn, 0)
@@ -53,7 +52,7 @@ class Envelopes:
         return published.source
 
     def event(self, op: bytes, published: PublishedTable, key: bytes, before: bytes, after: bytes, lsn: int) -> Event:
-        """An event of a row. One that is null, and was written, was left out of the topic, and is again."""
+        """An event of a row. A written row that is null here is too large for the topic, so its event has op ``x``."""
         if after == NULL and op in (b"c", b"u"):
             op = b"x"
         source = published.source or self.source(published)
@@ -61,7 +60,7 @@ class Envelopes:
         return published.topic, key, value, None
 
     def deleted(self, published: PublishedTable, key: bytes, before: bytes, lsn: int) -> Events:
-        """The delete, and the tombstone that lets compaction forget the key. Both have the same tag."""
+        """The delete, and the tombstone that lets compaction drop the key. Both have the same tag."""
         delete = self.event(b"d", published, key, before, NULL, lsn)
         if not published.table.key:
             return (delete,)  # its topic isn't compacted

@@ -1,1 +1,1 @@
-"""The only code that knows the Kafka client: topics, transactional publisher, control topics."""
+"""The only code that uses the Kafka client: topics, transactional publisher, control topics."""

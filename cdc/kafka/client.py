@@ -1,4 +1,4 @@
-"""Makes clients of Kafka. One that can't be made is an error of ours, as what brokers refuse is."""
+"""Creates Kafka clients. Failures to create one, and refusals by brokers, become errors of ours."""
 
 import logging
 import re
@@ -12,8 +12,8 @@ from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 _Client = TypeVar("_Client")
 
 _UNHEARD: Final = logging.getLogger("lockstep.librdkafka")
-"""Where the client's own lines go. It prints some at any level, also of what is mended by itself a moment later; what
-matters reaches us as an error."""
+"""Receives the client's own log lines. It prints some at any level, even about problems that mend themselves a moment
+later; what matters reaches us as an error."""
 _UNHEARD.propagate = False
 _UNHEARD.addHandler(logging.NullHandler())
 
@@ -28,33 +28,28 @@ _DURATION: Final = re.compile(r" \(after \d+ms in state \w+\)")
 
 
 class Refused(Unavailable):
-    """Brokers let a client not in, or it doesn't go in. Another client isn't let in either at this moment."""
+    """Brokers refuse a client, or it refuses them. Another client would be refused now, too."""
 
 
 class Refusals:
-    """Why brokers let a client not in, or it doesn't go in. The client itself only says that nobody answers.
-
-    It is the client's ``error_cb``, which is called while the client is polled.
-    """
+    """Why brokers refuse a client, or it refuses them. The client itself only reports that nobody answers. It is the
+    client's ``error_cb``, which is called while the client is polled."""
 
     def __init__(self) -> None:
         self._last: KafkaError | None = None
 
     def __call__(self, error: KafkaError) -> None:
-        # A broker that wants another certificate of ours says so once it was reached.
+        # A broker that wants another certificate from us says so once it was reached.
         if error.code() in _AT_THE_DOOR or _OF_TLS.search(error.str()):
             self._last = error
 
     def forget(self) -> None:
-        """What was heard before an answer doesn't explain that there is none later."""
+        """Drop earlier errors: after an answer, they don't explain a later silence."""
         self._last = None
 
     def error(self) -> LockstepError | None:
-        """What was heard last, as an error of ours.
-
-        A broker whose certificate isn't trusted is no better when it is asked again. All else may be of a broker that
-        is starting or stopping.
-        """
+        """The last error heard, as an error of ours. A broker whose certificate isn't trusted stays so when it is asked
+        again. All other errors may come from a broker that is starting or stopping."""
         if self._last is None:
             return None
         words = _DURATION.sub("", self._last.str())
@@ -77,20 +72,15 @@ class Refusals:
 
 
 def batch_bytes(*record_bytes_max: int) -> int:
-    """``batch.size`` of a producer that writes to topics with these ``max.message.bytes``. Pure.
-
-    Brokers hold whole batches against that limit: many small records would be refused as one that is too large. A
-    record that is larger than a batch is sent alone.
-    """
+    """``batch.size`` of a producer that writes to topics with these ``max.message.bytes``. Pure. Brokers compare whole
+    batches with that limit: many small records would be refused as too large. A record larger than a batch is sent
+    alone."""
     return max(1, min(_BATCH_BYTES, *record_bytes_max) - _BATCH_OVERHEAD_BYTES)
 
 
 def new_client(kind: Callable[[dict[str, Any]], _Client], settings: Mapping[str, Any]) -> _Client:
-    """A client of librdkafka's with these settings. It hasn't connected yet.
-
-    Raises ConfigurationError when they can't be used, as where a file of a certificate is missing. Raises Unavailable
-    when the machine has no room for the client.
-    """
+    """A librdkafka client with these settings, not connected yet. Raises ConfigurationError if they can't be used, for
+    instance if a certificate's file is missing. Raises Unavailable if the machine has no room for the client."""
     try:
         return kind({**settings, "logger": _UNHEARD})
     except KafkaException as error:

@@ -1,4 +1,4 @@
-"""A consumer that belongs to no group's bookkeeping: whoever uses it says where to read, and how far."""
+"""A consumer that uses no group: the caller says where to read, and how far."""
 
 import threading
 from collections.abc import Collection, Iterable, Mapping
@@ -21,16 +21,14 @@ def open_consumer(
     committed: bool = True,
     lost_is_error: bool = False,
 ) -> Consumer:
-    """Reads what is ``committed`` of these topics, else all, and tells where a partition ends as of now.
+    """Reads what is ``committed`` of these topics, else all, and reports where a partition ends at present.
 
-    The end of a partition moves on while somebody writes, and steady writing keeps the client from reporting it.
-    So a reader fixes its own end first. ``fetch_wait_ms`` is how long the broker holds a request without records.
-    A longer wait means fewer requests, and the end is reported that much later.
+    That end moves while somebody writes, and steady writing keeps the client from reporting it, so a reader fixes its
+    own end first. ``fetch_wait_ms`` is how long the broker holds a request without records. A longer wait means fewer
+    requests, and the end is reported that much later.
 
-    ``lost_is_error``: an offset that the topic doesn't have any more is an error of the next poll. Else reading goes on
-    where the topic begins.
-
-    Raises as ``new_client``.
+    ``lost_is_error``: an offset that the topic no longer has makes the next poll fail. Otherwise reading continues
+    where the topic begins. Raises as ``new_client``.
     """
     consumer: Consumer = new_client(
         Consumer,
@@ -49,22 +47,20 @@ def open_consumer(
 
 
 def find_leaders(consumer: Consumer, topics: Iterable[str]) -> None:
-    """Let a consumer know where the partitions of these topics are, before it is assigned some of them.
+    """Let a consumer find the leaders of these topics' partitions before it is assigned some.
 
-    One that is assigned a partition whose leader it doesn't know looks for it at its next regular look, half a second
-    or a second later. Asked for an offset it looks at once, which takes a few milliseconds. What it isn't told now, it
-    finds out as it does without this: nothing is raised. Asking waits behind a request that a broker holds.
+    Without this, a consumer assigned a partition with an unknown leader waits for its next regular look, half a second
+    to a second later. A request for an offset makes it look at once, within milliseconds. If that fails, it finds the
+    leaders later as usual: nothing is raised. The request waits behind one that a broker holds.
     """
     with suppress(KafkaException):
         consumer.offsets_for_times([TopicPartition(topic, 0, 0) for topic in topics], timeout=_LEADERS_S)
 
 
 def close_consumer(consumer: Consumer) -> None:
-    """Close it, and wait no longer than some seconds.
-
-    librdkafka may wait for ever for a thread of its own, as after a partition was out of range. What is left then ends
-    with the process. Nothing depends on it: these consumers have committed nothing.
-    """
+    """Close it, waiting only some seconds. librdkafka may wait for ever for one of its threads, for instance after a
+    partition was out of range. The remainder then ends with the process. Nothing depends on it: these consumers have
+    committed nothing."""
     closing = threading.Thread(target=consumer.close, name="close-consumer", daemon=True)
     closing.start()
     closing.join(CLOSE_S)

@@ -1,4 +1,4 @@
-"""Reads the control topics: everything a compacted one holds, or what is new on the progress topic."""
+"""Reads the control topics: everything in a compacted one, or what is new on the progress topic."""
 
 import time
 from collections import deque
@@ -23,24 +23,24 @@ _TAIL_OFFSETS = 100
 """How far before its end the progress topic is read first."""
 
 _FOLLOW_WAIT_MS = 1
-"""Behind the last record is the marker of its transaction, so a reader learns by an answer without records that the
-topic ends there. A broker that kept that request would keep the reader too. Between its reads it asks for nothing."""
+"""The marker of a transaction follows its last record, so a reader learns from an answer without records that the topic
+ends there. A broker that holds that request would delay the reader too. Between reads, the reader requests nothing."""
 
 _LOST = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
-"""What the client says of an offset that a topic doesn't have any more."""
+"""The client's errors for an offset that a topic no longer has."""
 
 _BELL_WAIT_MS = 2000
-"""A bell's request stays with the broker until something is written, or for so long."""
+"""How long the broker holds a bell's request until something is written."""
 
 _LOOK_MS = 5_000
 _ASK_MS = 500
 """How often a reader that listens to a bell asks the brokers: in any case, and while the bell is silent."""
 
 _RINGS_AT_ONCE = 1000
-"""What has come meanwhile is one ring."""
+"""Messages that came meanwhile count as one ring."""
 
 _FORGED_MAX = 100
-"""So many records of others are passed over in place of a state: each may be large."""
+"""The most foreign records that are skipped in place of a state, since each may be large."""
 
 
 def _committed_end(cluster: TopicAdmin, topic: str) -> int:
@@ -55,7 +55,7 @@ def _committed(client: ClientSettings, topic: str) -> Iterator[Message]:
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """The newest record of a key: its value, and where it is in words."""
+    """The newest record of a key: its value, and its place in words."""
 
     value: bytes
     what: str
@@ -71,21 +71,19 @@ def record_at(topic: str, offset: int) -> str:
 
 
 def read_compacted(client: ClientSettings, topic: str) -> dict[bytes, StoredRecord]:
-    """The newest record of every key of a one-partition topic, read-committed, in order of their offsets.
-
-    Raises Unavailable when the broker doesn't answer and LockstepError when the topic doesn't exist.
-    """
+    """The newest record of every key of a one-partition topic, read-committed, in order of their offsets. Raises
+    Unavailable if the broker doesn't answer and LockstepError if the topic doesn't exist."""
     return read_compacted_topics(client, [topic])[topic]
 
 
 def read_compacted_topics(client: ClientSettings, topics: Sequence[str]) -> dict[str, dict[bytes, StoredRecord]]:
-    """The same of several topics at once. Raises as ``read_compacted``, for the first topic with which that is so."""
+    """``read_compacted`` for several topics at once. Raises as that, for the first topic that fails."""
     if not topics:
         return {}
     cluster = TopicAdmin(client)
     cluster.require(topics)
     ends = cluster.committed_ends([(topic, 0) for topic in topics])
-    # Opened when there is something to read: what a client asks before costs it 50 ms.
+    # Opened only if there is something to read, since its first requests take 50 ms.
     with reading(client, topics) as consumer:
         return _newest(topics, messages(consumer, {at: (0, end) for at, end in ends.items()}))
 
@@ -96,19 +94,17 @@ def _newest(topics: Collection[str], read: Iterable[Message]) -> dict[str, dict[
         records = newest[message.topic() or ""]
         key, value = message.key(), message.value()
         if not isinstance(key, bytes):
-            continue  # Not ours, and nothing that it could take the place of.
-        records.pop(key, None)  # so that the order is that of the newest records
+            continue  # not ours, and it can't replace a record of ours
+        records.pop(key, None)  # keeps the order that of the newest records
         if isinstance(value, bytes):
             records[key] = StoredRecord(value, _what(message))
     return newest
 
 
 def read_state(client: ClientSettings, prefix: str, slot: str) -> CaptureState | None:
-    """Capture's state of this slot, or None when it never ran.
-
-    Where somebody else has written in its place, it is the last one of capture's own, as long as the topic has that.
-    Raises as ``read_compacted``, ForeignRecord, and LockstepError for a state of another version.
-    """
+    """Capture's state of this slot, or None if it never ran. If another program has overwritten it, this is the last
+    one of capture's own that the topic still has. Raises as ``read_compacted``, ForeignRecord, and LockstepError for a
+    state of another version."""
     topic = control_topic(prefix, STATE)
     record = read_compacted(client, topic).get(slot.encode())
     if record is None:
@@ -123,7 +119,7 @@ def read_state(client: ClientSettings, prefix: str, slot: str) -> CaptureState |
 
 
 def _records_of_key(client: ClientSettings, topic: str, key: bytes) -> Sequence[StoredRecord]:
-    """The newest records of a key that a one-partition topic still has, but its tombstones, in order."""
+    """The newest records of a key that a one-partition topic still has, in order, without tombstones."""
     found: deque[StoredRecord] = deque(maxlen=_FORGED_MAX)
     for message in _committed(client, topic):
         value = message.value()
@@ -133,7 +129,7 @@ def _records_of_key(client: ClientSettings, topic: str, key: bytes) -> Sequence[
 
 
 def read_copied_ranges(client: ClientSettings, prefix: str, slot: str) -> list[CopiedRange]:
-    """The ledger of this slot's first copy, as far as it isn't done. Raises as ``read_state``."""
+    """The ledger of this slot's first copy, until that is done. Raises as ``read_state``."""
     return copied_ranges(read_compacted(client, control_topic(prefix, STATE)), slot)
 
 
@@ -145,9 +141,7 @@ def copied_ranges(records: Mapping[bytes, StoredRecord], slot: str) -> list[Copi
 
 def read_schema_records(client: ClientSettings, prefix: str) -> list[SchemaRecord]:
     """Every shape that any table ever had, in the order in which they held. A table may have had one several times.
-
-    What others wrote is passed over, but for what may have taken the place of a shape. Raises as ``read_state``.
-    """
+    Foreign records are skipped, unless one may have replaced a shape. Raises as ``read_state``."""
     return list(schema_records(read_compacted(client, control_topic(prefix, SCHEMA))))
 
 
@@ -179,10 +173,8 @@ def read_progress(client: ClientSettings, prefix: str) -> Iterator[ProgressRecor
 
 
 def _progress_record(message: Message) -> ProgressRecord | None:
-    """None for a record that isn't ours: capture's own bounds are in its own records, so that none is lost.
-
-    Raises LockstepError for one of another version.
-    """
+    """None for a record that isn't ours: nothing is lost, since capture's bounds are in its own records. Raises
+    LockstepError for one of another version."""
     value = message.value()
     try:
         return ProgressRecord.from_bytes(value if isinstance(value, bytes) else None, _what(message))
@@ -200,7 +192,7 @@ class Heard:
 
 
 class ProgressReader:
-    """Follows ``__progress``; keep one open and ask it again and again.
+    """Follows ``__progress``; keep one open and call it repeatedly.
 
     It doesn't need the topic's history. After the newest record was read, the topics' end offsets lie above all that
     was published before it, and an upper bound is always safe. So the first answer is one record: the newest LSN, with
@@ -210,7 +202,7 @@ class ProgressReader:
     def __init__(
         self, client: ClientSettings, prefix: str, topics: Sequence[str], *, watched: Collection[str] = ()
     ) -> None:
-        """``watched`` are the topics of which ``identities`` tells."""
+        """``identities`` covers the ``watched`` topics."""
         self._client = client
         self._topic = control_topic(prefix, PROGRESS)
         self._topics = tuple(topics)
@@ -220,20 +212,20 @@ class ProgressReader:
         self._next: int | None = None
         self._topic_id = ""
         self.known_at_ms = 0
-        """All that was committed by then is in the answers so far; in milliseconds since 1970."""
+        """The answers so far include all that was committed by then; in milliseconds since 1970."""
         self.identities: Mapping[str, TopicIdentity] = {}
-        """Of the watched topics that the last records have bounds of, as of after these were read."""
+        """The watched topics that the last records bound, as of after those were read."""
 
     def new_records(self, heard: Sequence[Heard] | None = None) -> list[ProgressRecord]:
         """The committed records since the last call that returned, oldest first.
 
-        ``heard`` is what a ``LogBell`` has heard since then; None where none is listened to. Where something new is in
-        it, and nothing lacks before that, the topic itself is looked at only every five seconds: a process that hung
-        doesn't know how old that is. Where nothing is in it, the topic is looked at twice a second.
-        Where Kafka has lost some of them, by age or because the topic was recreated, one record with new bounds of all
-        topics, as in the first answer.
-        Raises Unavailable, and LockstepError for a record of another version; then the next call gives all that this
-        one would have given.
+        ``heard`` is what a ``LogBell`` has heard since then; None without a bell. If it has something new, and nothing
+        is missing before that, the topic itself is checked only every five seconds: a process that hung doesn't know
+        how old the news is. If it has nothing, the topic is checked twice a second.
+        If Kafka has lost some records, by age or because the topic was recreated, this is one record with new bounds of
+        all topics, as in the first answer.
+        Raises Unavailable, and LockstepError for a record of another version; the next call then returns everything
+        that this one would have.
         """
         try:
             records, following = self._of(heard or ())
@@ -252,7 +244,8 @@ class ProgressReader:
                     records, following = self._since(self._next, high)
             elif not has_news:
                 return []
-            # Offsets don't tell a topic that was recreated, and has grown since: only what is new makes that matter.
+            # Offsets don't reveal a topic that was recreated and has grown since. That matters only if there is
+            # something new.
             if records is None or self._id(records) != self._topic_id:
                 records, following = self._anew()
         except (KafkaException, Unavailable) as error:
@@ -266,11 +259,11 @@ class ProgressReader:
 
     @property
     def next_offset(self) -> int:
-        """Where the topic goes on after the last answer; where it ended, before the first."""
+        """Where the topic continues after the last answer; where it ended, before the first."""
         return self._next if self._next is not None else self._range()[1]
 
     def _of(self, heard: Sequence[Heard]) -> tuple[list[ProgressRecord] | None, int | None]:
-        """The new records in it, and what is to be read next: the same as before where it has none of all."""
+        """The new records in ``heard``, and the next offset to read; None for the records if some are missing."""
         records: list[ProgressRecord] = []
         following = self._next
         for part in heard:
@@ -286,14 +279,14 @@ class ProgressReader:
         return self._cluster.begin_offsets([partition])[partition], _committed_end(self._cluster, self._topic)
 
     def _id(self, records: Iterable[ProgressRecord] = ()) -> str:
-        """The topic's. Asks in the same request for the identities of what the records bound."""
+        """The topic's id. The same request gets the identities of the topics that the records bound."""
         bounded = self._watched.intersection(topic for record in records for topic in record.bounds)
         identities = self._cluster.identities([self._topic, *bounded])
         self.identities = {topic: identities[topic] for topic in bounded}
         return identities[self._topic].topic_id
 
     def _anew(self) -> tuple[list[ProgressRecord], int]:
-        """The first answer, and what is to be read next of the topic from which it is."""
+        """The first answer, and the next offset to read, both of the same incarnation of the topic."""
         while True:
             topic_id = self._id()
             records, following = self._newest(*self._range())
@@ -311,10 +304,10 @@ class ProgressReader:
                 return [replace(newest, bounds=self._end_offsets())], following
             if start == low:
                 return [], following
-            tail *= 10  # nothing but transaction markers so far
+            tail *= 10  # only transaction markers so far
 
     def _since(self, start: int, end: int) -> tuple[list[ProgressRecord] | None, int]:
-        """As ``_read``; None where Kafka has deleted some of them."""
+        """``_read``, with None if Kafka has deleted some of the records."""
         try:
             return self._read(start, end)
         except KafkaException as error:
@@ -324,7 +317,7 @@ class ProgressReader:
             return None, end
 
     def _read(self, start: int, end: int) -> tuple[list[ProgressRecord], int]:
-        """The records, and where the topic goes on behind all that was read, markers of transactions included."""
+        """The records, and the next offset after all that was read, transaction markers included."""
         records = []
         following = end
         if self._consumer is None:
@@ -336,7 +329,7 @@ class ProgressReader:
             following = max(following, (message.offset() or 0) + 1)
             if record is not None:
                 records.append(record)
-        # Else the client goes on asking for what comes next, and the next read's request waits behind that one.
+        # Otherwise the client requests what comes next, and the next read's request waits behind that one.
         self._consumer.unassign()
         return records, following
 
@@ -346,18 +339,16 @@ class ProgressReader:
         return {topic: tuple(ends[topic, p] for p in range(counts[topic])) for topic in self._topics}
 
     def close(self) -> None:
-        """End the connection; the next question opens another one."""
+        """End the connection; the next call opens another one."""
         if self._consumer is not None:
             close_consumer(self._consumer)
             self._consumer = None
 
 
 class LogBell:
-    """Rings when something was committed to ``__progress`` or ``__schema``, for one who has nothing else to wait for.
-
-    That costs a request every two seconds, and one each time it rings. Asking again and again where topics end costs
-    more, the more topics there are. Opened at the first use.
-    """
+    """Rings when something was committed to ``__progress`` or ``__schema``, for a caller with nothing else to wait for.
+    It costs a request every two seconds, and one per ring. Asking repeatedly where topics end costs more, the more
+    topics there are. Opened at the first use."""
 
     def __init__(self, client: ClientSettings, prefix: str) -> None:
         self._client = client
@@ -365,20 +356,18 @@ class LogBell:
         self._consumer: Consumer | None = None
         self._has_heard_error = False
         self._next: int | None = None
-        """Where ``__progress`` goes on behind all that has come. The first record or end that comes tells it."""
+        """The next offset of ``__progress`` after all that has come. The first record or end that arrives sets it."""
         self.heard: Heard | None = None
-        """The records of ``__progress`` that it has rung for last. None where there may be others."""
+        """The records of ``__progress`` since the previous ring. None if there may be others."""
 
     def rings(self, timeout_s: float) -> bool:
-        """Wait for it. What is committed may be long gone. Raises as ``new_client``.
-
-        It rings once to begin with: for what was committed before. It may ring for nothing, and does so when a
-        connection breaks: who looks then will know. And it may stay silent: nobody may depend on it.
-        """
+        """Wait for it. The commit may be long past. Raises as ``new_client``. It rings once at the beginning, for
+        earlier commits. It may ring for nothing, and does so when a connection breaks, so that the caller checks. It
+        may also stay silent: never depend on it."""
         if self._consumer is None:
             heard = {**self._client, "error_cb": self._hear_error}
             self._consumer = open_consumer(heard, self._topics, fetch_wait_ms=_BELL_WAIT_MS, lost_is_error=True)
-            # It stays assigned: a new question would wait behind the one that the broker keeps.
+            # It stays assigned: a new request would wait behind the one that the broker holds.
             self._consumer.assign([TopicPartition(topic, 0, OFFSET_END) for topic in self._topics])
             self._next = None
         self.heard = None
@@ -410,7 +399,7 @@ class LogBell:
         self._has_heard_error = True
 
     def close(self) -> None:
-        """End the connection; the next question opens another one."""
+        """End the connection; the next call opens another one."""
         if self._consumer is not None:
             close_consumer(self._consumer)
             self._consumer = None

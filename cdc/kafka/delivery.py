@@ -11,7 +11,7 @@ from cdc.model.errors import Unavailable
 from cdc.model.timeouts import KAFKA_CONFIRMS_S
 
 _RECORD_BYTES_MAX: Final = 1_000_000_000
-"""librdkafka's own limit is out of the way: the topic's decides, and the broker says so."""
+"""Disables librdkafka's own limit: the topic's decides, and the broker reports it."""
 
 Headers = Sequence[tuple[str, str | bytes | None]]
 
@@ -34,10 +34,8 @@ def delivering_producer(client: Mapping[str, str | int]) -> Producer:
 def deliver(
     producer: Producer, topic: str, records: Iterable[tuple[bytes, bytes | None, Headers]]
 ) -> KafkaError | None:
-    """Write these (key, value, headers); return None once all in-sync replicas have them, else the first refusal.
-
-    Raises Unavailable when the brokers don't take them in time.
-    """
+    """Write these (key, value, headers). Returns None once all in-sync replicas have them, else the first refusal.
+    Raises Unavailable if the brokers don't accept them in time."""
     failures: list[KafkaError] = []
 
     def delivered(error: KafkaError | None, _: Message) -> None:
@@ -51,7 +49,7 @@ def deliver(
                 try:
                     producer.produce(topic, key=key, value=value, headers=list(headers), on_delivery=delivered)
                     break
-                except BufferError:  # the client's own queue is full of what is on its way
+                except BufferError:  # the client's own queue is full of records in transit
                     if time.monotonic() > deadline:
                         raise
                     producer.poll(0.1)

@@ -1,4 +1,4 @@
-"""Rows that are too large for their topic: what is published in place of them."""
+"""What is published in place of rows that are too large for their topic."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
@@ -7,15 +7,15 @@ from cdc.kafka.record_limits import RecordLimit
 from cdc.protocol.envelope import LEFT_OUT, fitting, op_of
 
 _RECORD_OVERHEAD_BYTES: Final = 128
-"""What a batch of one record has besides key and value, at most."""
+"""The most that a batch of one record has besides key and value."""
 
 
 class LargeRows:
-    """Leaves rows of these topics of tables out where a record would have more than ``max_message_bytes``, or more
-    than the topic's own limit. ``say`` gets a sentence for each such row, without its key or a value.
+    """Leaves rows of these topics of tables out if their record would exceed ``max_message_bytes`` or the topic's own
+    limit. ``say`` gets a sentence for each such row, without its key or a value.
 
-    ``limits`` are those of the topics that take smaller records than ``max_message_bytes``, as of a moment ago. None:
-    nobody has looked, and nobody will where a publisher ends with Unavailable.
+    ``limits`` are those of the topics that accept smaller records than ``max_message_bytes``, as read a moment ago.
+    None: they weren't read, and won't be after a publisher ends with Unavailable.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class LargeRows:
         return topic in self._bytes_max
 
     def fitted(self, topic: str, key: bytes, value: bytes) -> bytes:
-        """The event, or what comes in its place where it is too large. The topic is one of these."""
+        """The event, or its replacement if it is too large. The topic must be one of these."""
         record_max = self._bytes_max[topic]
         bytes_max = record_max - len(key) - _RECORD_OVERHEAD_BYTES
         if len(value) <= bytes_max:

@@ -26,10 +26,8 @@ class NewestRecord:
 
 
 def newest_records(client: Mapping[str, str | int], topics: Sequence[str]) -> list[NewestRecord]:
-    """Of every partition of these topics, where it has any near its end.
-
-    Raises Unavailable, also for a topic that the brokers don't list.
-    """
+    """The newest record of every partition of these topics that has one near its end. Raises Unavailable, also for a
+    topic that the brokers don't list."""
     cluster = TopicAdmin(client)
     partitions = partitions_of(topics, cluster.partition_counts(topics))
     ends = cluster.committed_ends(partitions) if partitions else {}

@@ -1,4 +1,4 @@
-"""What brokers refuse of a transactional producer, as errors of ours: each says whether another start helps."""
+"""Brokers' refusals of a transactional producer as errors of ours: each says whether a restart helps."""
 
 import re
 import time
@@ -24,7 +24,7 @@ _OUT_OF_STEP = (
     KafkaError.UNKNOWN_PRODUCER_ID,
     KafkaError.INVALID_PRODUCER_ID_MAPPING,
 )
-# The client's words for the same, where it makes an error of its own of it.
+# The client's text for the same, if it makes its own error of it.
 _DESYNCHRONIZED = "sequence desynchronization"
 
 _TOO_LATE = (
@@ -33,7 +33,7 @@ _TOO_LATE = (
     KafkaError._PURGE_QUEUE,
     KafkaError._PURGE_INFLIGHT,
 )
-"""What the client says of a call after the transaction has failed."""
+"""The client's errors for a call after the transaction has failed."""
 
 _TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)
 
@@ -49,19 +49,19 @@ _REFUSED_FOR_GOOD = (
     KafkaError.UNSUPPORTED_COMPRESSION_TYPE,
     KafkaError.INVALID_RECORD,
 )
-"""A broker's answers that are the same whenever it is asked, until somebody changes a setting."""
+"""Broker errors that stay the same until somebody changes a setting."""
 
-# The client's words for what a broker has refused.
+# The client's text for a batch that a broker has refused.
 _REFUSED_BATCH: Final = re.compile(r"ProduceRequest for (?P<topic>\S+) \[\d+\] with (?P<records>\d+) message")
 
 _NOTHING_SKIPPED: Final = "nothing was skipped: a skipped row would be missing in every sink, without a message"
 
 _HEAR_S: Final = 2.0
-"""How long it may take the client to tell which records were refused, once it has said that some were."""
+"""How long the client may take to report which records were refused, after it reported that some were."""
 
 
 class RefusedRecords:
-    """Hears of records that no broker took, and knows how large the largest of those was that are too large."""
+    """Collects records that no broker accepted, and the size of the largest one that was too large."""
 
     def __init__(self) -> None:
         self.bytes_max = 0
@@ -73,7 +73,8 @@ class RefusedRecords:
 
 @contextmanager
 def errors_of_its_own() -> Iterator[None]:
-    """The client tells of deliveries also where it is to raise a fatal error. Python makes a SystemError of that."""
+    """Make a KafkaException of the SystemError that Python raises if the client reports deliveries during a fatal
+    error."""
     try:
         yield
     except SystemError as error:
@@ -83,8 +84,8 @@ def errors_of_its_own() -> Iterator[None]:
 
 
 class ProducerRefusals:
-    """The errors of one producer. ``control`` are topics that take larger records than others,
-    ``timeout_ms`` is after how long brokers end a transaction."""
+    """The errors of one producer. ``control`` are topics that accept larger records than others. ``timeout_ms`` is the
+    time after which brokers end a transaction."""
 
     def __init__(
         self,
@@ -106,12 +107,12 @@ class ProducerRefusals:
     def error(
         self, error: KafkaException, producer: Producer, *, doing: str, open_s: float, topic: str = "", size: int = 0
     ) -> LockstepError:
-        """The error of ours. The transaction has been open for so long; 0 where there is none."""
+        """The error as ours. ``open_s`` is how long the transaction has been open; 0 if there is none."""
         is_own_limit = error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE and bool(topic)
         error = _cause(error, producer)
         details: KafkaError = error.args[0]
         if details.code() in _FENCED_CODES:
-            # Who has done that is found out at the next start, from the state: see Ownership.
+            # The next start finds out from the state who did that: see Ownership.
             if open_s * 1000 >= self._timeout_ms:
                 return TransactionTimedOut(
                     f"Kafka has ended this producer's transaction: it was open for {open_s:.0f} s, more than the"
@@ -127,8 +128,8 @@ class ProducerRefusals:
         if details.code() in _TOO_LARGE:
             return self._too_large(details, producer)
         if details.code() in _OUT_OF_STEP or _DESYNCHRONIZED in details.str():
-            # Broker and client disagree on what came last, as after a freeze. A new producer aborts what is open, and
-            # its first event is the one after the last commit.
+            # Broker and client disagree on what came last, for instance after a freeze. A new producer aborts what is
+            # open, and its first event is the one after the last commit.
             return Unavailable(f"Kafka has lost count of this producer's events: {doing}: {reason(error)}")
         if details.code() in NOT_ALLOWED:
             return LockstepError(
@@ -147,7 +148,7 @@ class ProducerRefusals:
         return Unavailable(f"Kafka: {doing}: {reason(error)}")
 
     def _too_large(self, details: KafkaError, producer: Producer) -> LockstepError:
-        """What to tell of a batch that a broker has refused for its size. Asks for the limit of the topic."""
+        """The error for a batch that a broker refused for its size. Reads the limit of the topic."""
         refused = _REFUSED_BATCH.search(details.str())
         if refused is None:
             return LockstepError(f"Kafka refuses a batch for its size: {details.str()}", hint=_NOTHING_SKIPPED)
@@ -184,10 +185,7 @@ class ProducerRefusals:
 
 
 def _cause(error: KafkaException, producer: Producer) -> KafkaException:
-    """Why the transaction has failed, where the error only says that it has.
-
-    Who begins another one is told, and doesn't begin it.
-    """
+    """Why the transaction has failed, if the error only says that it has: beginning another one shows the cause."""
     if error.args[0].code() in _TOO_LATE:
         try:
             producer.begin_transaction()

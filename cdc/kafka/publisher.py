@@ -12,10 +12,10 @@ from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRec
 
 PROGRESS_EVERY_S: Final = 0.1
 """How often a progress record is written under load. It needs a flush in the middle of its transaction, and after many
-events a request to the brokers. Such a transaction takes up to twice as long as one that sends everything at once."""
+events a request to the brokers, so the transaction takes up to twice as long."""
 
 _FEW_EVENTS: Final = 500
-"""With more of them, a transaction counts as load."""
+"""A transaction with more events counts as load."""
 
 
 class TransactionalPublisher(Transactions):
@@ -31,10 +31,8 @@ class TransactionalPublisher(Transactions):
         progress_every_s: float = PROGRESS_EVERY_S,
         **options: Any,
     ) -> None:
-        """``progress_every_s`` is the time between two progress records, in seconds, where it isn't under load.
-
-        ``options`` are those of ``Transactions``.
-        """
+        """``progress_every_s`` is the time between two progress records without load, in seconds. ``options`` are those
+        of ``Transactions``."""
         self._prefix = prefix
         control = [control_topic(prefix, name) for name in (STATE, PROGRESS, SCHEMA)]
         self._state_topic, self._progress_topic, self._schema_topic = control
@@ -63,14 +61,14 @@ class TransactionalPublisher(Transactions):
         progress: bool = True,
         interval_s: float | None = None,
     ) -> dict[tuple[str, int], int] | None:
-        """Commit the open batch with its state. When this returns, a read-committed reader will see all of it.
+        """Commit the open batch with its state. When this returns, a read-committed reader sees all of it.
 
-        Returns the progress record's bounds, by topic and partition, where one was written.
+        Returns the progress record's bounds, by topic and partition, if one was written.
 
-        A progress record goes with it, or with a later one when the last was written a moment ago (``owes_progress``).
-        While rows are being copied there is none: until the last row is there, nothing is known about what has been
-        applied. In the middle of the stream ``progress`` is False then. The record tells ``interval_s``, the seconds
-        between two commits by now, unless nobody knows. ``covering`` names topics whose end is recorded
+        A progress record goes with the batch, or with a later one if the last was written a moment ago
+        (``owes_progress``). There is none while rows are being copied: until the last row is there, it isn't known what
+        has been applied. For copies in the middle of the stream, ``progress`` is False. ``interval_s``, the present
+        seconds between two commits, goes into the record, if known. ``covering`` names topics whose end is recorded
         though no event touched them. The first commit of a process names all, since it doesn't know what an earlier
         process owed.
         """
@@ -120,7 +118,7 @@ class TransactionalPublisher(Transactions):
         return tuple(sorted(state.topics.keys() - copied - {self._schema_topic}))
 
     def owes_progress(self) -> bool:
-        """Whether an idle caller should commit once more, so that what was published last becomes known."""
+        """Whether an idle caller should commit once more, so that readers learn of what was published last."""
         return self._owes_progress and self._progress_is_due()
 
     def _progress_is_due(self) -> bool:

@@ -1,4 +1,4 @@
-"""Reads partitions from one offset to another: what a topic holds as of a moment, however long somebody writes on."""
+"""Reads partitions from one offset to another: a topic's content at one moment, even while others write."""
 
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
@@ -17,19 +17,17 @@ Partition = tuple[str, int]
 WAIT_S: Final = 0.2
 _AT_ONCE: Final = 5000
 _ASK_AGAIN_S: Final = 1.0
-"""After so long without an answer the client is told once more from where to read. It reports an end once, and the
-markers of a transaction may come after that without a word. An answer that is under way is lost by that: where one of a
-partition hasn't come, the client gets twice the time. A record of 16 MB takes longer than a second on many a line."""
+"""After so long without an answer the client is assigned its position again. It reports an end once, and a
+transaction's markers may follow silently. Assigning loses an answer that is under way: so if a partition hasn't
+answered, the client gets twice the time. On many connections, a record of 16 MB takes longer than a second."""
 
 
 @contextmanager
 def reading(
     client: Mapping[str, Any], topics: Collection[str], *, what: str = "", **options: Any
 ) -> Iterator[Consumer]:
-    """A consumer as ``open_consumer`` makes it, for as long as it is needed.
-
-    Raises Unavailable with ``what`` can't be read, where the client refuses.
-    """
+    """A consumer from ``open_consumer``, closed afterwards. If the client refuses, raises Unavailable, with ``what`` as
+    the thing that can't be read."""
     consumer = open_consumer(client, topics, **options)
     try:
         yield consumer
@@ -40,7 +38,7 @@ def reading(
 
 
 class _Unread:
-    """Partitions that aren't read to their ends, where each goes on, and since when nothing new has come of them."""
+    """Partitions that aren't read to their ends, the next offset of each, and since when nothing new has come."""
 
     def __init__(self, limits: Mapping[Partition, tuple[int, int]]) -> None:
         self._following = {at: start for at, (start, end) in limits.items() if start < end}
@@ -51,11 +49,11 @@ class _Unread:
 
     @property
     def is_late(self) -> bool:
-        """Whether the answer takes so long that it is to be asked again."""
+        """Whether the answer takes so long that it must be requested again."""
         return time.monotonic() - self.asked > self._patience_s
 
     def ask(self, consumer: Consumer) -> None:
-        """Tell the client from where to read."""
+        """Assign the next offsets to the client."""
         if self._unanswered:
             self._patience_s *= 2
         self._unanswered = set(self.ends)
@@ -68,19 +66,19 @@ class _Unread:
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
             raise KafkaException(error)
         if at not in self.ends:
-            return False  # one that was read goes on to tell of what is written
+            return False  # a partition that was read continues to report new records
         self.asked, end = time.monotonic(), self.ends[at]
         self._unanswered.discard(at)
         following = offset + (error is None)
-        if following > self._following[at]:  # the same end again isn't an answer: it comes for every question
+        if following > self._following[at]:  # the same end again isn't an answer: it comes for every request
             self._following[at], self.heard = following, self.asked
-        # A broker that has just come back may tell of an earlier end: what follows comes when it knows of it.
+        # A broker that has just come back may report an earlier end; what follows comes once it knows of it.
         if following >= end:
             del self.ends[at]
         return error is None and offset < end
 
     def check_heard(self) -> None:
-        """Raises Unavailable when nothing has come for long."""
+        """Raises Unavailable if nothing has come for long."""
         if self.ends and time.monotonic() - self.heard > KAFKA_SILENT_S:
             raise Unavailable(
                 f"the end of topic {min(self.ends)[0]} wasn't reached: nothing came for {KAFKA_SILENT_S:.0f} s"
@@ -94,17 +92,16 @@ def message_lists(
     while_waiting: Callable[[], None] = lambda: None,
     wait_s: float = WAIT_S,
 ) -> Generator[list[Message], None, None]:
-    """All records of these partitions from the first of both offsets on, below the second. Those of one are in order.
+    """All records of these partitions from the first offset on, below the second. Those of one partition are in order.
 
-    They come in lists of what is there by then, which are empty where nothing comes in ``wait_s``. The ends are given:
-    while somebody writes all the time, the client never reports one.
-
-    Raises Unavailable when nothing comes for long, and KafkaException for a partition that can't be read.
+    They come in lists of what has arrived, empty if nothing comes in ``wait_s``. The ends are given, since the client
+    never reports one while somebody writes all the time. Raises Unavailable if nothing comes for long, and
+    KafkaException for a partition that can't be read.
     """
     unread = _Unread(limits)
     unread.ask(consumer)
     while unread.ends:
-        # One poll, then what came with it: asked for many records, the client waits until it has so many.
+        # One poll, then what came with it: a request for many records would wait until there are so many.
         first = consumer.poll(wait_s)
         came = [] if first is None else [first, *consumer.consume(_AT_ONCE, 0)]
         while_waiting()
@@ -114,7 +111,7 @@ def message_lists(
         unread.check_heard()
         yielded = time.monotonic()
         yield records
-        away_s = time.monotonic() - yielded  # a reader that has other things to do isn't a broker that is silent
+        away_s = time.monotonic() - yielded  # a busy reader isn't a silent broker
         unread.heard, unread.asked = unread.heard + away_s, unread.asked + away_s
 
 
@@ -124,6 +121,5 @@ def messages(
     *,
     while_waiting: Callable[[], None] = lambda: None,
 ) -> Iterator[Message]:
-    """The same one by one."""
     for portion in message_lists(consumer, limits, while_waiting=while_waiting):
         yield from portion

@@ -11,7 +11,7 @@ from cdc.secret import read_secret
 from cdc.settings import Settings, Tls
 
 SEVEN_DAYS_MS: Final = 7 * 24 * 3600 * 1000
-"""How long tombstones stay, and when compaction gets to a record at the latest: it removes by then what was erased."""
+"""How long tombstones stay, and the longest delay of compaction, which removes by then what was erased."""
 
 KAFKA_PASSWORD_VARIABLE = "LOCKSTEP_KAFKA_PASSWORD"  # noqa: S105  the name of a variable, not a password
 
@@ -37,7 +37,7 @@ _CONNECTION: Final = frozenset(
         "ssl.sigalgs.list",
     }
 )
-"""Settings of librdkafka's that say how brokers are reached, and nothing of what is read, written or trusted."""
+"""librdkafka settings about how brokers are reached, not about what is read, written or trusted."""
 
 
 _OIDC: Final = frozenset(
@@ -57,7 +57,7 @@ _OIDC: Final = frozenset(
         "sasl.oauthbearer.token.endpoint.url",
     }
 )
-"""How librdkafka gets a token by itself, from a server of OpenID Connect. No secret is among them."""
+"""How librdkafka gets tokens itself, from a server of OpenID Connect. No secret is among them."""
 
 OAUTHBEARER: Final = "OAUTHBEARER"
 
@@ -114,7 +114,7 @@ class KafkaSettings(Settings):
     @field_validator("librdkafka")
     @classmethod
     def _only_of_the_connection(cls, given: dict[str, str | int]) -> dict[str, str | int]:
-        """What a client reads, writes and trusts is ours to set: the promise rests on it."""
+        """We alone set what a client reads, writes and trusts: our guarantees depend on it."""
         known = _CONNECTION | _OIDC
         refused = sorted(name for name in given if name not in known)
         if refused:
@@ -123,13 +123,13 @@ class KafkaSettings(Settings):
 
     @property
     def security_protocol(self) -> str:
-        """Kafka's name of how the brokers are reached."""
+        """Kafka's name for how the brokers are reached."""
         return ("sasl_" if self.sasl_mechanism else "") + ("plaintext" if self.tls is None else "ssl")
 
     @model_validator(mode="before")
     @classmethod
     def _protocol_is_said_by_tls(cls, given: object) -> object:
-        """Whoever only removed the line would send rows and passwords as they are."""
+        """Refused, since merely removing the line would make rows and passwords go in plain text."""
         if isinstance(given, Mapping) and "security_protocol" in given:
             raise ValueError(
                 "there is no security_protocol: it follows from tls and sasl_mechanism. For ssl and sasl_ssl set"
@@ -139,7 +139,7 @@ class KafkaSettings(Settings):
 
     @model_validator(mode="after")
     def _login_is_used(self) -> Self:
-        """Without a mechanism it would have no effect, without a word."""
+        """Without a mechanism a login would silently have no effect."""
         given = [name for name in ("username", "password_file") if getattr(self, name) is not None]
         if given and self.sasl_mechanism is None:
             raise ValueError(f"{', '.join(given)} without sasl_mechanism: set it, or remove the login")
@@ -171,22 +171,20 @@ class KafkaSettings(Settings):
         return self.librdkafka.get("sasl.oauthbearer.method") == "oidc"
 
     def java_client(self) -> dict[str, str | int]:
-        """Those of ``librdkafka`` that Java's client has as well, under the same names and with the same values."""
+        """The settings in ``librdkafka`` that Java's client has as well, with the same names and values."""
         return {name: value for name, value in self.librdkafka.items() if name in _JAVAS_TOO}
 
     def password(self) -> SecretStr | None:
-        """The password as it is now, if there is one. Raises ConfigurationError when its file can't be read."""
+        """The present password, if there is one. Raises ConfigurationError if its file can't be read."""
         return read_secret(variable=KAFKA_PASSWORD_VARIABLE, file=self.password_file)
 
     def client(self) -> dict[str, str | int]:
-        """The configuration of a client of librdkafka's. Holds the password: never print it.
-
-        Raises ConfigurationError when the password's file can't be read.
-        """
+        """The configuration of a librdkafka client. Holds the password: never print it. Raises ConfigurationError if
+        the password's file can't be read."""
         settings: dict[str, str | int] = {
             "bootstrap.servers": self.bootstrap_servers,
             "security.protocol": self.security_protocol,
-            # Every lost connection is a line of librdkafka's; what matters reaches us as an error.
+            # librdkafka logs every lost connection; what matters reaches us as an error.
             "log_level": 0,
             # A restarted broker must be found again in time; the default backs off up to 10 s.
             "reconnect.backoff.max.ms": 1000,
@@ -210,6 +208,6 @@ class KafkaSettings(Settings):
 
 
 def _is_private(endpoint: str) -> bool:
-    """Whether nobody on a network reads what is sent there."""
+    """Whether what is sent there can't be read on a network."""
     parts = urlsplit(endpoint)
     return parts.scheme == "https" or parts.hostname in ("localhost", "127.0.0.1", "::1")

@@ -1,4 +1,4 @@
-"""Writes tombstones, which take all that a compacted topic has of some keys away in time."""
+"""Writes tombstones, by which compaction eventually removes all of some keys from a topic."""
 
 from collections.abc import Mapping
 
@@ -11,11 +11,9 @@ from cdc.protocol.envelope import TAG_HEADER
 
 
 def write_tombstones(client: Mapping[str, str | int], topic: str, tags: Mapping[bytes, str]) -> None:
-    """Return once all in-sync replicas have one for each of these keys, with its tag, "" for none.
-
-    Of a topic with one partition: in any other, whoever wrote a key may have chosen another partition for it. Writing
-    them twice changes nothing. Raises Unavailable when the brokers don't answer, LockstepError when they refuse one.
-    """
+    """Return once all in-sync replicas have a tombstone for each of these keys, with its tag ("": none). Only for
+    topics with one partition: in others, a key's writer may have chosen another partition for it. Writing them twice
+    changes nothing. Raises Unavailable if the brokers don't answer, LockstepError if they refuse one."""
     records = ((key, None, [(TAG_HEADER, tag.encode())] if tag else []) for key, tag in tags.items())
     refusal = deliver(delivering_producer(client), topic, records)
     if refusal is None:

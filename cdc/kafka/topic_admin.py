@@ -1,4 +1,4 @@
-"""What is asked of the brokers about topics: create them, describe them, where they end."""
+"""Requests to the brokers about topics: create them, describe them, find their ends."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -43,17 +43,18 @@ _Answer = TypeVar("_Answer")
 
 REQUEST_TIMEOUT_S = 15.0
 _FIRST_ATTEMPT_S = 2.0
-"""How long the first client is waited for, and each one after it twice as long: it may be waiting for a dead broker."""
+"""How long the first client is waited for, and each further one twice as long: it may be waiting for a dead broker."""
 
 _CONFIGS_AT_ONCE = 100
-"""Topics that one request asks for their settings: an answer has dozens for each, and thousands take brokers long."""
+"""How many topics' settings one request reads: an answer has dozens per topic, and thousands of topics take brokers
+long."""
 
 _RECORDS_AT_ONCE = 2_000
-"""What one request may have the brokers note down at once. They refuse 10,000 records, as of 840 tables."""
+"""How many records one request may make the brokers write. They refuse 10,000, which 840 tables need."""
 
 _CLIENT = {
-    # A client that connects to a broker only when it has a request for it does so without a pause while the broker is
-    # dead: a few of them keep all cores busy, and the connections to the other brokers late.
+    # With sparse connections, a client reconnects without a pause while a broker is dead: a few such clients keep all
+    # cores busy, and delay the connections to the other brokers.
     "enable.sparse.connections": False,
 }
 
@@ -66,10 +67,10 @@ _CONTROL_SEGMENT_BYTES = 16 * 1024 * 1024
 """Small segments: the state has one record per Kafka transaction, and a start reads what isn't compacted yet."""
 
 CONTROL_RECORD_BYTES: Final = 16 * 1024 * 1024
-"""The state tells of every table, and a shape of every column. The brokers' own limit is 1 MB."""
+"""The state covers every table, and a shape every column. The brokers' own limit is 1 MB."""
 
 VIEW_COMPACTION_LAG_MS = 3600 * 1000
-"""For how long a topic of rows in one order keeps each version of a row at least."""
+"""How long a topic of rows in one order keeps each version of a row at least."""
 
 PARTITIONS: Final = "partitions"
 
@@ -99,11 +100,11 @@ _UNANSWERED = (
 
 
 class _NoOffset(Unavailable):
-    """A broker has answered, and has no offset."""
+    """A broker has answered, but without an offset."""
 
 
 _NO_SUCH_OFFSET = -1
-"""No record is of that time or later. librdkafka has another number below zero for a leader that didn't answer."""
+"""There is no record of that time or later. librdkafka returns another negative number for a silent leader."""
 
 NOT_ALLOWED: Final = frozenset(
     {
@@ -113,13 +114,13 @@ NOT_ALLOWED: Final = frozenset(
         KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     }
 )
-"""A right lacks. Asking again changes nothing until somebody grants it."""
+"""A right is missing. Retrying changes nothing until somebody grants it."""
 
 WITHOUT_RIGHT: Final = "grant kafka.username the right {}: docs/kafka.md has all that are needed"
 
 
 def without_rights(rights: Sequence[str]) -> str:
-    """What to do where some of our topics lack these rights."""
+    """What to do if these rights are missing on some of our topics."""
     return WITHOUT_RIGHT.format(f"{', '.join(rights)} on the pipeline's topics")
 
 
@@ -137,30 +138,29 @@ _UNREADABLE = (
 
 
 def reason(error: BaseException) -> str:
-    """The client's words for an error."""
+    """The client's text for an error."""
     if isinstance(error, KafkaException) and error.args and isinstance(error.args[0], KafkaError):
         return error.args[0].str()
     return str(error)
 
 
 def _has_code(error: Unavailable, codes: Collection[int]) -> bool:
-    """Whether a broker or the client said one of these. Of Refused none: that the client got no answer is no reason."""
+    """Whether a broker or the client gave one of these codes. Never for Refused, where the lack of an answer means
+    nothing."""
     cause = error.__cause__
     return not isinstance(error, Refused) and isinstance(cause, KafkaException) and cause.args[0].code() in codes
 
 
 def _is_of_broker(error: Unavailable) -> bool:
-    """Whether a broker has answered, and with this. librdkafka's own errors are below zero, those of a broker above."""
+    """Whether a broker answered with this. librdkafka's own errors are below zero, those of a broker above."""
     cause = error.__cause__
     return isinstance(cause, KafkaException) and cause.args[0].code() >= 0
 
 
 def _settle(futures: Mapping[Any, Any], while_waiting: Callable[[], None] | None) -> None:
-    """Wait until a request has all its answers.
-
-    A thread of the client tells them one after the other. Whoever goes on with the first one, which may be an error,
-    and ends the process with it, would end Python under that thread: it aborts then, and the exit code is another one.
-    """
+    """Wait until a request has all its answers. A thread of the client delivers them one after the other. If the caller
+    continued with the first one, possibly an error, and ended the process, Python would end under that thread: it
+    aborts then, with another exit code."""
     deadline = time.monotonic() + REQUEST_TIMEOUT_S
     while wait(futures.values(), _WAIT_SLICE_S).not_done and time.monotonic() < deadline:
         if while_waiting is not None:
@@ -173,11 +173,8 @@ def _right(operation: AclOperation) -> str:
 
 
 def partitions_of(topics: Collection[str], counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """(topic, partition) of each of these topics, out of ``partition_counts``.
-
-    Raises Unavailable for a topic that the brokers didn't list: it was lost, or they don't know it at this moment. It
-    must not pass for an empty one.
-    """
+    """(topic, partition) of each of these topics, from ``partition_counts``. Raises Unavailable for a topic that the
+    brokers didn't list: it was lost, or they don't know it at this moment. It must not be taken for an empty one."""
     unlisted = sorted(topic for topic in topics if topic not in counts)
     if unlisted:
         raise Unavailable(f"the brokers don't list topic {', '.join(unlisted)}")
@@ -186,7 +183,7 @@ def partitions_of(topics: Collection[str], counts: Mapping[str, int]) -> list[tu
 
 @dataclass(frozen=True, slots=True)
 class TopicPlan:
-    """A topic as it has to be."""
+    """A topic as it must be."""
 
     name: str
     partitions: int
@@ -196,7 +193,7 @@ class TopicPlan:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """An existing topic that isn't as planned: it ``has`` this of a setting, or of its PARTITIONS."""
+    """An existing topic that differs from its plan: it ``has`` this value of a setting, or number of PARTITIONS."""
 
     topic: str
     setting: str
@@ -205,7 +202,7 @@ class Difference:
 
     @property
     def smaller_records(self) -> RecordLimit | None:
-        """The limit, where it is that the topic takes smaller records than planned."""
+        """The topic's limit, if the difference makes it accept smaller records than planned."""
         if self.setting not in OF_RECORDS or self.has is None or int(self.has) >= int(self.planned):
             return None
         return RecordLimit(int(self.has), self.setting)
@@ -217,7 +214,7 @@ class Difference:
 
 
 def smaller_limits(differences: Sequence[Difference]) -> dict[str, RecordLimit]:
-    """The limit of each topic that takes smaller records than planned: the smallest, where several settings do that."""
+    """The limit of each topic that accepts smaller records than planned: the smallest, if several settings do that."""
     limits: dict[str, RecordLimit] = {}
     for difference in differences:
         limit, known = difference.smaller_records, limits.get(difference.topic)
@@ -227,8 +224,7 @@ def smaller_limits(differences: Sequence[Difference]) -> dict[str, RecordLimit]:
 
 
 def in_requests(plans: Sequence[TopicPlan]) -> list[list[TopicPlan]]:
-    """The plans in order, parted so that brokers take each part at once: a topic costs a record for each of its
-    partitions and settings."""
+    """The plans in order, in parts that brokers accept at once: a topic costs a record per partition and setting."""
     parts: list[list[TopicPlan]] = []
     room = 0
     for plan in plans:
@@ -242,10 +238,8 @@ def in_requests(plans: Sequence[TopicPlan]) -> list[list[TopicPlan]]:
 
 
 def table_topic_plan(name: str, settings: TopicSettings, *, append_only: bool = False) -> TopicPlan:
-    """A table's topic: compacted, so that it holds the newest event of every key for ever.
-
-    That of an append-only table keeps everything, as long as the brokers' owner doesn't say otherwise.
-    """
+    """A table's topic: compacted, so that it holds the newest event of every key for ever. The topic of an append-only
+    table retains everything, unless the brokers' owner changes that."""
     if append_only:
         return TopicPlan(
             name,
@@ -281,15 +275,13 @@ def message_topic_plans(prefix: str, settings: TopicSettings) -> list[TopicPlan]
 
 
 def erasures_topic_plan(prefix: str, settings: TopicSettings) -> TopicPlan:
-    """The topic of what ``erase`` has changed for a while, and when it had topics compacted."""
+    """The topic of the topic settings that ``erase`` has changed temporarily, and when it had topics compacted."""
     return replace(_control_plan(prefix, STATE, settings), name=control_topic(prefix, ERASURES))
 
 
 def view_topic_plans(prefix: str, topic: str, settings: TopicSettings) -> list[TopicPlan]:
-    """The topic of a view's rows, and that of all views' steps. One partition each: steps are in one order.
-
-    A reader that takes less than VIEW_COMPACTION_LAG_MS from the beginning to the end misses no row of that end.
-    """
+    """The topic of a view's rows, and that of all views' steps. One partition each, so that steps are in one order. A
+    reader that takes less than VIEW_COMPACTION_LAG_MS from the beginning to the end misses no row of that end."""
     return [
         ordered_topic_plan(topic, settings),
         replace(_control_plan(prefix, STATE, settings), name=control_topic(prefix, VIEWS)),
@@ -297,7 +289,7 @@ def view_topic_plans(prefix: str, topic: str, settings: TopicSettings) -> list[T
 
 
 def ordered_topic_plan(topic: str, settings: TopicSettings, *, kept_ms: int = VIEW_COMPACTION_LAG_MS) -> TopicPlan:
-    """A compacted topic with one partition, so that all is in one order; it keeps each record so long at least."""
+    """A compacted topic with one partition, hence one order; it keeps each record at least so long."""
     plan = table_topic_plan(topic, settings)
     lag_ms = max(settings.min_compaction_lag_ms, kept_ms)
     lags = {
@@ -337,7 +329,7 @@ def control_topic_plans(prefix: str, settings: TopicSettings) -> list[TopicPlan]
 
 
 def dead_letter_plan(prefix: str, settings: TopicSettings) -> TopicPlan:
-    """The dead-letter topic, for who creates it where no capture has."""
+    """The dead-letter topic, for creating it where no capture has."""
     return _control_plan(prefix, DEAD_LETTERS, settings)
 
 
@@ -347,10 +339,8 @@ def _control_plan(prefix: str, name: str, settings: TopicSettings) -> TopicPlan:
 
 
 class TopicAdmin:
-    """An admin client with the few requests that Lockstep makes. Raises as ``new_client``.
-
-    All methods raise Unavailable without an answer, and LockstepError when the brokers' certificate isn't trusted.
-    """
+    """An admin client with the few requests that Lockstep makes. Raises as ``new_client``. All methods raise
+    Unavailable without an answer, and LockstepError if the brokers' certificate isn't trusted."""
 
     def __init__(self, client: Mapping[str, str | int]) -> None:
         self._client = {**client, **_CLIENT}
@@ -359,11 +349,11 @@ class TopicAdmin:
         self._is_connected = False
 
     def partition_counts(self, topics: Collection[str], *, must_see: bool = False) -> dict[str, int]:
-        """Each of these topics -> number of its partitions. One that a broker has an error for is absent.
+        """Each of these topics -> number of its partitions. A topic with a broker's error is absent.
 
-        No other topic of the cluster is asked about: there may be thousands, and this is asked each second. One that
-        our user may not describe is absent too, as if it didn't exist; whoever concludes something from the absence
-        ``must_see`` it. Raises Unavailable, and with ``must_see`` LockstepError for one that our user may not describe.
+        No other topic is requested: a cluster may have thousands, and this runs each second. A topic that our user may
+        not describe is absent too, as if it didn't exist; with ``must_see``, for callers that rely on the absence, it
+        raises LockstepError. Raises Unavailable.
         """
         counts = {}
         for topic, described in self._described(topics).items():
@@ -377,20 +367,18 @@ class TopicAdmin:
         return counts
 
     def all_partition_counts(self) -> dict[str, int]:
-        """The same of every topic that our user may describe. Raises Unavailable."""
+        """``partition_counts`` for every topic that our user may describe. Raises Unavailable."""
         topics = self._metadata().topics
         return {name: len(topic.partitions) for name, topic in topics.items() if topic.error is None}
 
     def exists(self, topic: str) -> bool:
-        """Raises as ``partition_counts`` of one that it ``must_see``."""
+        """Raises as ``partition_counts`` with ``must_see``."""
         return topic in self.partition_counts([topic], must_see=True)
 
     def lacking_rights(self, topics: Collection[str], rights: Collection[str]) -> dict[str, list[str]]:
-        """Which of these rights our user lacks on each of these topics; those with all of them aren't in it.
-
-        ``rights`` are named as in the docs: ``Read``, ``DescribeConfigs``. Who may not describe a topic isn't told more
-        of it, not even whether it exists. One that doesn't exist lacks nothing.
-        """
+        """Which of these rights our user lacks on each of these topics; topics with all of them are absent. ``rights``
+        are named as in the docs: ``Read``, ``DescribeConfigs``. Without the right to describe a topic, nothing else is
+        known of it, not even whether it exists. A missing topic lacks nothing."""
         lacking = {}
         for topic, described in self._described(topics, with_rights=True).items():
             if not isinstance(described, Unavailable):
@@ -404,10 +392,8 @@ class TopicAdmin:
         return lacking
 
     def why_not_created(self, plans: Sequence[TopicPlan]) -> dict[str, LockstepError]:
-        """The topics that the brokers would refuse, each with the reason. Nothing is created.
-
-        They are asked about as many at once as are created at once.
-        """
+        """The topics that the brokers would refuse to create, with the reason, asked in the same groups as they would
+        be created. Creates nothing."""
         refused = dict[str, LockstepError]()
         for several in in_requests(plans):
             refused |= self._not_created(several, is_trial=True)
@@ -440,24 +426,21 @@ class TopicAdmin:
         return differences
 
     def outbox_plans(self, prefix: str, settings: TopicSettings) -> list[TopicPlan]:
-        """How the topics of outbox rows are made, as capture does with the first row: those that are there by now, and
-        whose settings we may see. Raises Unavailable."""
+        """The plans of the existing topics of outbox rows, which capture creates with the first row, as far as we may
+        see their settings. Raises Unavailable."""
         shared = shared_outbox_topic(prefix)
         topics = [topic for topic in self.all_partition_counts() if is_outbox_topic(prefix, topic) or topic == shared]
         hidden = self.lacking_rights(topics, ["DescribeConfigs"])
         return [table_topic_plan(topic, settings, append_only=True) for topic in sorted({*topics} - hidden.keys())]
 
     def loses_commit_markers(self) -> bool:
-        """Whether the brokers are of a version that can lose a committed transaction (``COMMIT_MARKER_LOSS``).
-
-        Brokers don't tell their version to this client; their settings do, since that version brought one along.
-        Raises Unavailable when no broker answers.
-        """
+        """Whether the brokers' version can lose a committed transaction (``COMMIT_MARKER_LOSS``). Brokers don't report
+        their version to this client, but that version introduced a setting. Raises Unavailable if no broker answers."""
         brokers = self._entries(ResourceType.BROKER, [str(broker) for broker in self._metadata().brokers])
         return any(_SINCE_4_1 in entries for entries in brokers.values())
 
     def brokers(self) -> int:
-        """How many brokers there are. Raises Unavailable when none answers."""
+        """The number of brokers. Raises Unavailable if none answers."""
         return len(self._metadata().brokers)
 
     def configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -477,16 +460,16 @@ class TopicAdmin:
         return entries
 
     def setting(self, topic: str, name: str) -> str | None:
-        """What a topic has of a setting. Raises Unavailable, and LockstepError where we may not ask."""
+        """A topic's value of a setting. Raises Unavailable, and LockstepError if we may not read it."""
         return self._config_of(topic, f"Kafka doesn't show the settings of topic {topic}").get(name)
 
     def record_limit(self, topic: str) -> RecordLimit:
-        """How large a record the topic takes. Raises Unavailable, and LockstepError where we may not ask."""
+        """How large a record the topic accepts. Raises Unavailable, and LockstepError if we may not read it."""
         hidden = f"topic {topic} doesn't take so large a record, and Kafka doesn't show its limit"
         return record_limit(self._config_of(topic, hidden))
 
     def _config_of(self, topic: str, hidden: str) -> dict[str, str]:
-        """A topic's settings. ``hidden`` is what to say where we may not ask."""
+        """A topic's settings. ``hidden`` is the error's message if we may not read them."""
         try:
             return self.configs([topic])[topic]
         except Unavailable as error:
@@ -495,16 +478,13 @@ class TopicAdmin:
             raise LockstepError(hidden, hint=without_rights(["DescribeConfigs"])) from error
 
     def own_config(self, topic: str, names: Collection[str]) -> dict[str, str | None]:
-        """What was set of these settings for this topic alone; None where it has the brokers'."""
+        """The values of these settings that this topic overrides; None where it has the brokers'."""
         entries = self._entries(ResourceType.TOPIC, [topic])[topic]
         is_own = {name: entries[name].source == ConfigSource.DYNAMIC_TOPIC_CONFIG.value for name in names}
         return {name: entries[name].value if is_own[name] else None for name in names}
 
     def change_config(self, topic: str, changes: Mapping[str, str | None]) -> None:
-        """Change these settings of a topic; None: it has the brokers' from then on.
-
-        Raises LockstepError where the brokers refuse that.
-        """
+        """Change these settings of a topic; None: back to the brokers'. Raises LockstepError if the brokers refuse."""
         entries = [
             ConfigEntry(
                 name,
@@ -526,16 +506,14 @@ class TopicAdmin:
             ) from error
 
     def create(self, plans: Sequence[TopicPlan]) -> None:
-        """Create topics and wait until the brokers know them. One that exists by now is left as it is.
-
-        Raises LockstepError when the brokers refuse one, Unavailable when they don't answer.
-        """
+        """Create topics and wait until the brokers know them. Existing ones stay unchanged. Raises LockstepError if the
+        brokers refuse one, Unavailable if they don't answer."""
         if not plans:
             return
         for several in in_requests(plans):
             for refused in self._not_created(several, is_trial=False).values():
                 raise refused
-        # The controller has them; a broker may learn of them a moment later, and any of them may be asked next.
+        # The controller has them; a broker may learn of them a moment later, and the next request may go to any broker.
         deadline = time.monotonic() + REQUEST_TIMEOUT_S
         while late := self._late(plans):
             if time.monotonic() > deadline:
@@ -543,7 +521,7 @@ class TopicAdmin:
             time.sleep(0.05)
 
     def _not_created(self, plans: Sequence[TopicPlan], *, is_trial: bool) -> dict[str, LockstepError]:
-        """Ask for these topics. Returns those that are refused, each with the reason. Raises Unavailable."""
+        """Request these topics. Returns the refused ones, with the reason. Raises Unavailable."""
         futures = self._admin.create_topics(
             [NewTopic(plan.name, plan.partitions, plan.replication_factor, config=dict(plan.config)) for plan in plans],
             operation_timeout=REQUEST_TIMEOUT_S,
@@ -569,7 +547,7 @@ class TopicAdmin:
         return refused
 
     def remove(self, topics: Sequence[str]) -> None:
-        """Delete topics, those that exist. Raises Unavailable, and LockstepError where it isn't allowed."""
+        """Delete those of these topics that exist. Raises Unavailable, and LockstepError if it isn't allowed."""
         if not topics:
             return
         for topic, future in self._admin.delete_topics(list(topics), operation_timeout=REQUEST_TIMEOUT_S).items():
@@ -586,7 +564,7 @@ class TopicAdmin:
                 raise
 
     def _late(self, plans: Sequence[TopicPlan]) -> list[TopicPlan]:
-        """Those of these topics that some broker doesn't list yet. Raises Unavailable when one doesn't answer."""
+        """Those of these topics that some broker doesn't list yet. Raises Unavailable if one doesn't answer."""
         late = []
         brokers = self._metadata().brokers.values()
         try:
@@ -603,13 +581,13 @@ class TopicAdmin:
         return late
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
-        """Kafka's own id of each topic; another id means that the topic was recreated."""
+        """Kafka's id of each topic; another id means that the topic was recreated."""
         return {topic: topic_id for topic, (topic_id, _) in self.identities(topics).items()}
 
     def identities(
         self, topics: Sequence[str], *, while_waiting: Callable[[], None] | None = None
     ) -> dict[str, TopicIdentity]:
-        """Id and number of partitions of each of these topics; no other topic of the cluster is asked about."""
+        """Id and number of partitions of each of these topics; no other topic is requested."""
         identities = {}
         for topic, described in self._described(topics, while_waiting=while_waiting).items():
             if isinstance(described, Unavailable):
@@ -624,7 +602,7 @@ class TopicAdmin:
         with_rights: bool = False,
         while_waiting: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
-        """What the brokers say of each of these topics, or their refusal. Raises Unavailable without an answer."""
+        """The brokers' answer about each of these topics, or their refusal. Raises Unavailable without an answer."""
         wanted = list(dict.fromkeys(topics))
         ask = partial(self._describe, wanted, with_rights, while_waiting)
         return self._patiently(ask, while_waiting=while_waiting) if wanted else {}
@@ -653,10 +631,9 @@ class TopicAdmin:
         passing: Collection[int] = _UNANSWERED,
         while_waiting: Callable[[], None] | None = None,
     ) -> _Answer:
-        """The answer to a question that takes seconds to wait. Where one of the ``passing`` errors comes instead,
-        another client asks, and waits longer: the first one may be waiting for a dead broker. Raises what ``ask``
-        raises, and Refused at once.
-        """
+        """The answer to ``ask``, which gets the seconds to wait. After one of the ``passing`` errors another client
+        asks, and waits longer: the first one may be waiting for a dead broker. Raises what ``ask`` raises, and Refused
+        at once."""
         deadline = time.monotonic() + REQUEST_TIMEOUT_S
         attempt_s = _FIRST_ATTEMPT_S
         while True:
@@ -690,9 +667,7 @@ class TopicAdmin:
         self, partitions: Sequence[tuple[str, int]], *, while_waiting: Callable[[], None] | None = None
     ) -> dict[tuple[str, int], int]:
         """Where each (topic, partition) ends, open transactions included: an upper bound of all that was sent so far.
-
-        ``while_waiting`` is called now and then while the brokers take their time.
-        """
+        ``while_waiting`` is called now and then while the brokers take their time."""
         return self._offsets(dict.fromkeys(partitions, OffsetSpec.latest()), while_waiting)
 
     def committed_ends(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
@@ -700,15 +675,13 @@ class TopicAdmin:
         return self._offsets(dict.fromkeys(partitions, OffsetSpec.latest()), isolation=IsolationLevel.READ_COMMITTED)
 
     def begin_offsets(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        """Where each (topic, partition) begins: 0 unless records were deleted. Compaction leaves it where it is."""
+        """Where each (topic, partition) begins: 0 unless records were deleted. Compaction doesn't move it."""
         return self._offsets(dict.fromkeys(partitions, OffsetSpec.earliest()))
 
     def offsets_at(self, partitions: Sequence[tuple[str, int]], timestamp_ms: int) -> dict[tuple[str, int], int]:
         """The first record of each (topic, partition) that was written at this time or later, else its committed end.
-
-        Nothing of a transaction that is open counts: who begins there would have read more than a reader can get to.
-        """
-        # The end comes first: asked for afterwards, it would be behind records that have come in between.
+        Records of an open transaction don't count: starting there would skip more than a reader can get to."""
+        # The end is read first: read afterwards, it would be behind records that came in between.
         ends = self.committed_ends(partitions)
         offsets = self._offsets(dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)), may_lack=True)
         return {at: min(offset, ends[at]) if offset >= 0 else ends[at] for at, offset in offsets.items()}
@@ -721,11 +694,11 @@ class TopicAdmin:
         may_lack: bool = False,
         isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     ) -> dict[tuple[str, int], int]:
-        """Ask, and ask again while a partition has no leader: after a topic's creation and while brokers change places.
+        """Ask, and repeat while a partition has no leader: after a topic's creation and while brokers change places.
 
         Every topic has a beginning and an end, but a broker that has just come back may answer -1 without an error, and
-        so does the client itself for a leader that is dead. Taken for an end, that would be before all events. With
-        ``may_lack`` -1 is an answer.
+        so does the client for a dead leader. Taken for an end, that would be before all events. With ``may_lack``, -1
+        is an answer.
         """
 
         def ask(timeout_s: float) -> dict[tuple[str, int], int]:
@@ -748,20 +721,16 @@ class TopicAdmin:
         return self._patiently(ask, passing=_LEADERLESS + _UNANSWERED, while_waiting=while_waiting)
 
     def _connect(self, topics: Sequence[str], timeout_s: float, while_waiting: Callable[[], None] | None) -> None:
-        """Ask for the topics first: a client whose first question is one for offsets may wait for its own timers.
-
-        That is one to three seconds, in one case of fifty. Any broker answers this, and what it answers doesn't matter.
-        Raises Unavailable when none does.
-        """
+        """Ask for the topics first: a client whose first request is for offsets may wait for its own timers, one to
+        three seconds in one case of fifty. Any broker can answer this, and the answer doesn't matter. Raises
+        Unavailable if none does."""
         if not self._is_connected:
             self._describe(list(dict.fromkeys(topics)), False, while_waiting, timeout_s)
             self._is_connected = True
 
     def _replace_client(self) -> None:
-        """A client goes on asking with what it once knew of leaders and controller.
-
-        It may be refused for ever, or wait for a broker that is dead.
-        """
+        """A client keeps what it once knew of leaders and controller. It may be refused for ever, or wait for a dead
+        broker."""
         self._admin = self._new_admin()
         self._is_connected = False
 
@@ -785,7 +754,7 @@ class TopicAdmin:
         return self._refusals.error()
 
     def _unanswered(self, error: KafkaException) -> LockstepError:
-        """The error for a request without an answer: what was heard at the door since the last one, if anything was."""
+        """The error for a request without an answer: the refusal heard since the last one, if any."""
         refused = self._refused()
         self._refusals.forget()
         return refused or Unavailable(f"Kafka doesn't answer: {reason(error)}")
@@ -805,7 +774,7 @@ class TopicAdmin:
 
 
 def _way_to_create(code: int) -> str:
-    """What helps where the brokers refuse to create a topic with this code."""
+    """What helps if the brokers refuse to create a topic with this code."""
     if code == KafkaError.TOPIC_EXCEPTION:
         return (
             "to Kafka '.' and '_' are the same in a name, so the tables a_b.c and a.b_c can't be in one pipeline:"

@@ -17,7 +17,7 @@ DEAD_LETTERS = "__dead_letters"
 """The dead-letter topic of all sinks of a pipeline."""
 
 ERASURES = "__erasures"
-"""What ``lockstep erase`` has changed of topics for a while, and when it had them compacted."""
+"""The topic settings that ``lockstep erase`` has changed temporarily, and when it had topics compacted."""
 
 MESSAGES = "__messages"
 """Logical messages of the configured prefixes."""
@@ -37,14 +37,14 @@ def escaped(part: str) -> str:
 
 
 def _unescaped(part: str) -> str:
-    """Raises ValueError for what ``escaped`` doesn't return."""
+    """Raises ValueError for texts that ``escaped`` doesn't return."""
     return _ESCAPED.sub(lambda found: bytes([int(found[1], 16)]), part.encode()).decode()
 
 
 def table_topic(prefix: str, table: TableName) -> str:
-    """``<prefix>.<schema>.<table>``. Raises ConfigurationError when that is longer than Kafka allows."""
+    """``<prefix>.<schema>.<table>``. Raises ConfigurationError if that is longer than Kafka allows."""
     schema = escaped(table.schema)
-    if schema.startswith("__"):  # only topics that aren't tables' begin so: ``<prefix>.__outbox.<aggregate type>``
+    if schema.startswith("__"):  # reserved for other topics: ``<prefix>.__outbox.<aggregate type>``
         schema = f"-5f{schema[1:]}"
     topic = f"{prefix}.{schema}.{escaped(table.name)}"
     if len(topic) > _NAME_LENGTH_MAX:
@@ -69,12 +69,12 @@ def table_of_topic(prefix: str, topic: str) -> TableName | None:
 
 
 def like_metrics(topic: str) -> str:
-    """How Kafka's metrics name a topic. It refuses a topic for which they would have the name of another one."""
+    """A topic's name in Kafka's metrics. Kafka refuses a topic if another one has the same name there."""
     return topic.replace(".", "_")
 
 
 def control_topic(prefix: str, name: str) -> str:
-    """``<prefix>.__state`` and its like; tables' topics have two dots, so they never meet."""
+    """``<prefix>.__state`` and its like. Tables' topics have two dots, so the names never collide."""
     return f"{prefix}.{name}"
 
 
@@ -94,18 +94,16 @@ def is_outbox_topic(prefix: str, topic: str) -> bool:
 
 
 def shared_outbox_topic(prefix: str) -> str:
-    """The topic of rows that have none of their own: no type, or one too many."""
+    """The topic of rows without one of their own: they have no type, or there are too many types."""
     return control_topic(prefix, _OUTBOX)
 
 
 def outbox_topic(prefix: str, aggregate_type: str) -> str:
-    """``<prefix>.__outbox.<aggregate type>``, the end of a type that is too long for Kafka replaced by its hash.
-
-    Whoever may write rows chooses the type: no row may stop capture.
-    """
+    """``<prefix>.__outbox.<aggregate type>``. If that is too long for Kafka, a hash replaces the end of the type. The
+    writers of rows choose the type: no row may stop capture."""
     topic = f"{prefix}.{_OUTBOX}.{escaped(aggregate_type)}"
     if len(topic) <= _NAME_LENGTH_MAX:
         return topic
     digest = hashlib.sha256(aggregate_type.encode()).hexdigest()[:32]
-    # Two dashes are in no escaped name: it meets no other topic.
+    # No escaped name has two dashes, so it never collides with another topic.
     return f"{topic[: _NAME_LENGTH_MAX - len(digest) - 2]}--{digest}"

@@ -1,8 +1,6 @@
-"""Whether a topic keeps what is written to it, and in one order: another may have made it before us.
-
-Brokers create topics that somebody asks for, where nobody has told them not to: with their own policy, which deletes
-records by their age, and as many partitions as they like.
-"""
+"""Whether a topic retains its records, in one order: somebody else may have created it before us. Unless configured
+otherwise, brokers create topics on request: with their own policy, which deletes records by age, and their own number
+of partitions."""
 
 from typing import Final
 
@@ -14,10 +12,8 @@ _POLICY: Final = "cleanup.policy"
 
 
 def check_kept(cluster: TopicAdmin, plan: TopicPlan, bootstrap_servers: str) -> None:
-    """Raise LockstepError, with the command to run, where an existing topic isn't compacted or partitioned as planned.
-
-    Raises Unavailable where the brokers don't list it.
-    """
+    """Raise LockstepError, with the command to run, if an existing topic isn't compacted or partitioned as planned.
+    Raises Unavailable if the brokers don't list it."""
     policy, planned = cluster.setting(plan.name, _POLICY), plan.config[_POLICY]
     if policy != planned:
         raise LockstepError(

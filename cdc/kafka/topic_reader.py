@@ -1,4 +1,4 @@
-"""Reads what is committed on a table's topic, from its beginning to its end as of now."""
+"""Reads what is committed on a table's topic, from its beginning to its present end."""
 
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -17,10 +17,8 @@ from cdc.spilling import SpillingMap
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record of a topic. ``value`` is None for a tombstone. ``key`` is empty where the record has none: not ours.
-
-    ``tag`` is its header, "" without one, and where nobody has asked for it.
-    """
+    """A record of a topic. ``value`` is None for a tombstone. ``key`` is empty if the record has none, so isn't ours.
+    ``tag`` is its header, "" without one, or if tags weren't requested."""
 
     partition: int
     offset: int
@@ -30,10 +28,8 @@ class Record:
 
 
 class TopicReader:
-    """Answers questions about what was published. Everything that was committed before a question is seen by it.
-
-    ``while_waiting`` is called now and then, since a topic may be large.
-    """
+    """Answers questions about what was published, including everything committed before the question. ``while_waiting``
+    is called now and then, since a topic may be large."""
 
     def __init__(
         self,
@@ -43,10 +39,8 @@ class TopicReader:
         directory: Path | None = None,
         with_tags: bool = False,
     ) -> None:
-        """``directory`` is for keys that don't fit into memory; without it, they go where temporary files go.
-
-        ``with_tags``: records have the tags of their headers.
-        """
+        """``directory`` is for keys that don't fit into memory; the default is that of temporary files. ``with_tags``:
+        records have the tags of their headers."""
         self._with_tags = with_tags
         self._directory = directory or Path(tempfile.gettempdir())
         self._client = client
@@ -54,10 +48,8 @@ class TopicReader:
         self._while_waiting = while_waiting
 
     def records(self, topic: str, start: Mapping[int, int] | None = None) -> Generator[Record, None, None]:
-        """Every committed record, partition after partition, each from its ``start`` (else its beginning) on.
-
-        Raises Unavailable when the brokers stop answering, and when they don't list the topic.
-        """
+        """Every committed record, partition after partition, each from its ``start`` (else its beginning) on. Raises
+        Unavailable if the brokers stop answering, and if they don't list the topic."""
         with closing(self.record_lists(topic, start)) as lists:
             for records in lists:
                 yield from records
@@ -65,10 +57,10 @@ class TopicReader:
     def record_lists(
         self, topic: str, start: Mapping[int, int] | None = None, *, wait_s: float = WAIT_S
     ) -> Generator[list[Record], None, None]:
-        """The same in lists of those that have come, which are empty where none comes in ``wait_s``."""
+        """``records`` in lists of those that have come, empty if none comes in ``wait_s``."""
         partitions = partitions_of([topic], self._cluster.partition_counts([topic]))
-        # The ends include open transactions. A transaction that has just been committed may lack its markers still.
-        # Until they are written, a read-committed consumer sees the topic end before it.
+        # The ends include open transactions. A transaction that was just committed may still lack its markers. Until
+        # they are written, a read-committed consumer sees the topic end before it.
         ends = self._cluster.end_offsets(partitions, while_waiting=self._while_waiting)
         with reading(self._client, [topic]) as consumer:
             for at in partitions:
@@ -84,15 +76,13 @@ class TopicReader:
         return Record(message.partition() or 0, message.offset() or 0, key or b"", value, tag)
 
     def has_records(self, topic: str) -> bool:
-        """Whether anything committed is on the topic, be it a tombstone. Raises as ``records``."""
+        """Whether anything committed is on the topic, even a tombstone. Raises as ``records``."""
         with closing(self.records(topic)) as records:
             return next(records, None) is not None
 
     def live_keys(self, topic: str) -> Iterator[bytes]:
-        """The keys whose newest event isn't a delete. The whole topic is read before the first of them.
-
-        What isn't an event is passed over: it is nobody's row. Raises as ``records``, and as SpillingMap.
-        """
+        """The keys whose newest event isn't a delete. The whole topic is read before the first of them. Records that
+        aren't events are skipped: they belong to no row. Raises as ``records``, and as SpillingMap."""
         with self.live_key_set(topic) as keys:
             yield from keys
 
@@ -101,7 +91,7 @@ class TopicReader:
         return SpillingMap(self._directory)
 
     def live_key_set(self, topic: str) -> SpillingMap:
-        """The same, for the caller to take keys out of and to close."""
+        """``live_keys`` as a set, for the caller to remove keys from and to close."""
         keys = self.key_set()
         try:
             for record in self.records(topic):
@@ -116,13 +106,13 @@ class TopicReader:
         return keys
 
     def row_before(self, topic: str, key: bytes, prefix: bytes) -> bytes | None:
-        """The row, as JSON, that a key had before the transaction of this tag prefix; None when it had none, JSON's
-        null when it was left out for its size.
+        """The row, as JSON, that a key had before the transaction with this tag prefix; None if it had none, JSON's
+        null if it was left out for its size.
 
-        Only the transaction's own events are left out. A row of a copy may have its prefix, or a greater one where a
-        first snapshot was resumed. It was published before the transaction all the same.
-        It reads the whole topic: for changes that can't be told apart otherwise, which are rare.
-        Raises as ``records``, and LockstepError for a record of the key that isn't an event.
+        Only the transaction's own events are skipped. A copy's row may have its prefix, or a greater one if a first
+        snapshot was resumed; it was still published before the transaction. This reads the whole topic, for rare
+        changes that can't be distinguished otherwise. Raises as ``records``, and LockstepError for a record of the key
+        that isn't an event.
         """
         copied = tag_text(prefix, SNAPSHOT_SEQ)
         row = None

@@ -1,8 +1,6 @@
-"""Kafka transactions of one producer: any number of events, then a commit that shows all of them at once.
-
-Everything blocks in slices of a second at most, and calls ``while_waiting`` between them. So the source's connection is
-kept alive however long Kafka takes.
-"""
+"""Kafka transactions of one producer: any number of events, then a commit that shows all of them at once. Every wait is
+divided into slices of at most a second, with ``while_waiting`` called between them. So the source's connection is kept
+alive however long Kafka takes."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,34 +20,33 @@ from cdc.protocol.envelope import TAG_HEADER
 OnDelivery = Callable[[KafkaError | None, Message], None]
 
 QUEUE_BYTES: Final = 32 * 1024 * 1024
-"""Bytes that wait for the broker; beyond it, reading stops. More only takes memory: a broker has two such batches."""
+"""Bytes that wait for the broker; beyond this, reading stops. More would only take memory: a broker has two such
+batches."""
 
 _SLICE_S = 1.0
 TRANSACTION_TIMEOUT_MS = 60_000
 """After this the broker aborts what a hung process left open; until then its readers wait."""
 
 LINGER_MS: Final = 5
-"""Events of a backlog come so close that it makes fuller batches. Those of a quiet stream are committed before."""
+"""Events of a backlog come so close that this makes fuller batches. Those of a quiet stream are committed before."""
 
 _HELD_EVENTS: Final = 100
 _HELD_BYTES: Final = 256 * 1024
-"""So much of a transaction is held back until its commit. The client adds the partitions of what it is given at once to
-the transaction in one request, and those of the state with them. Sent as they come, events take one request more."""
+"""How much of a transaction is held back until its commit. The client adds the partitions of all that it gets at once
+to the transaction in one request, together with those of the state. Sent as they come, events need one more request."""
 
 _MARKERS_S = 0.003
 """Time for the brokers to write the last transaction's markers. They reject a transaction that begins earlier, and the
-client tries again after 20 ms. Measured: a pause of 2 to 4 ms takes a small commit from 32 ms to 9."""
+client retries after 20 ms. Measured: a pause of 2 to 4 ms shortens a small commit from 32 ms to 9."""
 
 _VALUE_OVERHEAD_BYTES = 64 * 1024
 _MESSAGES_IN_QUEUE = 2
-"""As many of the largest messages fit into the queue at least: one that never fits would wait for ever."""
+"""At least so many of the largest messages fit into the queue: one that never fits would wait for ever."""
 
 
 class _Ends:
-    """Where all that was written to each partition ends, as far as its deliveries tell.
-
-    Hearing of few deliveries costs less than asking the brokers, which takes two requests. Of many it costs more.
-    """
+    """Where all that was written to each partition ends, as far as its deliveries show. For few events, delivery
+    reports cost less than asking the brokers, which takes two requests. For many they cost more."""
 
     def __init__(self, *, hears_deliveries: bool) -> None:
         self._hears_deliveries = hears_deliveries
@@ -57,11 +54,11 @@ class _Ends:
         self._lost: set[str] = set()
 
     def lose(self, topic: str) -> None:
-        """Something is written there of which no delivery tells."""
+        """Something is written there without a delivery report."""
         self._lost.add(topic)
 
     def listener(self, topic: str) -> OnDelivery | None:
-        """For a record that is written to this topic; None where nobody will be told."""
+        """The callback for a record written to this topic; None if its delivery isn't reported."""
         if self._hears_deliveries:
             return self._delivered
         self.lose(topic)
@@ -71,7 +68,7 @@ class _Ends:
         topic, partition, offset = record.topic(), record.partition(), record.offset()
         if error is None and topic is not None and partition is not None and offset is not None and offset >= 0:
             self._ends[topic, partition] = offset + 1
-        elif topic is not None:  # of one that was sent again, and was there already, nobody says where
+        elif topic is not None:  # a record that was sent twice has no reported offset
             self.lose(topic)
 
     def of(
@@ -79,7 +76,8 @@ class _Ends:
         partitions: Sequence[tuple[str, int]],
         ask: Callable[[Sequence[tuple[str, int]]], Mapping[tuple[str, int], int]],
     ) -> Mapping[tuple[str, int], int]:
-        """All partitions of some topics, once what was written is delivered. ``ask`` is for those that aren't known."""
+        """The ends of all partitions of some topics, once what was written is delivered. ``ask`` is called for unknown
+        ones."""
         if unknown := [at for at in partitions if at[0] in self._lost or at not in self._ends]:
             self._ends |= ask(unknown)
             self._lost.difference_update(topic for topic, _ in partitions)
@@ -87,13 +85,12 @@ class _Ends:
 
 
 class Transactions:
-    """One transactional producer. ``start`` fences every older one of the same ``transactional_id``.
+    """One transactional producer. ``start`` fences every older one of the same ``transactional_id``. Raises as
+    ``new_client``.
 
-    Raises as ``new_client``.
-
-    ``send`` any number of events, then ``commit_events``. All of them raise Unavailable when the open batch is lost:
-    the caller starts over from the committed state, and finds out whether another process took over. They raise
-    LockstepError when the brokers refuse.
+    ``send`` any number of events, then ``commit_events``. All methods raise Unavailable if the open batch is lost: the
+    caller restarts from the committed state, and finds out whether another process took over. They raise LockstepError
+    if the brokers refuse.
     """
 
     def __init__(
@@ -107,13 +104,10 @@ class Transactions:
         linger_ms: int = LINGER_MS,
         control: Collection[str] = (),
     ) -> None:
-        """``sizes`` says how large records may be, and of which topics larger ones are left out; else they are an
-        error.
-
-        ``new_topic`` says how a topic that doesn't exist is created; None: it may not be. ``linger_ms`` is how long an
-        event waits for more of its partition, in milliseconds, unless it is committed. ``control`` are topics that take
-        larger records.
-        """
+        """``sizes`` says how large records may be, and from which topics larger ones are left out; otherwise they are
+        an error. ``new_topic`` returns the plan of a missing topic; None: it may not be created. ``linger_ms`` is how
+        long an event waits for more of its partition, in milliseconds, unless it is committed. ``control`` are topics
+        that accept larger records."""
         self._cluster = TopicAdmin(client)
         self._sizes = sizes
         self._while_waiting = while_waiting
@@ -129,7 +123,7 @@ class Transactions:
             self._cluster, sizes, refused, client=client, control=control, timeout_ms=TRANSACTION_TIMEOUT_MS
         )
         smaller = [limit.size for limit in (sizes.limits or {}).values()]
-        # Where refusals are heard of, nothing else is.
+        # A producer that hears refusals hears no other deliveries.
         self._ends = _Ends(hears_deliveries=not smaller)
         largest = sizes.max_message_bytes + _VALUE_OVERHEAD_BYTES
         self._producer = new_client(
@@ -148,7 +142,7 @@ class Transactions:
                 # The next transaction often starts before the last one's markers are written.
                 "retry.backoff.ms": 5,
                 "retry.backoff.max.ms": 1000,
-                # Each record costs more with it: only where it is known that one may be refused.
+                # It makes each record cost more, so it is set only if some record may be refused.
                 **({"on_delivery": refused, "delivery.report.only.error": True} if smaller else {}),
             },
         )
@@ -162,11 +156,9 @@ class Transactions:
     def send(
         self, topic: str, key: bytes, value: bytes | None, extra: bytes | list[tuple[str, bytes]] | None = None
     ) -> None:
-        """Add an event to the open batch; ``extra`` is a tombstone's tag or headers. Blocks while the queue is full.
-
-        A topic that doesn't exist is created where ``new_topic`` says how. Else it was lost: Unavailable, since a new
-        start creates it as it has to be, and publishes again what was on it.
-        """
+        """Add an event to the open batch; ``extra`` is a tombstone's tag or headers. Blocks while the queue is full. A
+        missing topic is created if ``new_topic`` has a plan. Otherwise it was lost, which raises Unavailable: a new
+        start creates it as it must be, and publishes its content again."""
         self._touch(topic, 1)
         if value is not None and topic in self._sizes:
             value = self._sizes.fitted(topic, key, value)
@@ -177,7 +169,7 @@ class Transactions:
             self._add(topic, key, value, extra)
 
     def send_rows(self, topic: str, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        """The same for keys and values of one topic."""
+        """``send`` for keys and values of one topic."""
         self._touch(topic, len(rows))
         if topic in self._sizes:
             rows = [(key, self._sizes.fitted(topic, key, value)) for key, value in rows]
@@ -190,10 +182,10 @@ class Transactions:
             try:
                 produce(topic, value, key)
             except (BufferError, KafkaException):
-                self._add(topic, key, value)  # waits, or says what it is
+                self._add(topic, key, value)  # waits, or raises the proper error
 
     def _may_hold(self, events: int, size: int) -> bool:
-        """Whether so much more is held until the commit, with what was before it. Else that is sent by now."""
+        """Whether so much more is held until the commit. Otherwise everything held before is sent."""
         if not self._open and len(self._held) + events <= _HELD_EVENTS and self._held_bytes + size <= _HELD_BYTES:
             self._held_bytes += size
             return True
@@ -201,7 +193,7 @@ class Transactions:
         return False
 
     def _send_held(self) -> None:
-        """Begin the transaction, where that wasn't done, with what is held."""
+        """Send what is held; begins the transaction if needed."""
         if not self._open:
             self._begin()
         held, self._held, self._held_bytes = self._held, [], 0
@@ -247,7 +239,7 @@ class Transactions:
                 raise self._error(error, topic=topic, size=len(value or b"")) from error
 
     def commit_events(self) -> None:
-        """Commit what was sent, if anything. When this returns, a read-committed reader will see all of it."""
+        """Commit what was sent, if anything. When this returns, a read-committed reader sees all of it."""
         if self._held:
             self._send_held()
         if self._open:
@@ -271,7 +263,7 @@ class Transactions:
         self._call("poll", self._producer.poll, 0)
 
     def close(self) -> None:
-        """Abort what is open, as far as the broker lets us in a moment; the broker does the rest by itself."""
+        """Abort what is open, as far as the broker allows in a moment; the broker does the remainder itself."""
         if self._open:
             try:
                 with errors_of_its_own():
@@ -290,7 +282,7 @@ class Transactions:
         self._opened_s = time.monotonic()
 
     def _call(self, doing: str, call: Callable[..., Any], *arguments: object) -> Any:
-        """Any call of the client can be the one that learns that we were fenced."""
+        """Any call of the client can be the first to learn that we were fenced."""
         try:
             with errors_of_its_own():
                 return call(*arguments)
@@ -298,7 +290,6 @@ class Transactions:
             raise self._error(error, doing=doing) from error
 
     def flush(self) -> None:
-        """Wait until all was sent."""
         fewest, moved = None, time.monotonic()
         while left := self._call("flush", self._producer.flush, _SLICE_S):
             self._while_waiting()
@@ -318,7 +309,7 @@ class Transactions:
         return {t: tuple(ends[t, p] for p in range(self._partitions[t])) for t in sorted(topics)}
 
     def _patiently(self, name: str, call: Callable[[float], object]) -> None:
-        """Call again after each time-out, which the client allows and resumes."""
+        """Repeat the call after each time-out, which the client allows and resumes."""
         deadline = time.monotonic() + KAFKA_TAKES_NOTHING_S
         while True:
             try:

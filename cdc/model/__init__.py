@@ -1,1 +1,1 @@
-"""The words everyone uses: LSN, tag, table, event, error. Standard library only; nothing here does I/O."""
+"""The shared words: LSN, tag, table, event, error. Standard library only, and no I/O."""

@@ -1,11 +1,11 @@
-"""Tables without a key, as destinations and views hold them: a row per event, keyed by the event's own identity. Pure.
+"""How destinations and views hold a table without a key: one row per event, keyed by the event's identity. Pure.
 
-Such a row has the source's columns, and two more before them. ``_event`` says which event it is, and is the key. So the
-rule that makes every other table safe to repeat holds here too: an event that comes again is there already.
+Such a row has two columns before the source's. ``_event`` identifies the event and is the key, so applying an event
+again changes nothing, as for every other table.
 
-``_operation`` says what happened. A row is never changed: an update is another row, with the values after it, and so is
-a delete, with the values before it. Only a truncate takes rows away: those with a lesser tag are deleted from then on,
-also where they come after it. A copy of the whole table begins with one.
+``_operation`` says what happened. Rows are never changed: an update adds a row with the new values, a delete adds one
+with the old values. Only a truncate removes rows: from then on, rows with a lesser tag are deleted, even if they arrive
+after it. A copy of the whole table begins with a truncate.
 """
 
 from collections.abc import Collection, Mapping
@@ -35,19 +35,15 @@ _COLUMNS: Final = tuple(Column(name, *_TEXT) for name in OWN_COLUMNS)
 
 
 def event_id(tag: str, offset: int) -> str:
-    """The identity of an event of one table: its tag. Rows of a copy share theirs, so their offset follows.
-
-    All events of such a table have one key in the log, hence one partition. An offset means the same record for as long
-    as the topic is the same one, and nobody goes on with a generation when it is another one.
-    """
+    """An event's identity within its table: the tag. Rows of a copy share a tag, so their offset is appended. All
+    events of such a table share one key, hence one partition. An offset means the same record as long as the topic is
+    the same one, and no job resumes a generation on another topic."""
     return f"{tag}-{offset:0{_OFFSET_DIGITS}x}" if tag.endswith(_SNAPSHOT_ENDING) else tag
 
 
 def stored_table(table: Table) -> Table:
-    """A table as a destination holds it: one without a key with the columns above, any other as it is.
-
-    Raises LockstepError for a column that has the name of one of these.
-    """
+    """The table as a destination holds it: the two columns are added if it has no key. Raises LockstepError if a column
+    already has one of their names."""
     if table.key:
         return table
     for column in table.columns:
@@ -61,20 +57,20 @@ def stored_table(table: Table) -> Table:
 
 
 def stored_tables(tables: Mapping[TableName, Table]) -> dict[TableName, Table]:
-    """The same of several. Raises as ``stored_table``."""
+    """``stored_table`` for several tables."""
     return {name: stored_table(table) for name, table in tables.items()}
 
 
 def is_append_only(table: Table) -> bool:
-    """Whether a table is one that ``stored_table`` has given its key."""
+    """Whether ``stored_table`` gave this table its key."""
     return table.key == (EVENT_COLUMN,) and table.columns[: len(_COLUMNS)] == _COLUMNS
 
 
 def hides(row: Mapping[str, JsonValue], tag: str, emptied: str) -> bool:
-    """Whether readers don't see a row, once a truncate of the tag ``emptied`` is stored."""
+    """Whether readers don't see the row once a truncate with the tag ``emptied`` is stored."""
     return row.get(OPERATION_COLUMN) == TRUNCATE or tag < emptied
 
 
 def named(columns: Collection[str]) -> list[str]:
-    """Those of these columns that are ours."""
+    """Those of these columns that have the name of one of ours."""
     return [name for name in columns if name.lower() in OWN_COLUMNS]

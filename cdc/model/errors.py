@@ -2,20 +2,20 @@
 
 ::
 
-    LockstepError                 the operator's turn: a message that says what failed and why, and a hint what to do
+    LockstepError                 the operator must act: the message says what failed and why, the hint what to do
      +- ConfigurationError        lockstep.toml or the command line is wrong (exit code 2)
-     +- MalformedMessage          bytes that aren't what the protocol says; the stream stops, nothing is guessed
-     +- ForeignRecord             a record on a topic of ours that no version of Lockstep has written
-     +- PositionMismatch          slot, publication or topics don't fit the recorded state; something was skipped
-     +- StoreRefuses              a destination takes nothing at all, as when its disk is full
-     +- PerhapsStoreRefuses       it takes this not, for want of rights or memory; perhaps it takes nothing at all
-     +- NeedsRebuild              what a destination holds of a table doesn't fit it any more; it is built again
-     +- UnsupportedChange         the database did something this version can't publish exactly; it stops instead
+     +- MalformedMessage          bytes break the protocol; the stream stops, nothing is guessed
+     +- ForeignRecord             a record on one of our topics that no version of Lockstep wrote
+     +- PositionMismatch          slot, publication or topics don't fit the recorded state; changes were skipped
+     +- StoreRefuses              a destination accepts no writes at all, for instance because its disk is full
+     +- PerhapsStoreRefuses       it refuses this write for lack of rights or memory, and perhaps all writes
+     +- NeedsRebuild              a table's data in a destination no longer fits the table; it must be rebuilt
+     +- UnsupportedChange         the database made a change that this version can't publish exactly; it stops
      +- Fenced                    another process has taken over; this one must not write any more
-         +- Overtaken             another process has done more of the same work; the newer of the two may go on
+         +- Overtaken             another process is further with the same work; the newer of the two may go on
      +- Unavailable               a server can't serve now; the same call may succeed later
-         +- DataLost              it is back, perhaps without its last writes: begin again from what is sure
-         +- TransactionTimedOut   it ended a transaction that was open for too long; a smaller one may be in time
+         +- DataLost              it is back, perhaps without its last writes: restart from what is certain
+         +- TransactionTimedOut   it ended a transaction that was open for too long; a smaller one may fit
 
 A bug of ours is an AssertionError. An error is raised or logged, never both. No message holds a row's values.
 """
@@ -26,7 +26,7 @@ from typing import Any
 
 
 class LockstepError(Exception):
-    """Something the operator has to know. ``hint`` says what to do about it."""
+    """An error that the operator must know about. ``hint`` says what to do."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class LockstepError(Exception):
         return self.message if self.hint is None else f"{self.message}\n{self.hint}"
 
     def __reduce__(self) -> "tuple[Callable[..., LockstepError], tuple[Any, ...], dict[str, Any]]":
-        # Copied and pickled as it is: a subclass may need arguments that Python would leave out.
+        # Copied and pickled by state: a subclass may need arguments that Python would leave out.
         return _made, (type(self), self.args), self.__dict__
 
 
@@ -46,7 +46,7 @@ def _made(cls: type[LockstepError], arguments: tuple[Any, ...]) -> LockstepError
 
 
 class ConfigurationError(LockstepError):
-    """The configuration is wrong. ``problems`` lists all of them, each with its key path."""
+    """The configuration is wrong. ``problems`` lists every problem, each with its key path."""
 
     def __init__(self, message: str, *, problems: Sequence[str] = (), hint: str | None = None) -> None:
         super().__init__("\n".join([message, *(f"  {problem}" for problem in problems)]), hint=hint)
@@ -54,7 +54,7 @@ class ConfigurationError(LockstepError):
 
 
 class MalformedMessage(LockstepError):
-    """A protocol message that can't be decoded. Shows the position and the first bytes' hex, never a value."""
+    """A protocol message that can't be decoded. Shows the position and the first byte in hex, never a value."""
 
     def __init__(self, reason: str, *, position: int, message: bytes, lsn: int | None = None) -> None:
         head = message[:1].hex()
@@ -69,7 +69,7 @@ class MalformedMessage(LockstepError):
 
 
 class ForeignRecord(LockstepError):
-    """A record on a topic of ours, or a message in the WAL, that no version of Lockstep has written."""
+    """A record on one of our topics, or a message in the WAL, that no version of Lockstep wrote."""
 
 
 class PositionMismatch(LockstepError):
@@ -77,29 +77,29 @@ class PositionMismatch(LockstepError):
 
 
 class StoreRefuses(LockstepError):
-    """A destination takes nothing at all, as when its disk is full or our login is wrong. No table is to blame."""
+    """A destination accepts nothing at all, for instance because its disk is full or our login is wrong. No table
+    causes it."""
 
 
 class PerhapsStoreRefuses(LockstepError):
-    """A destination lacks rights or memory for what it was given. Where that is so of all tables, none is to blame."""
+    """A destination lacks rights or memory for a write. If every table fails so, no table causes it."""
 
 
 class NeedsRebuild(LockstepError):
-    """What a destination holds of a table doesn't fit the table any more, or the settings. To try again is no use: it
-    has to be built again, or what was changed is put back.
-    """
+    """A destination's data of a table no longer fits the table or the settings. Retrying doesn't help: rebuild it, or
+    undo the change."""
 
 
 class UnsupportedChange(LockstepError):
-    """A change that can't be published exactly. The run stops before it; the hint holds the way out."""
+    """A change that can't be published exactly. The run stops before it; the hint says how to go on."""
 
 
 class Fenced(LockstepError):
-    """Another process took over this role. Whatever was not committed yet is left to it."""
+    """Another process took over this role, and with it everything that isn't committed yet."""
 
 
 class Overtaken(Fenced):
-    """Another process has done more of the same work. Who is the newer one may begin again from there."""
+    """Another process is further with the same work. The newer of the two may restart from there."""
 
 
 class Unavailable(LockstepError):
@@ -111,18 +111,16 @@ class Unavailable(LockstepError):
 
 
 class DataLost(Unavailable):
-    """A destination has come back, perhaps without its last writes. Repeating the call isn't enough: the caller begins
-    again from what is sure to be there."""
+    """A destination is back, perhaps without its last writes. Repeating the call isn't enough: the caller restarts from
+    what is certain to be there."""
 
 
 class TransactionTimedOut(Unavailable):
-    """Kafka has ended a transaction that was open for longer than it allows. With less in it, it may be in time."""
+    """Kafka ended a transaction that was open for longer than it allows. A smaller one may fit."""
 
 
 def bug(error: Exception) -> LockstepError:
-    """An error that nobody raised on purpose, as one to tell: where it happened, but not its text, which may quote a
-    row.
-    """
+    """A LockstepError for an unexpected exception: its place in the code, without its text, which may quote a row."""
     frames = [
         f"{frame.filename.rpartition('/')[2]}:{frame.name}" for frame in traceback.extract_tb(error.__traceback__)
     ]

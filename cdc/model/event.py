@@ -1,4 +1,4 @@
-"""An event as a sink sees it: a row's newest state, or that it is gone, with the tag that decides which is newer."""
+"""An event as a sink sees it: a row's newest state or its deletion, and the tag that decides which event is newer."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ JsonValue = _JsonScalar | list["JsonValue"] | dict[str, "JsonValue"]
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where an event is in the log. It shows progress and where to look; it is never a version."""
+    """Where an event is in the log. For progress and diagnosis; never a version."""
 
     topic: str
     partition: int
     offset: int
 
     def located(self, error: LockstepError) -> LockstepError:
-        """The error of a record here, with where that is."""
+        """The error of the record at this position, with the position added."""
         return LockstepError(
             f"{error.message} (topic {self.topic}, partition {self.partition}, offset {self.offset})", hint=error.hint
         )
@@ -47,12 +47,9 @@ class RowEvent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableEvents(Sequence[RowEvent]):
-    """Events of one table, column by column and in the log's own JSON. An element is parsed when it is asked for.
-
-    ``keys`` are JSON objects of the key columns in key order. ``rows`` have all columns, None where the row is deleted.
-    To parse a row and write it again costs more than most destinations do with it. So a sink that can use the JSON uses
-    it.
-    """
+    """Events of one table, stored by column in the log's own JSON. Each element is parsed on access. ``keys`` are JSON
+    objects of the key columns in key order. ``rows`` have all columns; None is a deletion. A sink should use the JSON
+    where it can: parsing and writing a row costs more than most destinations' own work."""
 
     table: TableName
     keys: list[bytes]
@@ -63,7 +60,7 @@ class TableEvents(Sequence[RowEvent]):
 
     @classmethod
     def of(cls, table: TableName, events: Sequence[RowEvent]) -> Self:
-        """Events that are parsed already. All must be of this table."""
+        """Already parsed events, all of this table."""
         rows: list[bytes | None] = [None if event.row is None else orjson.dumps(event.row) for event in events]
         keys = [orjson.dumps(event.key) for event in events]
         return cls(table, keys, [event.tag for event in events], rows, events.__getitem__)
@@ -77,7 +74,7 @@ class TableEvents(Sequence[RowEvent]):
         rows: list[bytes | None],
         position_at: Callable[[int], Position],
     ) -> Self:
-        """Events in the log's own JSON. One that isn't JSON raises LockstepError when it is asked for."""
+        """Events in the log's own JSON. Accessing an element that isn't JSON raises LockstepError."""
 
         def event_at(index: int) -> RowEvent:
             row, at = rows[index], position_at(index)
@@ -121,24 +118,24 @@ class TableEvents(Sequence[RowEvent]):
         )
 
     def key_values(self) -> list[list[JsonValue]]:
-        """The key's values of each event, in key order. Raises LockstepError for a key that isn't JSON."""
+        """Each event's key values, in key order. Raises LockstepError for a key that isn't JSON."""
         return list(map(self.key_values_at, range(len(self))))
 
     def key_values_at(self, index: int) -> list[JsonValue]:
-        """The same of one event."""
+        """The key values of one event. Raises as ``key_values``."""
         return list(self.key_at(index).values())
 
     def key_at(self, index: int) -> dict[str, JsonValue]:
-        """The key of one event. Raises LockstepError where it isn't JSON."""
+        """The key of one event. Raises LockstepError if it isn't JSON."""
         try:
             return parse_key(self.keys[index])
         except LockstepError:
-            self.event_at(index)  # says where it is
+            self.event_at(index)  # its error has the position
             raise
 
 
 class Events(Sequence[RowEvent]):
-    """Events of several tables. ``tables`` has them by table, each table once."""
+    """Events of several tables, grouped in ``tables``, each table once."""
 
     __slots__ = ("tables",)
 
@@ -147,7 +144,7 @@ class Events(Sequence[RowEvent]):
 
     @classmethod
     def of(cls, events: Sequence[RowEvent]) -> "Events":
-        """Any events, by table: in the order in which the tables first come, and each table's events in theirs."""
+        """Group any events by table, tables in order of first appearance. Each table's events keep their order."""
         if isinstance(events, Events):
             return events
         by_table: dict[TableName, list[RowEvent]] = {}
@@ -179,7 +176,7 @@ class Events(Sequence[RowEvent]):
 
 
 def parse_key(key: bytes) -> dict[str, JsonValue]:
-    """The JSON of a key. Raises LockstepError when it isn't an object."""
+    """The JSON of a key. Raises LockstepError if it isn't an object."""
     try:
         return parse_object(key)
     except LockstepError:
@@ -190,7 +187,7 @@ def parse_key(key: bytes) -> dict[str, JsonValue]:
 
 
 def parse_object(text: bytes) -> dict[str, JsonValue]:
-    """The JSON of a row. Raises LockstepError when it isn't an object, without quoting it."""
+    """The JSON of a row. Raises LockstepError, which doesn't quote the text, if it isn't an object."""
     try:
         parsed = orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""What a check found: how bad it is, what it is, why it matters and what to run."""
+"""What a check found: how severe it is, what it is, why it matters and what to run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from cdc.model.table import sql_identifier
 
 
 class Severity(StrEnum):
-    """``ERROR``: capture would fail or lose something. ``WARNING``: it can fail later. ``OK``: nothing to do."""
+    """``ERROR``: capture would fail or lose changes. ``WARNING``: it can fail later. ``OK``: nothing to do."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -18,11 +18,9 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was checked: what, why it matters, and what to run or set.
-
-    ``fix`` is SQL that runs unchanged, or, where only people can decide, a sentence. Where it ``hides_changes``, what
-    is published meanwhile isn't what the table holds, and the stream doesn't say so.
-    """
+    """One checked thing: what it is, why it matters, and what to run or set. ``fix`` is SQL that runs unchanged or, if
+    only people can decide, a sentence. ``hides_changes``: until this is fixed, the topic differs from the table, and
+    the stream doesn't show it."""
 
     severity: Severity
     subject: str
@@ -45,12 +43,12 @@ def error(subject: str, what: str, why: str, fix: str, *, hides_changes: bool = 
 
 
 def one_per_statement(statements: Sequence[str]) -> str:
-    """SQL to show: every statement on its own line, so that ``psql`` and people take it as it is."""
+    """SQL to show, one statement per line, so that people and ``psql`` can use it unchanged."""
     return "\n".join(statements)
 
 
 def as_owner(statements: Sequence[str], *, owner: str, is_ours: bool) -> str:
-    """The same with the role that has to run it, where ours may not."""
+    """``one_per_statement``, with the role that must run the SQL added if ours may not."""
     remark = "" if is_ours else f"  -- as {visible(owner)}"
     return one_per_statement([f"{statement}{remark}" for statement in statements])
 

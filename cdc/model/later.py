@@ -1,4 +1,4 @@
-"""What a value names long before it is needed, as ``module:name``: its module is imported then."""
+"""Names of the form ``module:name`` that are imported only when they are used."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -6,13 +6,13 @@ from typing import Any
 
 
 def named(address: str) -> Any:
-    """What is there."""
+    """The object of that name."""
     module, _, name = address.partition(":")
     return getattr(import_module(module), name)
 
 
 def later(address: str) -> Callable[..., Any]:
-    """The function that is there, found at each call."""
+    """A function that imports and calls that one at each call."""
 
     def call(*arguments: Any) -> Any:
         return named(address)(*arguments)

@@ -1,4 +1,4 @@
-"""A message of the log whose facts are fields, so that a log in JSON has them as such."""
+"""A log message whose facts are fields, so that a JSON log stores them as fields."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,10 +8,8 @@ Fact = str | int | float | bool | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class LogMessage:
-    """What happened, its facts, and a sentence for people where the facts don't speak for themselves.
-
-    It is passed to a logger in a text's place. As a text it is ``event name=value name=value: explanation``.
-    """
+    """What happened, its facts, and a sentence for people if the facts need one. It is passed to a logger in place of a
+    text. As a text it is ``event name=value name=value: explanation``."""
 
     event: str
     facts: Mapping[str, Fact] = field(default_factory=dict)

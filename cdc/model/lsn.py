@@ -6,7 +6,7 @@ from typing import NewType
 Lsn = NewType("Lsn", int)
 """A byte position in the write-ahead log, 0 .. 2**64-1."""
 
-# int() alone would also take signs, blanks and underscores.
+# int() alone would also accept signs, blanks and underscores.
 _TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
 

@@ -18,12 +18,12 @@ _ESCAPE = re.compile(r"\\(\\|[0-9a-fA-F]{4})")
 
 
 def quote_identifier(name: str) -> str:
-    """An SQL identifier, quoted always: ``order`` -> ``"order"``."""
+    """A quoted SQL identifier: ``order`` -> ``"order"``."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def sql_identifier(name: str) -> str:
-    r"""The same for SQL of PostgreSQL's that people are shown: ``U&"a\000ab"`` where a character would be hidden."""
+    r"""A quoted identifier for PostgreSQL SQL that is shown: ``U&"a\000ab"`` if a character would be hidden."""
     if is_visible(name):
         return quote_identifier(name)
     escaped = "".join(_sql_escaped(character) for character in name.replace("\\", "\\\\"))
@@ -31,7 +31,7 @@ def sql_identifier(name: str) -> str:
 
 
 def sql_literal(text: str) -> str:
-    r"""A string for SQL of PostgreSQL's that people are shown: ``'it''s'``, ``E'a\u000ab'``."""
+    r"""A string for PostgreSQL SQL that is shown: ``'it''s'``, ``E'a\u000ab'``."""
     if is_visible(text):
         return "'" + text.replace("'", "''") + "'"
     return "E'" + visible(text.replace("\\", "\\\\").replace("'", "''")) + "'"
@@ -40,11 +40,11 @@ def sql_literal(text: str) -> str:
 def _sql_escaped(character: str) -> str:
     if is_visible(character):
         return character
-    return f"\\{ord(character):04x}"  # none that is hidden needs more digits
+    return f"\\{ord(character):04x}"  # no hidden character needs more digits
 
 
 def _unquoted(part: str) -> str:
-    """The name that an identifier is of, quoted or not."""
+    """Identifier, quoted or not -> name."""
     if part.startswith('U&"'):
         return _ESCAPE.sub(lambda match: "\\" if match[1] == "\\" else chr(int(match[1], 16)), _unquoted(part[2:]))
     return part[1:-1].replace('""', '"') if part.startswith('"') else part
@@ -58,22 +58,20 @@ class TableName:
     name: str
 
     def __str__(self) -> str:
-        """As people write it; parts that need quotes have them: ``public.orders``, ``"My Schema".t``.
-
-        It is one line, whatever the name is: ``public.U&"a\\000ab"``.
-        """
+        """As people write it, quoted where needed: ``public.orders``, ``"My Schema".t``. Always one line:
+        ``public.U&"a\\000ab"``."""
         return ".".join(
             part if _PLAIN_IDENTIFIER.fullmatch(part) else sql_identifier(part) for part in (self.schema, self.name)
         )
 
     @property
     def sql(self) -> str:
-        """Quoted for SQL of PostgreSQL's, to be run or to be shown: ``"public"."orders"``."""
+        """Quoted for PostgreSQL SQL, to run or to show: ``"public"."orders"``."""
         return f"{sql_identifier(self.schema)}.{sql_identifier(self.name)}"
 
     @property
     def regclass(self) -> str:
-        """For ``to_regclass()``, which takes no ``U&``."""
+        """For ``to_regclass()``, which doesn't accept ``U&``."""
         return f"{quote_identifier(self.schema)}.{quote_identifier(self.name)}"
 
     @classmethod
@@ -89,7 +87,7 @@ class TableName:
 
     @classmethod
     def parse_all(cls, texts: Iterable[str]) -> dict[str, Self]:
-        """The names of all these texts, by text. Raises ValueError that has the problems of all."""
+        """The names of all these texts, by text. Raises one ValueError that lists all problems."""
         names, problems = dict[str, Self](), list[str]()
         for text in texts:
             try:
@@ -102,7 +100,7 @@ class TableName:
 
 
 class ReplicaIdentity(StrEnum):
-    """What the WAL holds of the old row; the letters are those of ``pg_class.relreplident``."""
+    """What the WAL holds of the old row. The letters are those of ``pg_class.relreplident``."""
 
     DEFAULT = "d"
     NOTHING = "n"
@@ -115,10 +113,10 @@ class Column:
     """One published column.
 
     ``type_name`` is the declared type as ``format_type`` prints it (``numeric(10,2)``, ``order_status``).
-    ``value_type`` is the built-in type its values have once domains and enums are resolved (``numeric``, ``text``);
-    types we know nothing of count as ``text``. For an array both describe the array's elements and ``is_array`` is set.
-    ``type_oid`` and ``type_modifier`` are the source's own numbers, to notice a change. ``number`` is the column's
-    ``attnum``, which stays when the column is renamed; 0 where it isn't known.
+    ``value_type`` is the built-in type of its values, with domains and enums resolved (``numeric``, ``text``); unknown
+    types count as ``text``. For an array, ``is_array`` is set and both describe the elements. ``type_oid`` and
+    ``type_modifier`` are the source's numbers, to notice a change. ``number`` is the column's ``attnum``, which
+    survives a rename; 0 if unknown.
     """
 
     name: str
@@ -131,7 +129,8 @@ class Column:
 
     @property
     def identity(self) -> str:
-        """What stays the same in a renamed column and differs in one dropped and added again, where that is known."""
+        """Stays the same when the column is renamed, and differs when it is dropped and added again, if its number is
+        known."""
         return str(self.number) if self.number else self.name
 
     def to_json(self) -> dict[str, Any]:
@@ -160,12 +159,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """The shape of a published table: its columns in order, and the columns of its key in key order.
+    """The shape of a published table: its columns in order, and the key's columns in key order.
 
-    A table without a key is append-only: its topic isn't compacted. ``oid`` is the relation's own number in the source.
-    It stays when the table is renamed and differs when it was dropped and created again; 0 where it isn't known.
-    ``epoch`` is that of the tag in which the catalogue was read for it without the recorded shape: numbers of an
-    earlier epoch may be another column's.
+    A table without a key is append-only: its topic isn't compacted. ``oid`` is the relation's oid in the source: it
+    survives a rename and differs after drop and create; 0 if unknown. ``epoch`` is the tag's epoch in which the shape
+    was read from the catalogue without a recorded one: column numbers of an earlier epoch may mean other columns.
     """
 
     name: TableName
@@ -177,25 +175,21 @@ class Table:
 
     @property
     def relation(self) -> int:
-        """Within one relation, a number stays one column's; 0 where nothing is known of it.
-
-        A source that was put back gives out numbers again, so an ``oid`` alone doesn't tell.
-        """
+        """Identifies the relation within which a number stays one column's; 0 if unknown. It includes the epoch, since
+        a source that was restored may give out an ``oid`` again."""
         return self.epoch << _OID_BITS | self.oid
 
     def is_same_relation(self, other: "Table") -> bool:
-        """Whether the columns' numbers mean the same in both, as far as that is known."""
+        """Whether column numbers mean the same in both, as far as known."""
         if self.epoch != other.epoch:
             return False
         return not self.oid or not other.oid or self.oid == other.oid
 
     @cached_property
     def schema_id(self) -> str:
-        """8 hex digits that depend on columns and key alone, so that every decoding of the same WAL gives the same id.
-
-        Columns' numbers are part of it: one that was dropped and added again holds other values under its old name.
-        The replica identity isn't: DEFAULT and FULL may alternate without a change of the rows' shape.
-        """
+        """8 hex digits that depend on columns and key alone, so every decoding of the same WAL gives the same id. It
+        includes column numbers: a column that was dropped and added again holds other values under its old name. It
+        leaves out the replica identity: DEFAULT and FULL may alternate without changing the rows' shape."""
         others = ("replica_identity", "relation_oid", "relation_epoch")
         shape = {name: value for name, value in self.to_json().items() if name not in others}
         canonical = json.dumps(shape, sort_keys=True, separators=(",", ":"))
@@ -210,7 +204,6 @@ class Table:
 
     @cached_property
     def key_columns(self) -> tuple[Column, ...]:
-        """The key's columns in key order."""
         return tuple(self.column(name) for name in self.key)
 
     def to_json(self) -> dict[str, Any]:

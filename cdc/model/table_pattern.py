@@ -11,11 +11,8 @@ _ANY: Final = "*"
 
 @dataclass(frozen=True, slots=True)
 class TablePattern:
-    """A schema and a name in each of which ``*`` stands for any characters, none as well.
-
-    Everything else stands for itself, capitals as they are. In double quotes so does ``*``, so that a name that has one
-    can be written.
-    """
+    """A schema and a name. In each, ``*`` stands for any characters, or none. Everything else stands for itself,
+    case-sensitively. ``*`` in double quotes does so too, so any name can be written."""
 
     text: str
     schema: re.Pattern[str]
@@ -23,7 +20,7 @@ class TablePattern:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """``schema.table``, each of which may be quoted. Raises ValueError for anything else."""
+        """Parse ``schema.table``, each part optionally quoted. Raises ValueError for anything else."""
         literal = TableName.parse(text)
         schema, name = (
             _expression(part, is_quoted=is_quoted)
@@ -36,12 +33,12 @@ class TablePattern:
 
 
 def is_pattern(text: str) -> bool:
-    """Whether a text that ``TablePattern.parse`` takes may stand for several tables."""
+    """Whether a text that ``TablePattern.parse`` accepts may match several tables."""
     return _ANY in re.sub(r'"(?:[^"]|"")*"', "", text)
 
 
 def _quoted(text: str) -> tuple[bool, bool]:
-    """Whether the schema and the name are in quotes: between them stands the only dot that isn't."""
+    """Whether schema and name are quoted. The only unquoted dot stands between them."""
     return text.startswith(('"', 'U&"')), text.endswith('"')
 
 

@@ -1,10 +1,10 @@
 """The tag: the source position of a change, and the version of a row everywhere downstream.
 
-``(epoch, commit_lsn, seq)`` is unique and increasing per key, the same whenever the same WAL is decoded again, and
-comparable between snapshot and stream. Kafka offsets are none of these: they restart with the topic.
+``(epoch, commit_lsn, seq)`` is unique and increasing per key, identical whenever the same WAL is decoded again, and
+comparable between snapshot and stream. Kafka offsets aren't: they restart with the topic.
 
-As text it has 28 lower-case hex digits, ``%04x%016x%08x``. The width is fixed, so text order is numeric order in Redis,
-SQL and JSON alike. As numbers, tags would silently lose their low digits in a double.
+The text has 28 lower-case hex digits, ``%04x%016x%08x``. Its fixed width makes text order numeric order in Redis, SQL
+and JSON alike. As a number in a double, a tag would silently lose its low digits.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ LSN_MAX = 0xFFFF_FFFF_FFFF_FFFF
 SEQ_MAX = 0xFFFF_FFFF
 TEXT_LENGTH = 28
 TRANSACTION_LENGTH = 20
-"""The first digits of the text, which all tags of one transaction share: epoch and commit LSN."""
+"""Length of the text's start that all tags of one transaction share: epoch and commit LSN."""
 
 SNAPSHOT_SEQ = 0
 """Snapshot rows sort before every change of a transaction that commits exactly at the handoff."""
@@ -35,9 +35,9 @@ _LSN_ALIGNMENT_BITS = 3  # WAL records start at multiples of 8 (MAXALIGN)
 class Tag:
     """A source position. Ordered by epoch, then commit LSN, then place in the transaction.
 
-    ``epoch`` grows only when the LSN line breaks (another system, a restore). ``commit_lsn`` is the LSN of the commit
-    record; for snapshot rows the handoff, for a message outside of transactions its end. ``seq`` counts the row events
-    of the transaction from 1; snapshot rows and such messages have 0.
+    ``epoch`` grows only when the source's LSNs start a new line (another system, a restore). ``commit_lsn`` is the LSN
+    of the commit record; for snapshot rows the handoff; for a message outside of transactions its end. ``seq`` counts
+    the transaction's row events from 1; snapshot rows and such messages have 0.
     """
 
     epoch: int
@@ -67,9 +67,9 @@ def transaction_prefix(epoch: int, commit_lsn: int) -> str:
 def external_version(tag: Tag) -> int:
     """A tag as an OpenSearch external version, 0 .. 2**63-1: 4 bits of epoch, 47 of commit_lsn / 8, 12 of seq.
 
-    Order is kept. From ``VERSION_SEQ_MAX`` on, several changes of a transaction share the number, and their tags must
-    be compared (``sinks.opensearch.shared_versions``).
-    Raises ValueError when epoch or LSN don't fit (16 epochs, 1 PiB of WAL each) or the LSN isn't a multiple of 8.
+    Order is preserved. From ``VERSION_SEQ_MAX`` on, several changes of a transaction share a number, and their tags
+    must be compared (``sinks.opensearch.shared_versions``). Raises ValueError if epoch or LSN don't fit (16 epochs, 1
+    PiB of WAL each) or the LSN isn't a multiple of 8.
     """
     if tag.commit_lsn & ((1 << _LSN_ALIGNMENT_BITS) - 1):
         raise ValueError(f"commit LSN {tag.commit_lsn:#x} is not a multiple of 8")

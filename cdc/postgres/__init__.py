@@ -1,1 +1,1 @@
-"""The only code of capture that knows psycopg: replication stream, slot, catalogue, preflight."""
+"""The only code of capture that uses psycopg: replication stream, slot, catalogue, preflight."""

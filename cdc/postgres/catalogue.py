@@ -1,4 +1,4 @@
-"""Tables' shapes from the catalogue: columns as published, key, replica identity, and what each type comes down to."""
+"""Tables' shapes from the catalogue: columns as published, key, replica identity, and each type's built-in type."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,12 +15,12 @@ _TYPE_SUFFIX = re.compile(r"[(\[].*$")
 """A type's modifier, and the brackets of an array."""
 
 FIRST_USER_OID = 16384
-"""Types below are built in and the same in every server."""
+"""Types with lower oids are built in and the same in every server."""
 
 
 @dataclass(frozen=True, slots=True)
 class PgType:
-    """A row of ``pg_type``; ``kind`` is its ``typtype``, ``delimiter`` what separates it in arrays."""
+    """A row of ``pg_type``; ``kind`` is its ``typtype``, ``delimiter`` separates its values in arrays."""
 
     oid: int
     name: str
@@ -32,7 +32,7 @@ class PgType:
 
 
 def load_types(connection: psycopg.Connection[Any]) -> dict[int, PgType]:
-    """All types by oid. A few hundred rows, read once."""
+    """All types by oid: a few hundred rows."""
     rows = connection.execute(
         "select oid::bigint, typname, typtype::text, typbasetype::bigint, typelem::bigint, typarray::bigint,"
         " typdelim::text from pg_type"
@@ -41,11 +41,8 @@ def load_types(connection: psycopg.Connection[Any]) -> dict[int, PgType]:
 
 
 def declared_type(types: Mapping[int, PgType], text: str) -> str:
-    """The name of a declared type. ``text`` is ``format_type``'s in our sessions, where names have their schemas.
-
-    Types in ``public`` go by their names alone, as they do for people, unless a built-in one has it. Schema ids depend
-    on it.
-    """
+    """The name of a declared type. ``text`` is ``format_type``'s output in our sessions, which includes schemas. Types
+    in ``public`` lose their schema, unless a built-in type has the name. Schema ids depend on this."""
     name = text.removeprefix("public.")
     if name == text:
         return text
@@ -55,10 +52,8 @@ def declared_type(types: Mapping[int, PgType], text: str) -> str:
 
 
 def value_type(types: Mapping[int, PgType], oid: int) -> tuple[str, bool]:
-    """What values of a type are: a built-in type's name, and whether they are arrays of it.
-
-    Domains come down to their base, also inside arrays. Enums, composites, ranges and extensions' types are ``text``.
-    """
+    """What a type's values are: the name of a built-in type, and whether they are arrays of it. Domains resolve to
+    their base, also inside arrays. Enums, composites, ranges and extensions' types are ``text``."""
     pg_type = types.get(oid)
     while pg_type is not None and pg_type.kind == "d":
         pg_type = types.get(pg_type.base_oid)
@@ -68,7 +63,7 @@ def value_type(types: Mapping[int, PgType], oid: int) -> tuple[str, bool]:
     if element is not None and element.array_oid == pg_type.oid:
         name, nested = value_type(types, element.oid)
         # A domain over an array inside an array has no form of its own. An extension's type may have another separator
-        # (PostGIS has colons). The text of both is exact.
+        # (PostGIS has colons). For both, the text is exact.
         return ("text", False) if nested or (element.delimiter != "," and name != "box") else (name, True)
     if pg_type.kind == "b" and pg_type.oid < FIRST_USER_OID:
         return pg_type.name, False
@@ -76,14 +71,14 @@ def value_type(types: Mapping[int, PgType], oid: int) -> tuple[str, bool]:
 
 
 class KnownTypes:
-    """The types, kept: a database of many tables has two for each of them. Nothing that is read here of one changes."""
+    """A cache of the types, which are at least two per table. What is read here of a type never changes."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection
         self._types: Mapping[int, PgType] = {}
 
     def with_all(self, oids: Iterable[int]) -> Mapping[int, PgType]:
-        """All types, those that came since included if one of these is among them."""
+        """All types, read again if one of these is missing."""
         if any(oid not in self._types for oid in oids):
             self._types = load_types(self._connection)
         return self._types
@@ -106,7 +101,7 @@ cross join lateral (
 
 
 def table_of_oid(connection: psycopg.Connection[Any], oid: int, types: KnownTypes) -> Table | None:
-    """The shape that a relation has by now, whatever of it is published; None when it is gone."""
+    """The relation's present shape with all of its columns; None if it is gone."""
     row = connection.execute(f"{_SHAPE} where c.oid = %s and c.relkind in ('r', 'p')", (oid,)).fetchone()
     return None if row is None else _table(row, types, None, ())
 
@@ -117,12 +112,10 @@ def load_tables(
     publication: str | None,
     keys: Mapping[TableName, Sequence[str]] | None = None,
 ) -> dict[TableName, Table]:
-    """The shapes of the tables that exist, with the columns that the publication sends (all, where it is None).
-
-    ``keys`` are configured ones; else a table's key is its primary key. A table with neither has an empty ``key``.
-    """
+    """The shapes of the existing tables, with the columns that the publication sends (None: all). ``keys`` are
+    configured ones; otherwise a table's key is its primary key. A table with neither has an empty ``key``."""
     types = KnownTypes(connection)
-    # 15 names stored generated columns among those that it publishes, and sends none of them.
+    # PostgreSQL 15 lists stored generated columns as published, but sends none of them.
     sends_generated = connection.info.server_version >= GENERATED_COLUMNS
     published = _published_columns(connection, publication) if publication else {}
     rows = connection.execute(
@@ -142,7 +135,8 @@ def load_tables(
 def _table(
     row: tuple[Any, ...], types: KnownTypes, published: Collection[str] | None, generated: Collection[str]
 ) -> Table:
-    """A row of ``_SHAPE`` with the published columns (all, where it is None), and only these of the generated ones."""
+    """A row of ``_SHAPE`` as a table, with only the ``published`` columns (None: all) and the ``generated`` ones
+    listed."""
     schema, name, oid, identity, key, *by_column = row
     of_columns = list(zip(*(values or () for values in by_column), strict=True))
     known = types.with_all(column[2] for column in of_columns)
@@ -156,10 +150,8 @@ def _table(
 
 
 def keys_can_swap(connection: psycopg.Connection[Any], table: Table) -> bool:
-    """Whether the key of a table's events is checked only later, so that for a moment two rows may have one.
-
-    Only an index that is checked at once, on columns of the key alone, rules that out. Other constraints don't matter.
-    """
+    """Whether the key is checked late, so that two rows may share one for a moment. Only an immediate unique index on
+    columns of the key alone rules that out. Other constraints don't matter."""
     numbers = [column.number for column in table.key_columns if column.number]
     names = [column.name for column in table.key_columns if not column.number]
     row = connection.execute(
@@ -195,14 +187,14 @@ left join pg_attribute a on a.attrelid = c.oid and a.attname = %(column)s and no
 
 
 def column_holders(connection: psycopg.Connection[Any], oid: int, column: str) -> list[Holder]:
-    """What each relation that holds a table's rows keeps of a column for the rows that were there before it."""
+    """What each relation with a table's rows stores of a column for rows older than the column."""
     # attmissingval is an array of one element, whatever the column's type.
     rows = connection.execute(_HOLDERS, {"table": oid, "column": column}).fetchall()
     return [Holder(*row) for row in rows]
 
 
 def name_of_oid(connection: psycopg.Connection[Any], oid: int) -> TableName | None:
-    """A relation's name as of now; None when it is gone."""
+    """A relation's present name; None if it is gone."""
     row = connection.execute(
         "select n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = %s",
         (oid,),
@@ -220,7 +212,7 @@ def unpublished_kinds(connection: psycopg.Connection[Any], publication: str) -> 
 
 
 def row_filters(connection: psycopg.Connection[Any], publication: str) -> dict[TableName, str]:
-    """Table -> the SQL condition of the rows that the publication sends, where it has one."""
+    """Table -> the SQL condition of the rows that the publication sends, if it has one."""
     if connection.info.server_version < PUBLICATION_LISTS:
         return {}
     rows = connection.execute(
@@ -232,7 +224,7 @@ def row_filters(connection: psycopg.Connection[Any], publication: str) -> dict[T
 
 
 def _published_columns(connection: psycopg.Connection[Any], publication: str) -> dict[TableName, frozenset[str]]:
-    """Table -> published columns, where the server can tell (15 and later: column lists, generated columns)."""
+    """Table -> published columns, if the server shows them (15 and later: column lists, generated columns)."""
     if connection.info.server_version < PUBLICATION_LISTS:
         return {}
     rows = connection.execute(

@@ -1,4 +1,4 @@
-"""What decides over TOAST: how a table's columns are stored, from the catalogue."""
+"""How a table's columns are stored, from the catalogue: what decides over TOAST."""
 
 from typing import Any, Final
 
@@ -8,7 +8,7 @@ from cdc.model.table import Table
 from cdc.postgres.catalogue import FAMILY
 from cdc.toast.rule import ColumnFacts, ToastRule
 
-# Domains come down to their base. A type is an array when it is its element's array type, as in the catalogue module.
+# Domains resolve to their base. A type is an array if it is its element's array type, as in the catalogue module.
 _COLUMNS = """
 with recursive resolved as (
     select a.attnum, a.attname, a.attlen, a.attalign, t.oid, t.typtype, t.typbasetype
@@ -44,7 +44,7 @@ where r.typtype <> 'd'
 order by r.attnum
 """
 
-# Rows of a partitioned table lie in its partitions, each of which has settings and dropped columns of its own.
+# Rows of a partitioned table are in its partitions, each of which has its own settings and dropped columns.
 _STORAGE = f"""
 {FAMILY}
 select max(c.relnatts)::int,
@@ -64,17 +64,15 @@ select exists (select from family f join pg_class c on c.oid = f.oid
 
 
 def has_lesser_partitions(connection: psycopg.Connection[Any], table: Table) -> bool:
-    """Whether the stream has less than the whole of old rows in some partition, whatever it has of the table's."""
+    """Whether the stream sends less than whole old rows for some partition, whatever it sends for the table."""
     row = connection.execute(_HAS_LESSER, {"table": table.oid}).fetchone()
     return bool(row and row[0])
 
 
 def load_rule(connection: psycopg.Connection[Any], table: Table) -> ToastRule:
-    """The rule of a table's shape. Load it with the shape and again with every Relation message: ALTER TABLE SET
-    (toast_tuple_target) sends one too.
-
-    Where the catalogue is ahead of the shape, or has forgotten the table, every value of its rows may be large.
-    """
+    """The rule of a table's shape. Load it with the shape and again with every Relation message, which ALTER TABLE SET
+    (toast_tuple_target) causes too. If the catalogue doesn't fit the shape, being ahead or without the table, every
+    value may be large."""
     published = {column.name for column in table.columns}
     facts = [
         ColumnFacts(

@@ -14,9 +14,9 @@ from cdc.protocol.pgvalues import SESSION_SETTINGS
 _CONNECT_TIMEOUT_S = 10
 
 PINNED_SETTINGS = SESSION_SETTINGS | {
-    # A policy that would hide rows from us is an error. Read without them, every hidden row would be taken for deleted.
+    # Makes a policy that would hide rows from us an error. Hidden rows would be taken for deleted.
     "row_security": "off",
-    # Limits of a role or a database are meant for queries of people. A copy takes as long as it takes.
+    # Limits of a role or a database are for people's queries. Copies have no time limit.
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
@@ -24,10 +24,10 @@ PINNED_SETTINGS = SESSION_SETTINGS | {
 }
 
 _NO_TRANSACTION_TIMEOUT = (170000, "set transaction_timeout = 0")
-"""The same, but servers before this version don't know the setting and would refuse the connection."""
+"""The same, but older servers don't know the setting and would refuse the connection."""
 
 _KEEPALIVES = {
-    # A host that has vanished is noticed within a minute. The system's own default is two hours.
+    # Notices a vanished host within a minute. The system's default is two hours.
     "keepalives_idle": 20,
     "keepalives_interval": 10,
     "keepalives_count": 4,
@@ -38,10 +38,10 @@ _KEEPALIVES = {
 _TRANSIENT_CLASSES = ("08", "53", "57")
 
 _INTERNAL_CLASS = "XX"
-"""Also what a question about a table gets that is dropped meanwhile: "could not open relation with OID 16384"."""
+"""Also raised for a table that is dropped meanwhile: "could not open relation with OID 16384"."""
 
 _STAYING_INTERNAL = ("XX001", "XX002")
-"""Damaged data or index. So do values for which PostgreSQL finds no memory, and it has no state of its own for them."""
+"""Damaged data or index: permanent. So is a value too large for PostgreSQL's memory, which has no own SQLSTATE."""
 _TOO_LARGE = "invalid memory alloc request size"
 
 _VALUE_CLASSES = ("22", "23")
@@ -52,10 +52,10 @@ _LOCK_NOT_AVAILABLE = "55P03"
 LOCK_TIMEOUT_MS: Final = 2000
 
 LOCK_TIMEOUT: Final = f"set lock_timeout = {LOCK_TIMEOUT_MS}"
-"""For connections whose questions would wait for a table's lock while nobody reads the stream."""
+"""For connections whose queries would wait for a table's lock while nobody reads the stream."""
 
 _UNTRUSTED: Final = ("certificate verify failed", "does not match host name")
-"""What libpq says of a server's certificate. Nothing was sent to the server then."""
+"""libpq's errors about a server's certificate. Nothing was sent to the server then."""
 
 _OURS_REFUSED: Final = (
     "requires a valid client certificate",
@@ -65,7 +65,7 @@ _OURS_REFUSED: Final = (
     "alert certificate expired",
     "alert certificate revoked",
 )
-"""What is said of the certificate that we show, or don't."""
+"""Errors about our certificate, or its absence."""
 
 _REFUSED_FOR_GOOD = (
     *_OURS_REFUSED,
@@ -82,17 +82,15 @@ _REFUSED_FOR_GOOD = (
     "does not support SSL",
 )
 
-# What libpq says of a connection string, or of a PG... variable, before it has asked any server.
+# libpq's errors about a connection string or a PG... variable, before it contacts any server.
 _WRONG_PARAMETER: Final = re.compile(
     r'invalid "?\w+"? value\b|invalid port number|could not match \d+ |definition of service ".*" not found'
 )
 
 
 def conninfo(source: SourceSettings, *, application: str) -> str:
-    """libpq's connection string, password included: never print it. Our session settings win over the DSN's.
-
-    Raises as ``SourceSettings.password``.
-    """
+    """libpq's connection string, password included: never print it. Our session settings override the DSN's. Raises as
+    ``SourceSettings.password``."""
     given = parse_dsn(source.dsn)
     pinned = " ".join(f"-c {name}={value}" for name, value in PINNED_SETTINGS.items() if name != "client_encoding")
     password = source.password()
@@ -109,17 +107,15 @@ def conninfo(source: SourceSettings, *, application: str) -> str:
 
 
 def connect(source: SourceSettings, *, application: str, replication: bool = False) -> psycopg.Connection[Any]:
-    """An autocommit connection.
-
-    Raises Unavailable when the server isn't reached, LockstepError when it refuses us, and ConfigurationError when the
-    connection string has a value that no server can be reached with. Raises also as ``SourceSettings.password``.
+    """An autocommit connection. Raises Unavailable if the server can't be reached, LockstepError if it refuses us, and
+    ConfigurationError if the connection string has a value that can't work. Also raises as ``SourceSettings.password``.
     """
     try:
         parameters = {"replication": "database"} if replication else {}
         connection: psycopg.Connection[Any] = psycopg.connect(
             conninfo(source, application=application), autocommit=True, **cast("Any", parameters)
         )
-    except psycopg.ProgrammingError as error:  # psycopg has read a value itself
+    except psycopg.ProgrammingError as error:  # psycopg itself rejected a value
         raise _wrong_parameter(str(error).strip()) from error
     except psycopg.OperationalError as error:
         raise connection_error(error) from error
@@ -134,7 +130,7 @@ def connect(source: SourceSettings, *, application: str, replication: bool = Fal
 
 
 def connection_error(error: psycopg.Error) -> LockstepError:
-    """psycopg's error as one of ours: can it succeed later, or is it the operator's turn?"""
+    """psycopg's error as one of ours: Unavailable if a retry may succeed, otherwise one for the operator."""
     text = str(error).strip().replace("\t", " ")  # libpq begins its further lines with one
     state = error.sqlstate or ""
     if state == _LOCK_NOT_AVAILABLE:
@@ -144,7 +140,7 @@ def connection_error(error: psycopg.Error) -> LockstepError:
             f"PostgreSQL can't answer, perhaps since a table is being dropped: {text}", retry_after_s=1.0
         )
     if state.startswith(_VALUE_CLASSES):
-        text = f"{type(error).__name__}, SQLSTATE {state}"  # its words may hold a row's value
+        text = f"{type(error).__name__}, SQLSTATE {state}"  # its text may hold a row's value
     if not state and _WRONG_PARAMETER.search(text):
         return _wrong_parameter(text)
     # libpq has no SQLSTATE for a server that refuses the connection in its own words.

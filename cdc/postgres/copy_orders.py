@@ -1,14 +1,14 @@
-"""Orders to capture about copies that wait or run: messages in the WAL, as requests for copies are. One is::
+"""Orders to capture about copies that wait or run, sent as messages in the WAL like requests for copies. One is::
 
-    {"format":4,"slot":"lockstep_shop","action":"pause","table":["public","orders"],
-     "role":"ann","pid":4711,"signature":"<64 hex digits>"}
+  {"format":4,"slot":"lockstep_shop","action":"pause","table":["public","orders"],
+  "role":"ann","pid":4711,"signature":"<64 hex digits>"}
 
-``"table":null`` is about all copies. An order is for the slot that it names. Any role may write such a message, so it
-is signed with a secret that only those know who reach the pipeline's topics. ``role`` is who gave it, for the log.
+``"table":null`` means all copies. An order is for the slot that it names. Any role may write such a message, so it is
+signed with a secret that only those with access to the pipeline's topics know. ``role`` gave the order, for the log.
 
-Nobody reads the WAL before the first copy is complete. Orders about that one are notifications, which nobody keeps: who
-gives one gives it again until the state says what became of it. Any role may hear and repeat them, but not with the
-``pid`` of the server process that sends them.
+Nobody reads the WAL before the first copy is complete. Orders about the first copy are therefore notifications, which
+aren't stored: the sender repeats them until the state shows the result. Any role may hear and repeat them, but not with
+the ``pid`` of the server process that sends them.
 """
 
 import hmac
@@ -33,7 +33,7 @@ COPIES_PREFIX: Final = "lockstep.copies"
 
 
 class CopyAction(StrEnum):
-    """``CANCEL`` is for a copy that was asked for; the table has one of before."""
+    """``CANCEL`` is for a requested copy of a table that already had one."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -42,11 +42,8 @@ class CopyAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CopyOrder:
-    """One message. ``table`` is None for all copies.
-
-    ``pid`` is the server process that notifies of it, and 0 in the log: whoever hears a signed notification can't give
-    the order again there.
-    """
+    """One message. ``table`` is None for all copies. ``pid`` is the server process that sends it as a notification, and
+    0 in the WAL: so a signed notification that somebody overhears can't be repeated there."""
 
     slot: str
     action: CopyAction
@@ -70,7 +67,7 @@ class CopyOrder:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """Anybody may write such messages, so nothing is taken for granted. Raises UnreadableRequest."""
+        """Anybody may write such messages, so everything is checked. Raises UnreadableRequest."""
         try:
             fields = parse_record(content, "it")
             name = fields.row("table", str, str)
@@ -88,7 +85,7 @@ class CopyOrder:
 
 
 def send_order(connection: psycopg.Connection[Any], order: CopyOrder, secret: bytes) -> int:
-    """Give the order; returns an LSN after its commit. Raises as ``emit_messages``."""
+    """Write the order to the WAL; returns an LSN after its commit. Raises as ``emit_messages``."""
     try:
         signed = replace(_from_here(connection, order), pid=0).signed(secret)
     except psycopg.Error as error:
@@ -97,9 +94,9 @@ def send_order(connection: psycopg.Connection[Any], order: CopyOrder, secret: by
 
 
 def notify_order(connection: psycopg.Connection[Any], order: CopyOrder, secret: bytes) -> None:
-    """Give the order to those that listen now. Raises LockstepError, Unavailable when PostgreSQL can't be reached."""
+    """Send the order to present listeners. Raises LockstepError, Unavailable if PostgreSQL can't be reached."""
     try:
-        with connection.transaction():  # behind a pooler, each may have another server process
+        with connection.transaction():  # a pooler may use another server process for each one
             content = _from_here(connection, order).signed(secret).to_bytes()
             connection.execute("select pg_notify(%s, %s)", (COPIES_PREFIX, content.decode()))
     except psycopg.Error as error:
@@ -113,10 +110,7 @@ def _from_here(connection: psycopg.Connection[Any], order: CopyOrder) -> CopyOrd
 
 
 def listen_to_orders(connection: psycopg.Connection[Any], heard: Callable[[bytes, int], None]) -> None:
-    """Have ``heard`` called with each notification, whenever the connection is used: its content, and the pid of the
-    server process that has sent it.
-
-    Anybody may send them. Raises psycopg's errors.
-    """
+    """Call ``heard`` for each notification, whenever the connection is used, with its content and the pid of the server
+    process that sent it. Anybody may send them. Raises psycopg's errors."""
     connection.add_notify_handler(lambda notification: heard(notification.payload.encode(), notification.pid))
     connection.execute(f'listen "{COPIES_PREFIX}"')

@@ -1,7 +1,5 @@
-"""Messages of an event trigger that the source may have: some statement has altered a table, a type or a publication.
-
-They say that something was altered, not what: the catalogue says that, and anybody may write such messages.
-"""
+"""Messages of the source's optional event trigger: a statement has altered a table, a type or a publication. They don't
+say what was altered: the catalogue shows that, and anybody may write such messages."""
 
 from typing import Any, Final
 
@@ -14,7 +12,7 @@ EVENT_TRIGGER: Final = "lockstep_ddl"
 
 
 def are_sent(connection: psycopg.Connection[Any]) -> bool:
-    """Whether the event trigger is there, and switched on."""
+    """Whether the event trigger exists and is enabled."""
     row = connection.execute(
         "select evtenabled in ('O', 'A') from pg_event_trigger where evtname = %s", (EVENT_TRIGGER,)
     ).fetchone()

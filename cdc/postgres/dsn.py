@@ -1,4 +1,4 @@
-"""libpq's connection string in parts, and which of them are secrets."""
+"""The parts of libpq's connection string, and which of them are secrets."""
 
 import re
 from pathlib import Path
@@ -17,35 +17,30 @@ _QUOTED: Final = re.compile(r'".*"', re.DOTALL)
 
 
 def parse_dsn(dsn: str) -> dict[str, Any]:
-    """The parts of a connection string by their names. Raises ValueError, with no value of the string in its text."""
+    """The parts of a connection string, by name. Raises ValueError without any value of the string in its text."""
     try:
         return dict(conninfo_to_dict(dsn))
     except psycopg.ProgrammingError as error:
         text = str(error).strip()
-        if "password" in dsn or "://" in dsn:  # What libpq quotes may be a piece of a password.
+        if "password" in dsn or "://" in dsn:  # libpq may quote a piece of a password
             text = _QUOTED.sub("...", text)
         raise ValueError(f"is not a libpq connection string: {text}") from None
 
 
 def holds_secret(parts: dict[str, Any]) -> bool:
-    """Whether one of the parts is a secret."""
     return any(parts.get(name) is not None for name in _SECRETS)
 
 
 def file_below(directory: Path, name: str, value: str) -> str:
-    """One of ``FILES`` with its path below the directory, but for an absolute one and for what is no path.
-
-    Those are libpq's word for the system's authorities, a key in an engine, and nothing, which means no file.
-    """
+    """The value of one of ``FILES``, relative to the directory unless it is absolute or no path. Values that are no
+    paths: libpq's word for the system's authorities, a key in an engine, and empty for no file."""
     is_word = not value or (name == "sslrootcert" and value == "system") or (name == "sslkey" and ":" in value)
     return value if is_word else str(directory / value)
 
 
 def files_below(directory: Path, dsn: str) -> str:
-    """A connection string whose files count from the directory, as it was where none did otherwise.
-
-    Raises ValueError as ``parse_dsn``.
-    """
+    """A connection string whose files are relative to the directory; unchanged if that makes no difference. Raises
+    ValueError as ``parse_dsn``."""
     parts = parse_dsn(dsn)
     below = {name: file_below(directory, name, parts[name]) for name in FILES if parts.get(name) is not None}
     return dsn if below.items() <= parts.items() else make_conninfo("", **parts | below)

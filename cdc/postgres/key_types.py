@@ -6,9 +6,9 @@ from typing import Any
 
 import psycopg
 
-# Domains come down to their base, and no type has a modifier. A cast to varchar(3) would cut a longer key off and so
-# find another row. The operators are those of the type's index order. By their names alone, the search path would
-# decide, and that has none of an extension's.
+# Domains resolve to their base, and types have no modifier: a cast to varchar(3) would cut off a longer key and so find
+# another row. The operators are those of the type's index order. Bare names would depend on the search path, which has
+# none of an extension's.
 _KEY_TYPES = """
 with recursive resolved as (
     select k.place, t.oid, t.typtype, t.typbasetype
@@ -50,10 +50,10 @@ def key_types(connection: psycopg.Connection[Any], oids: Sequence[int]) -> list[
 
 
 def after_key(names: Sequence[str], types: Sequence[KeyType], values: Sequence[str]) -> str:
-    """The condition that a key of these columns comes after these values, in the order of its index. All are SQL."""
+    """The condition that a key of these columns sorts after these values in its index. All arguments are SQL."""
     if len({kind.greater for kind in types}) == 1:
         return f"({', '.join(names)}) {types[0].greater} ({', '.join(values)})"
-    # A comparison of rows has one operator for all columns.
+    # A row comparison has one operator for all columns.
     first, *others = zip(names, types, values, strict=True)
     name, kind, value = first
     rest = after_key(*zip(*others, strict=True))

@@ -10,12 +10,12 @@ from cdc.postgres.catalogue import FIRST_USER_OID
 from cdc.postgres.versions import PUBLICATION_LISTS
 from cdc.protocol.membership import Fact, Membership, Storage
 
-# Some column is as its table was created with it. ATTACH and DETACH write every column of the partition anew.
+# True if some column is as it was created with its table: ATTACH and DETACH rewrite every column of the partition.
 _BORN: Final = """exists (select from pg_type t join pg_attribute a on a.attrelid = t.typrelid and a.attnum > 0
     where t.typrelid = i.inhrelid and a.xmin = t.xmin and a.cmin = t.cmin)"""
 
-# Of the relation ``c``. None of it takes a lock. A partition that is being detached concurrently is none any more. One
-# that was created as such has its file's own number until it is emptied or rewritten.
+# About the relation ``c``, without taking locks. A partition that is being detached concurrently no longer counts. One
+# that was created as such has its oid as file number until it is emptied or rewritten.
 _STORAGE = f"""
 c.relfilenode::bigint,
 c.reltoastrelid::bigint,
@@ -34,7 +34,7 @@ c.relnatts::int,
 not exists (select from pg_publication_rel r where r.prrelid = c.oid)
 """
 
-# An entry of a partitioned table publishes its partitions too, and so does its schema.
+# An entry of a partitioned table publishes its partitions too, and so does the entry of its schema.
 _SELF_AND_ANCESTORS = "(select c.oid union all select * from pg_partition_ancestors(c.oid))"
 
 _ENTRY = f"""
@@ -42,8 +42,8 @@ _ENTRY = f"""
  where r.prpubid = p.oid and r.prrelid in {_SELF_AND_ANCESTORS})
 """
 
-# For a table that is published with its schema. That a table is in a schema is a row of pg_depend, which nothing but a
-# move to another schema writes.
+# For a table that is published with its schema. Its place in the schema is a row of pg_depend, which only a move to
+# another schema rewrites.
 _SCHEMA = f"""
 case when not p.puballtables and {_ENTRY} is null then concat_ws('; ',
     (select string_agg(concat_ws(' ', s.oid, s.xmin), ', ' order by s.oid) from pg_publication_namespace s
@@ -55,7 +55,7 @@ case when not p.puballtables and {_ENTRY} is null then concat_ws('; ',
 end
 """
 
-# As ``key_text`` has the columns' names.
+# The columns' names are as in ``key_text``.
 _UNIQUES = """
 (select coalesce(jsonb_object_agg(u.columns, u.oids), '{}') from (
     select (select jsonb_agg(a.attname order by a.attname)::text
@@ -73,8 +73,8 @@ _KEYS = """
  where k.conrelid = c.oid and (k.contype = 'p' or k.contype = 'u' and k.condeferrable))
 """
 
-# Types of columns that aren't built in, and the types inside of those. A label or attribute that is as its type was
-# created with it was written by the same command.
+# Types of columns that aren't built in, and the types inside of those. A label or attribute unchanged since its type
+# was created was written by the same command.
 _TYPES = """
 with recursive used(relation, type, age) as (
     select a.attrelid, a.atttypid, age(a.xmin) from pg_attribute a
@@ -110,7 +110,7 @@ where t.typtype in ('c', 'e')
 def memberships(
     connection: psycopg.Connection[Any], publication: str, names: Sequence[TableName]
 ) -> dict[TableName, Membership]:
-    """What each table is and how the publication sends it; tables that it doesn't publish are absent."""
+    """What each table is and how the publication sends it; unpublished tables are absent."""
     schema = _SCHEMA if connection.info.server_version >= PUBLICATION_LISTS else "null"
     rows = connection.execute(
         f"select t.schema, t.name, c.oid::bigint, concat_ws(' ', p.oid, p.xmin), {_ENTRY}, {schema}, {_KEYS},"
@@ -137,7 +137,7 @@ def memberships(
 
 
 def storage_of(connection: psycopg.Connection[Any], oid: int) -> Storage | None:
-    """Where a relation's rows are now; None when it is gone. Waits for no lock."""
+    """Where a relation's rows are now; None if it is gone. Waits for no lock."""
     row = connection.execute(f"select {_STORAGE} from pg_class c where c.oid = %s", (oid,)).fetchone()
     return _storage(*row) if row else None
 
@@ -159,7 +159,7 @@ def _storage(
 def _types(
     connection: psycopg.Connection[Any], oids: Sequence[int]
 ) -> tuple[Mapping[int, dict[str, str]], Mapping[int, dict[str, tuple[tuple[int, str], ...]]], Mapping[int, list[str]]]:
-    """(composite types, enums, altered types) of each relation's columns, as ``Membership`` has them."""
+    """(composite types, enums, altered types) of each relation's columns, in the form of ``Membership``."""
     composites: dict[int, dict[str, str]] = {}
     enums: dict[int, dict[str, tuple[tuple[int, str], ...]]] = {}
     altered: dict[int, list[str]] = {}

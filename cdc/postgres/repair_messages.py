@@ -1,12 +1,12 @@
-"""Requests to capture to publish current rows again, of chosen keys or of a whole table, sent as messages in the WAL.
+"""Requests to capture to publish current rows again, by key or for a whole table, sent as messages in the WAL.
 
-They go through the WAL because the answer belongs in the order of the stream. Capture takes a snapshot after it has
-seen the request, publishes everything that committed before it, and then the rows as it shows them. A message is::
+They go through the WAL because the answer must be in stream order. Capture takes a snapshot after the request,
+publishes everything that committed before the snapshot, and then the rows in the snapshot. A message is::
 
-    {"format":4,"slot":"lockstep_shop","schema":"public","table":"orders","keys":[{"id":42},...]}
+  {"format":4,"slot":"lockstep_shop","schema":"public","table":"orders","keys":[{"id":42},...]}
 
-``"keys":null`` asks for the whole table.
-A request is for the slot that it names; several pipelines may read one database, and all of them see it.
+``"keys":null`` means the whole table. A request is for the slot that it names; several pipelines may read one database,
+and all of them see it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ KEYS_MAX: Final = 100_000
 _KEYS_PER_MESSAGE: Final = 500
 
 Key = Mapping[str, JsonValue]
-"""Key columns and their values as an event's key has them."""
+"""Key columns and their values, as in an event's key."""
 
 
 class UnreadableRequest(Exception):
@@ -40,7 +40,7 @@ class UnreadableRequest(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RepairRequest:
-    """One message: publish the rows of these keys again, or that they are gone. None: all rows, and what is gone."""
+    """One message: publish these keys' rows again, or their deletion. None: all rows and deletions of the table."""
 
     slot: str
     table: TableName
@@ -60,7 +60,7 @@ class RepairRequest:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """Anybody may write such messages, so nothing is taken for granted. Raises UnreadableRequest."""
+        """Anybody may write such messages, so everything is checked. Raises UnreadableRequest."""
         try:
             fields = parse_record(content, "it")
             slot, table = fields.text("slot"), TableName(fields.text("schema"), fields.text("table"))
@@ -73,15 +73,16 @@ class RepairRequest:
 def request_repair(
     connection: psycopg.Connection[Any], table: TableName, keys: Sequence[Key] | None, *, slot: str
 ) -> int:
-    """Ask the capture of ``slot`` for the rows of these keys, or the whole table; returns an LSN after the commit.
+    """Request the rows of these keys, or the whole table, from the capture of ``slot``; returns an LSN after the
+    commit.
 
-    ``keys`` are in the event's form. All arrive together, in messages of bounded size. Once the state of capture has
-    reached the LSN, capture has seen the request. The events follow, with later tags. Each key gets its row (``r``), or
-    a delete when the source doesn't have it.
+    ``keys`` are in the event's form. All arrive together, in messages of limited size. Once capture's state has reached
+    the LSN, capture has seen the request. The events follow, with later tags: each key gets its row (``r``), or a
+    delete if the source doesn't have it.
 
-    Only the process that has seen a request keeps it: if that ends before the rows are published, the request is lost.
-    So look afterwards, and ask again for what is still wrong; to ask twice does no harm. Raises LockstepError for more
-    than ``KEYS_MAX`` keys, for keys that JSON doesn't have, and where PostgreSQL refuses; Unavailable when it can't be
+    Only the process that saw a request remembers it: if it ends before the rows are published, the request is lost. So
+    check afterwards, and repeat the request for what is still wrong, which does no harm. Raises LockstepError for more
+    than ``KEYS_MAX`` keys, for keys that JSON doesn't have, and if PostgreSQL refuses; Unavailable if it can't be
     reached.
     """
     if keys is not None and len(keys) > KEYS_MAX:

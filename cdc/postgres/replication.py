@@ -1,7 +1,5 @@
-"""A replication connection: identify, create slots, stream. One thread; it never waits longer than it is told to.
-
-psycopg 3 through ``pq``, because libpq then hands out every frame as it is and confirms nothing by itself.
-"""
+"""A replication connection: identify, create slots, stream. One thread; never waits longer than requested. Uses psycopg
+3's ``pq``, since libpq then returns every frame unchanged and confirms nothing by itself."""
 
 import contextlib
 import threading
@@ -37,15 +35,13 @@ _STREAM_HINTS: Final = {
     "54": "a row that was written is larger than the 1 GB that PostgreSQL can decode. Nothing was skipped. Correct the"
     " row; then `lockstep recover` copies the tables again, without the changes in between",
 }
-"""What to do about errors that stay, by the beginning of their SQLSTATE."""
+"""Hints for permanent errors, by the beginning of their SQLSTATE."""
 
 
 @dataclass(frozen=True, slots=True)
 class SystemIdentity:
     """Which WAL this is: a restored or other server has another ``system_id``, a promoted one another ``timeline``.
-
-    ``left_at`` is where the server left each earlier timeline, as far as it says.
-    """
+    ``left_at`` is where the server left each earlier timeline, as far as it says."""
 
     system_id: str
     timeline: int
@@ -57,19 +53,15 @@ class SystemIdentity:
 @dataclass(frozen=True, slots=True)
 class CreatedSlot:
     """``consistent_point`` is where the stream starts; the snapshot shows exactly what committed before it.
-
-    ``snapshot_name`` can be imported while the connection that created the slot runs no other command.
-    """
+    ``snapshot_name`` can be imported while the connection that created the slot runs no other command."""
 
     consistent_point: Lsn
     snapshot_name: str
 
 
 def parse_timeline_history(text: str) -> dict[int, Lsn]:
-    """The content of a timeline's history file: each earlier timeline, and where it was left.
-
-    Lines are the timeline, the LSN and a reason, with tabs between them. Others, comments for one, are skipped.
-    """
+    """A timeline's history file -> each earlier timeline, and where it was left. Lines are the timeline, the LSN and a
+    reason, separated by tabs. Other lines, such as comments, are skipped."""
     left_at = {}
     for line in text.splitlines():
         fields = line.split()
@@ -83,10 +75,8 @@ def _literal(text: str) -> str:
 
 
 class ReplicationConnection:
-    """Speaks the streaming replication protocol.
-
-    Raises as ``connect``. Methods raise Unavailable when the connection is lost.
-    """
+    """Speaks the streaming replication protocol. Raises as ``connect``. Methods raise Unavailable if the connection is
+    lost."""
 
     def __init__(self, source: SourceSettings) -> None:
         self._connection = connect(source, application=APPLICATION, replication=True)
@@ -94,7 +84,7 @@ class ReplicationConnection:
         self._pgconn.nonblocking = 1
 
     def identify_system(self) -> SystemIdentity:
-        """Which WAL this server has. Raises LockstepError when PostgreSQL refuses to say."""
+        """Which WAL this server has. Raises LockstepError if PostgreSQL refuses to say."""
         system_id, timeline, wal_end, database = self._row("IDENTIFY_SYSTEM", columns=4)
         return SystemIdentity(system_id, int(timeline), parse_lsn(wal_end), database, self._left_at(int(timeline)))
 
@@ -109,12 +99,9 @@ class ReplicationConnection:
     def create_slot(
         self, name: str, *, temporary: bool, while_waiting: Callable[[float], None] | None = None
     ) -> CreatedSlot:
-        """Create a pgoutput slot and export its snapshot.
-
-        Where PostgreSQL can (17 and later), standbys that synchronize slots get one that lasts, too.
-        PostgreSQL first waits for every transaction that is writing; ``while_waiting`` gets the seconds so far.
-        Raises LockstepError when PostgreSQL refuses the slot.
-        """
+        """Create a pgoutput slot and export its snapshot. If PostgreSQL can (17 and later), standbys that synchronize
+        slots get a permanent slot, too. PostgreSQL first waits for every transaction that is writing; ``while_waiting``
+        gets the seconds so far. Raises LockstepError if PostgreSQL refuses the slot."""
         _, consistent_point, snapshot_name, _ = self._row(
             f"CREATE_REPLICATION_SLOT {quote_identifier(name)} {'TEMPORARY ' if temporary else ''}LOGICAL pgoutput"
             f" {'EXPORT_SNAPSHOT' if temporary or not self._has_failover_slots() else _FAILOVER_SLOT}",
@@ -127,11 +114,9 @@ class ReplicationConnection:
         return self._connection.info.server_version >= FAILOVER_SLOTS
 
     def start(self, slot: str, *, publication: str, at: Lsn, only_local: bool = False) -> None:
-        """Begin to stream: from ``at``, or from what was confirmed if that is later.
-
-        ``only_local`` leaves out what was replicated into this server from another (PostgreSQL 16 and later).
-        Raises LockstepError when the server doesn't start to stream.
-        """
+        """Begin to stream: from ``at``, or from the confirmed position if that is later. ``only_local`` leaves out what
+        was replicated into this server from another (PostgreSQL 16 and later). Raises LockstepError if the server
+        doesn't start to stream."""
         options = f"publication_names {_literal(quote_identifier(publication))}, messages 'true', proto_version '1'"
         if only_local:
             options += ", origin 'none'"
@@ -142,10 +127,8 @@ class ReplicationConnection:
             raise LockstepError(f"streaming from slot {slot} didn't start: {result.error_message.decode().strip()}")
 
     def receive(self) -> Frame | None:
-        """The next frame that is here already, or None when the socket is dry. Never waits.
-
-        Raises Unavailable when the connection is lost or the server ends the stream.
-        """
+        """The next frame that has arrived, or None if the socket is dry. Never waits. Raises Unavailable if the
+        connection is lost or the server ends the stream."""
         try:
             size, frame = self._pgconn.get_copy_data(1)
             if size == 0:
@@ -164,7 +147,7 @@ class ReplicationConnection:
         wait_ready(self._pgconn.socket, seconds)
 
     def send(self, frame: bytes) -> None:
-        """Send a frame to the server. Raises Unavailable when the connection is lost."""
+        """Send a frame to the server. Raises Unavailable if the connection is lost."""
         try:
             self._pgconn.put_copy_data(frame)
             self._pgconn.flush()
@@ -172,7 +155,7 @@ class ReplicationConnection:
             raise connection_error(error) from error
 
     def cancel(self) -> None:
-        """End the command that is running, from another thread."""
+        """End the running command. May be called from another thread."""
         with contextlib.suppress(psycopg.Error):
             self._connection.cancel()
 
@@ -186,7 +169,7 @@ class ReplicationConnection:
         self.close()
 
     def _ended(self) -> LockstepError:
-        """Why: something passing, or what the next start would find at the same place again."""
+        """The error that ended the stream: transient, or one that the next start would meet at the same place."""
         what = "PostgreSQL ended the replication stream"
         result = self._pgconn.get_result()
         if result is None or result.status != pq.ExecStatus.FATAL_ERROR:
@@ -236,10 +219,8 @@ class SlotRefused(LockstepError):
 
 
 class ComingSlot:
-    """A temporary slot that is being created by a thread of its own, since PostgreSQL may take its time.
-
-    Its snapshot can be imported until ``close``. Raises SlotRefused.
-    """
+    """A temporary slot that its own thread is creating, since PostgreSQL may take its time. Its snapshot can be
+    imported until ``close``. Raises SlotRefused."""
 
     def __init__(self, source: SourceSettings, name: str) -> None:
         try:
@@ -263,11 +244,11 @@ class ComingSlot:
             raise Unavailable("the wait for the slot was given up")
 
     def is_ready(self) -> bool:
-        """Whether ``created`` returns at once, or raises."""
+        """Whether ``created`` returns or raises at once."""
         return not self._thread.is_alive()
 
     def wait(self, seconds: float, while_waiting: Callable[[], None]) -> bool:
-        """Wait so long at most; whether it is ready then."""
+        """Wait at most so long; returns whether it is ready."""
         deadline = time.monotonic() + seconds
         while self._thread.is_alive() and time.monotonic() < deadline:
             self._thread.join(0.02)
@@ -285,10 +266,9 @@ class ComingSlot:
         return self._slot
 
     def close(self) -> None:
-        """Let the slot and its snapshot go."""
         self._closed.set()
         if self._thread.is_alive():
-            self._connection.cancel()  # else the server goes on waiting, and keeps the name
+            self._connection.cancel()  # else the server keeps waiting, and occupies the name
         self._thread.join()
         self._connection.close()
 

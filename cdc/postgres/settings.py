@@ -41,22 +41,20 @@ class TableOptions(Settings):
         return self
 
 
-# By the texts alone: a look at thousands of tables asks for all of them again for each one.
+# Cached by the texts alone: handling thousands of tables asks for all of them again for each one.
 @lru_cache(maxsize=16)
 def _names(texts: tuple[str, ...]) -> tuple[TableName, ...]:
-    """Those of the texts that are names."""
     return tuple(TableName.parse(text) for text in texts if not is_pattern(text))
 
 
 @lru_cache(maxsize=16)
 def _matching(texts: tuple[str, ...]) -> tuple[TablePattern, ...]:
-    """What each of the texts matches, be it a name or a pattern."""
+    """What each of the texts matches, names and patterns alike."""
     return tuple(map(TablePattern.parse, texts))
 
 
 @lru_cache(maxsize=16)
 def _patterns(texts: tuple[str, ...]) -> tuple[TablePattern, ...]:
-    """Those of the texts that are patterns."""
     return _matching(tuple(filter(is_pattern, texts)))
 
 
@@ -103,10 +101,10 @@ class SourceSettings(Settings):
         return dsn
 
     _taken_in: tuple[TableName, ...] | None = PrivateAttr(default=None)
-    """What the patterns take in, once somebody has looked."""
+    """The tables that the patterns match, once that was resolved."""
 
     _left: frozenset[TableName] = PrivateAttr(default=frozenset())
-    """Those that are named, and that capture was started without."""
+    """Named tables that capture was started without."""
 
     @field_validator("tables", "exclude_tables")
     @classmethod
@@ -151,17 +149,16 @@ class SourceSettings(Settings):
 
     @property
     def outbox_name(self) -> TableName | None:
-        """The outbox table."""
         return TableName.parse(self.outbox) if self.outbox else None
 
     @property
     def published_names(self) -> tuple[TableName, ...]:
-        """All tables that the publication has to send: the captured ones and the outbox."""
+        """All tables that the publication must send: the captured ones and the outbox."""
         return (*self.table_names, *([self.outbox_name] if self.outbox_name else []))
 
     @property
     def keys(self) -> dict[TableName, tuple[str, ...]]:
-        """Table -> its configured key, where it has one."""
+        """Table -> its configured key, if it has one."""
         return {TableName.parse(text): options.key for text, options in self.options.items() if options.key}
 
     @property
@@ -171,13 +168,13 @@ class SourceSettings(Settings):
 
     @property
     def append_only_names(self) -> tuple[TableName, ...]:
-        """The captured tables whose rows have none."""
+        """The captured tables without a key."""
         append_only = self.append_only
         return tuple(name for name in self.table_names if name in append_only)
 
     @property
     def keyed_names(self) -> tuple[TableName, ...]:
-        """The captured tables whose rows have a key, which every sink takes."""
+        """The captured tables with a key, which every sink accepts."""
         append_only = self.append_only
         return tuple(name for name in self.table_names if name not in append_only)
 
@@ -195,29 +192,29 @@ class SourceSettings(Settings):
         return _patterns(self.tables)
 
     def may_have(self, name: TableName) -> bool:
-        """Whether a table of this name is captured, where there is one: it is named, or a pattern takes it in."""
+        """Whether a table of this name is captured if it exists: it is named, or a pattern matches."""
         return name in self.named or self.matches(name)
 
     def matches(self, name: TableName) -> bool:
-        """Whether a pattern takes this name in. The outbox is never taken in."""
+        """Whether a pattern selects this name. The outbox is never selected."""
         if not any(pattern.matches(name) for pattern in self.patterns) or name == self.outbox_name:
             return False
         return not any(pattern.matches(name) for pattern in _matching(self.exclude_tables))
 
     @property
     def is_resolved(self) -> bool:
-        """Whether it is known which tables are captured: there are no patterns, or somebody has looked."""
+        """Whether the captured tables are known: there are no patterns, or they were resolved."""
         return self._taken_in is not None or not self.has_patterns
 
     def resolved(self, found: Iterable[TableName]) -> Self:
-        """The settings whose patterns take in those of these tables that they match, and no other."""
+        """The settings with the patterns resolved to those of these tables that they match."""
         named = set(self.named)
         copied = self.model_copy()
         copied._taken_in = tuple(name for name in found if name not in named and self.matches(name))
         return copied
 
     def only(self, captured: Iterable[TableName]) -> Self:
-        """As ``resolved``, and without the named tables that aren't among these: capture was started without them."""
+        """``resolved``, without named tables that aren't among these: capture was started without them."""
         names = dict.fromkeys(captured)
         copied = self.resolved(names)
         copied._left = frozenset(name for name in self.named if name not in names)
@@ -225,7 +222,7 @@ class SourceSettings(Settings):
 
     @property
     def table_names(self) -> tuple[TableName, ...]:
-        """The captured tables: first those that are named. Patterns must have been resolved."""
+        """The captured tables, named ones first. Patterns must have been resolved."""
         if self._taken_in is None and self.has_patterns:
             raise RuntimeError("source.tables has patterns that aren't resolved yet")
         left = self._left
@@ -233,5 +230,5 @@ class SourceSettings(Settings):
         return (*named, *(self._taken_in or ()))
 
     def password(self) -> SecretStr | None:
-        """The password as it is now, if there is one. Raises ConfigurationError when its file can't be read."""
+        """The present password, if there is one. Raises ConfigurationError if its file can't be read."""
         return read_secret(variable=SOURCE_PASSWORD_VARIABLE, file=self.password_file)

@@ -1,4 +1,4 @@
-"""The replication slot and other facts of the source, asked over an ordinary connection."""
+"""The replication slot and other facts of the source, read over an ordinary connection."""
 
 import uuid
 from collections.abc import Iterable
@@ -15,15 +15,15 @@ from cdc.protocol.record_fields import FORMAT
 from cdc.protocol.visibility import SourceSnapshot
 
 HEARTBEAT_PREFIX = "lockstep.heartbeat"
-"""Prefix of the messages that move an idle database's slot and the watermark on."""
+"""Prefix of the messages that advance an idle database's slot and the watermark."""
 
 _NAME_MAX: Final = 63
 
 _AT_WORK: Final = 1280527188
-"""The first number of our advisory locks: "LSCT" in ASCII, so that others' don't meet them."""
+"""The first number of our advisory locks: "LSCT" in ASCII, to avoid those of others."""
 
 _STANDING_BY: Final = _AT_WORK + 1
-"""The same of captures that wait for their turn."""
+"""The same for captures that wait for their turn."""
 
 _SESSIONS: Final = """
 select l.pid from pg_locks l
@@ -33,7 +33,7 @@ where l.locktype = 'advisory' and l.granted and l.classid = {kind}
 """
 
 CAPTURE_SESSIONS: Final = _SESSIONS.format(kind=_AT_WORK)
-"""SQL: the processes of the sessions of captures that are at work. Its parameter is their slot."""
+"""SQL: the server processes of working captures. Its parameter is their slot."""
 
 _TEMPORARY_END: Final = 9
 
@@ -42,7 +42,7 @@ select s.active_pid from pg_replication_slots s, (select %s::text as name) own
 where s.slot_name = own.name
    or s.temporary and left(s.slot_name, -{_TEMPORARY_END}) = left(own.name, {_NAME_MAX - _TEMPORARY_END})
 """
-"""SQL: the walsenders that read or make a slot, which is the parameter, or one of its ``temporary_slot_name``."""
+"""SQL: the walsenders that read or create the slot given as parameter, or one of its ``temporary_slot_name``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def is_standby(connection: psycopg.Connection[Any]) -> bool:
 
 
 def system_identifier(connection: psycopg.Connection[Any]) -> str | None:
-    """What no two clusters share, but for copies of one's files. None where our role may not ask."""
+    """Unique per cluster, except for copies of its files. None if our role may not read it."""
     try:
         row = connection.execute("select system_identifier::text from pg_control_system()").fetchone()
     except psycopg.errors.InsufficientPrivilege:
@@ -84,7 +84,7 @@ def system_identifier(connection: psycopg.Connection[Any]) -> str | None:
 
 
 def temporary_slot_name(slot: str) -> str:
-    """A new name each time: the server may still be busy with ending the last one."""
+    """A new name each time: the server may still be busy ending the last one."""
     return f"{slot[: _NAME_MAX - _TEMPORARY_END]}_{uuid.uuid4().hex[: _TEMPORARY_END - 1]}"
 
 
@@ -93,32 +93,30 @@ def drop_slot(connection: psycopg.Connection[Any], name: str) -> None:
 
 
 def announce_capture(connection: psycopg.Connection[Any], slot: str) -> None:
-    """Let others see, for as long as this connection lives, that a capture of this slot is at work."""
+    """Show others, while this connection lives, that a capture of this slot is at work."""
     connection.execute("select pg_advisory_lock_shared(%s, hashtext(%s))", (_AT_WORK, slot))
 
 
 def announce_standby(connection: psycopg.Connection[Any], slot: str) -> None:
-    """Let others see, for as long as this connection lives, that a capture of this slot waits for its turn."""
+    """Show others, while this connection lives, that a capture of this slot waits for its turn."""
     connection.execute("select pg_advisory_lock_shared(%s, hashtext(%s))", (_STANDING_BY, slot))
 
 
 def has_standby(connection: psycopg.Connection[Any], slot: str) -> bool:
-    """Whether a capture of this slot waits for its turn."""
     row = connection.execute(f"select exists ({_SESSIONS.format(kind=_STANDING_BY)})", (slot,)).fetchone()
     return row is not None and bool(row[0])
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureSession:
-    """The session of a capture at work. ``silent_s`` is since when it has asked the server nothing, by the server's
-    clock; None where our role may not see that.
-    """
+    """The session of a working capture. ``silent_s`` is the time since its last query, by the server's clock; None if
+    our role may not see that."""
 
     silent_s: float | None
 
 
 def find_capture(connection: psycopg.Connection[Any], slot: str) -> CaptureSession | None:
-    """The capture of this slot that is at work, be it with its first snapshot, a copy or the stream."""
+    """The working capture of this slot, be it in its first snapshot, a copy or the stream."""
     row = connection.execute(
         "select count(*), min(case when a.state = 'active' then 0"
         " else extract(epoch from clock_timestamp() - a.state_change) end)::float8"
@@ -129,12 +127,11 @@ def find_capture(connection: psycopg.Connection[Any], slot: str) -> CaptureSessi
 
 
 def is_captured(connection: psycopg.Connection[Any], slot: str) -> bool:
-    """Whether a capture of this slot is at work."""
     return find_capture(connection, slot) is not None
 
 
 def require_own_slot(slot: Slot, database: str) -> None:
-    """Raises LockstepError for a slot that can't be one that capture has made for this database."""
+    """Raises LockstepError if capture can't have created this slot for this database."""
     drop = f"if nobody needs it, select pg_drop_replication_slot('{slot.name}');"
     if slot.plugin != "pgoutput":
         raise LockstepError(
@@ -149,10 +146,8 @@ def require_own_slot(slot: Slot, database: str) -> None:
 
 
 def end_other_reader(connection: psycopg.Connection[Any], slot: Slot) -> None:
-    """End the connection that still reads the slot: its process has been fenced in Kafka already and can't publish.
-
-    Raises LockstepError when our role may not do that.
-    """
+    """End the connection that still reads the slot: its process is fenced in Kafka already and can't publish. Raises
+    LockstepError if our role may not do that."""
     try:
         connection.execute("select pg_terminate_backend(%s)", (slot.active_pid,))
     except psycopg.errors.InsufficientPrivilege as error:
@@ -163,20 +158,15 @@ def end_other_reader(connection: psycopg.Connection[Any], slot: Slot) -> None:
 
 
 def emit_heartbeat(connection: psycopg.Connection[Any]) -> Lsn:
-    """A transactional message, and so a commit that we will see in the stream. Returns an LSN after it.
-
-    Raises as ``emit_messages``.
-    """
+    """Write a transactional message, hence a commit that comes through the stream. Returns an LSN after it. Raises as
+    ``emit_messages``."""
     return emit_messages(connection, HEARTBEAT_PREFIX, [orjson.dumps({"format": FORMAT})])
 
 
 def emit_messages(connection: psycopg.Connection[Any], prefix: str, contents: Iterable[bytes]) -> Lsn:
-    """Logical messages in a transaction of their own. Returns an LSN after its commit.
-
-    Flushed even where synchronous_commit is off: the walsender sends only what is on disk. No standby is waited for:
-    capture's only thread may be the one that calls this.
-    Raises LockstepError where PostgreSQL refuses, Unavailable when it can't be reached.
-    """
+    """Write logical messages in a transaction of their own. Returns an LSN after its commit. They are flushed even if
+    synchronous_commit is off: the walsender sends only what is on disk. No standby is awaited, since the caller may be
+    capture's only thread. Raises LockstepError if PostgreSQL refuses, Unavailable if it can't be reached."""
     try:
         with connection.transaction():
             connection.execute("set local synchronous_commit = local")
@@ -210,7 +200,7 @@ def wal_end(connection: psycopg.Connection[Any]) -> Lsn:
 
 
 def source_time_ms(connection: psycopg.Connection[Any]) -> int:
-    """The server's clock now, in milliseconds since 1970. Commits have their times by it, and ours may differ."""
+    """The server's clock in milliseconds since 1970. Commit times are by this clock, and ours may differ."""
     row = connection.execute("select (extract(epoch from clock_timestamp()) * 1000)::bigint").fetchone()
     assert row is not None
     time_ms: int = row[0]
@@ -218,14 +208,13 @@ def source_time_ms(connection: psycopg.Connection[Any]) -> int:
 
 
 def current_snapshot(connection: psycopg.Connection[Any]) -> SourceSnapshot:
-    """What a statement of now sees."""
     row = connection.execute("select pg_current_snapshot()::text").fetchone()
     assert row is not None
     return SourceSnapshot.parse(row[0])
 
 
 def sender_timeout_s(connection: psycopg.Connection[Any]) -> float:
-    """After how many silent seconds the server drops us (``wal_sender_timeout``); infinite when it never does."""
+    """After how many silent seconds the server drops us (``wal_sender_timeout``); infinite if never."""
     row = connection.execute("select setting::bigint from pg_settings where name = 'wal_sender_timeout'").fetchone()
     milliseconds = row[0] if row else 0
     return milliseconds / 1000 if milliseconds else float("inf")

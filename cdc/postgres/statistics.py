@@ -1,4 +1,4 @@
-"""What ``analyze`` has noted of tables: rows, and each column's values."""
+"""The statistics of ``analyze``: rows of tables, and each column's values."""
 
 from collections.abc import Collection
 from typing import Any
@@ -19,7 +19,7 @@ join pg_namespace n on n.nspname = t.schema
 join pg_class c on c.relnamespace = n.oid and c.relname = t.name and c.relkind in ('r', 'p')
 """
 
-# Of a partitioned table only what was noted of all its partitions together is there.
+# For a partitioned table, only the statistics of all its partitions together exist.
 _COLUMNS = """
 select s.schemaname, s.tablename, s.attname, s.n_distinct, coalesce(s.most_common_freqs[1], 0), s.null_frac, s.avg_width
 from unnest(%s::text[], %s::text[]) as t(schema, name)
@@ -29,7 +29,7 @@ join pg_class c on c.relnamespace = n.oid and c.relname = t.name and s.inherited
 """
 
 
-# Histograms have one value at each of so many equal parts of the rows that aren't null or among the most frequent ones.
+# Histograms divide the rows that are neither null nor among the most frequent values into equal parts.
 _SHARE = """
 select s.null_frac, avg((bound > now() - make_interval(hours => %(hours)s))::int)
 from pg_stats s
@@ -44,7 +44,7 @@ group by s.null_frac
 
 
 def share_since(connection: psycopg.Connection[Any], table: TableName, column: str, *, hours: int) -> float:
-    """The share of a table's rows whose time in a column is at most so long ago, or null. 1 where nothing is noted."""
+    """The share of a table's rows whose time in a column is at most ``hours`` ago, or null. 1 without statistics."""
     values = {"hours": hours, "schema": table.schema, "name": table.name, "column": column}
     noted = connection.execute(_SHARE, values).fetchone()
     if noted is None or noted[1] is None:

@@ -1,4 +1,4 @@
-"""Who holds up a snapshot: transactions that have changed something, and haven't ended for everybody."""
+"""What delays a snapshot: transactions that have changed something, and haven't ended for everybody."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -25,11 +25,9 @@ where a.backend_xid is not null and a.pid <> pg_backend_pid()
 
 @dataclass(frozen=True, slots=True)
 class UnendedTransaction:
-    """``gid`` is the quoted name of a prepared one, else ``pid`` is its process. ``place`` is the database of the one,
-    and the application of the other. ``seconds`` is its age, None where our role may not see it.
-
-    ``waits_for_standby``: it is committed, and a synchronous standby hasn't said that it has it.
-    """
+    """A prepared transaction with ``gid``, its quoted name, and its database in ``place``; or one of process ``pid``,
+    with the application in ``place``. ``seconds`` is its age, None if our role may not see it. ``waits_for_standby``:
+    it is committed, and a synchronous standby hasn't confirmed it yet."""
 
     seconds: float | None
     gid: str | None
@@ -56,7 +54,7 @@ class UnendedTransaction:
 def unended_transactions(
     connection: psycopg.Connection[Any], xids: Collection[int] | None = None
 ) -> list[UnendedTransaction]:
-    """All of the server, or those of these xids of 32 bits, oldest first. Raises psycopg.Error."""
+    """All of the server, or those with these 32-bit xids, oldest first. Raises psycopg.Error."""
     rows = connection.execute(
         f"select extract(epoch from clock_timestamp() - since)::float8, gid, place, pid, waits from ({_UNENDED}) u"
         " order by since nulls last",
@@ -66,7 +64,7 @@ def unended_transactions(
 
 
 def told(transactions: Sequence[UnendedTransaction]) -> str:
-    """The oldest ones of these, with what ends them."""
+    """The oldest of these transactions in words, with what ends them."""
     named = "; ".join(transaction.sentence for transaction in transactions[:_NAMED_MAX])
     more = f"; and {len(transactions) - _NAMED_MAX} more" if len(transactions) > _NAMED_MAX else ""
     return f"{named or 'none are left'}{more}"

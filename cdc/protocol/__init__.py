@@ -1,4 +1,2 @@
-"""Bytes to values and back: pgoutput, COPY text, PostgreSQL's value texts, the envelope, the control records.
-
-No socket, clock, environment or log in here. What is malformed raises with its position; nothing is guessed.
-"""
+"""Bytes to values and back: pgoutput, COPY text, PostgreSQL's texts of values, the envelope, the control records. No
+socket, clock, environment or log here. Malformed bytes raise an error with their position; nothing is guessed."""

@@ -1,8 +1,8 @@
-"""What rows from before a column was added have in it, by what the catalogue says of the relations they lie in. Pure.
+"""The value of an added column in rows from before, from what the catalogue says of the relations with the rows. Pure.
 
-PostgreSQL keeps the value with the column, where it needn't rewrite the rows. A partitioned table has no rows, so its
-partitions have it. A rewrite puts the value into each row, and forgets it: VACUUM FULL and CLUSTER do that as well. So
-where nothing is kept, the rows have none only if they weren't rewritten.
+PostgreSQL stores the value with the column if it needn't rewrite the rows. For a partitioned table, which has no rows,
+its partitions store it. A rewrite, also by VACUUM FULL or CLUSTER, puts the value into each row and deletes the stored
+one. So a missing stored value means "no value" only if the rows weren't rewritten.
 """
 
 from collections.abc import Iterable
@@ -13,11 +13,9 @@ from cdc.protocol.membership import RecordedStorage
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A relation that has rows, or had some. ``number`` is the column's in it, 0 where it hasn't the column.
-
-    ``kept`` is the value that rows from before have, in PostgreSQL's own form, where it ``keeps`` one.
-    ``oldest_kept`` is the least number of a column of which it keeps one, None where there is none.
-    """
+    """A relation that has or had rows. ``number`` is the column's number in it, 0 if it lacks the column. If it
+    ``keeps`` a value for older rows, ``kept`` is that value in PostgreSQL's form. ``oldest_kept`` is the least number
+    of any column for which it stores one, None if there is none."""
 
     oid: int
     file: str
@@ -29,18 +27,16 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Default:
-    """``text`` is PostgreSQL's own form. ``is_known`` is False where rows may have values of their own."""
+    """``text`` is in PostgreSQL's form. ``is_known`` is False if rows may have different values."""
 
     text: str | None
     is_known: bool
 
 
 def value_before(relation: int, number: int, holders: Iterable[Holder], recorded: RecordedStorage | None) -> Default:
-    """The value of column ``number`` of a relation in rows that were there at its copy, as it was ``recorded``.
-
-    Without that the table is copied anyway. A column that is no younger was there, and wasn't sent: a stored generated
-    one, before its expression was dropped, or one that a column list left out.
-    """
+    """The value of column ``number`` in rows that existed at the relation's copy, when its storage was ``recorded``.
+    Without ``recorded`` the table is copied anyway. A column that isn't newer than the record existed at the copy, but
+    wasn't sent: it was a stored generated column until its expression was dropped, or a column list left it out."""
     if recorded is None:
         return Default(None, is_known=True)
     if number <= recorded.attributes:
@@ -49,7 +45,7 @@ def value_before(relation: int, number: int, holders: Iterable[Holder], recorded
     for holder in holders:
         file = str(recorded.file) if holder.oid == relation else recorded.partitions.get(str(holder.oid))
         if file is None:
-            continue  # it came later, and so did its rows
+            continue  # the partition and its rows came later
         is_rewritten = file != holder.file and not _is_younger(holder)
         if not holder.number or (not holder.keeps and is_rewritten):
             return Default(None, is_known=False)
@@ -60,5 +56,5 @@ def value_before(relation: int, number: int, holders: Iterable[Holder], recorded
 
 
 def _is_younger(holder: Holder) -> bool:
-    """Whether nothing was rewritten since the column came: a rewrite would have taken what an older one keeps."""
+    """Whether the rows weren't rewritten since the column came: a rewrite would have deleted the older stored value."""
     return holder.oldest_kept is not None and holder.oldest_kept < holder.number

@@ -1,4 +1,5 @@
-"""Compiled modules beside Python's code: whether one is wanted, and whether the one that is here can be used. Pure."""
+"""Chooses between compiled modules and Python's code: which one is wanted, and whether the compiled one is usable.
+Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,11 +11,11 @@ from typing import Final
 from cdc.model.errors import ConfigurationError
 
 VARIABLE: Final = "LOCKSTEP_KERNEL"
-"""The environment variable that chooses, at build and at run."""
+"""The environment variable that chooses, at build time and at run time."""
 
 
 class KernelChoice(StrEnum):
-    """``AUTO``: compiled where it can be. ``OFF``: Python. ``REQUIRE``: compiled, or an error."""
+    """``AUTO``: compiled if possible. ``OFF``: Python. ``REQUIRE``: compiled, or an error."""
 
     AUTO = "auto"
     OFF = "off"
@@ -23,7 +24,7 @@ class KernelChoice(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CompiledCode:
-    """``module`` is the compiled code, None where Python's is used; ``why`` says why."""
+    """``module`` is the compiled code; None means Python's code, and ``why`` says why."""
 
     module: ModuleType | None
     why: str = ""
@@ -33,11 +34,8 @@ class CompiledCode:
 
 
 def chosen_code(choice: str, built: Callable[[], CompiledCode], *, cannot: str) -> CompiledCode:
-    """The code for a value of the environment variable. ``built`` looks what there is.
-
-    Raises ConfigurationError for an unknown value, and for ``require`` where there is none that can be used:
-    ``cannot`` says what can't be done then.
-    """
+    """The code for a value of the environment variable. ``built`` finds the compiled code. Raises ConfigurationError
+    for an unknown value, and for ``require`` without usable compiled code; ``cannot`` says what is impossible then."""
     try:
         chosen = KernelChoice(choice)
     except ValueError:
@@ -56,7 +54,7 @@ def chosen_code(choice: str, built: Callable[[], CompiledCode], *, cannot: str) 
 
 
 def load_compiled(name: str, agrees: Callable[[ModuleType], bool]) -> CompiledCode:
-    """A module if it is here and ``agrees``, which compares it with the Python code of now."""
+    """The module, if it is installed and ``agrees`` that it works as today's Python code does."""
     try:
         module = import_module(name)
     except ImportError as error:

@@ -1,8 +1,6 @@
-"""The records of the three control topics, as JSON with the version of their format.
-
-``__state`` (compacted, key: slot) says where a restart goes on. ``__schema`` (compacted, key: table, schema id and
-position) says what a table looks like. ``__progress`` (kept some days) turns Kafka offsets back into an LSN.
-"""
+"""The records of the three control topics, as JSON with the version of their format. ``__state`` (compacted, key: slot)
+says where a restart resumes. ``__schema`` (compacted, key: table, schema id and position) holds the tables' shapes.
+``__progress`` (kept for some days) maps Kafka offsets back to an LSN."""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -20,17 +18,17 @@ from cdc.model.times import time_text
 from cdc.protocol.record_fields import FORMAT, RecordFields, parse_record
 
 _KEY_TEXTS: Final = 3
-"""With so many texts begins the key of a record of ``__schema``: schema, table, schema id."""
+"""The number of texts that a key of ``__schema`` begins with: schema, table, schema id."""
 
 _TYPE_MODIFIER_MIN: Final = -(1 << 31)
 
 _TIME_MAX_MS: Final = 253_402_300_799_999
-"""The end of the year 9999, after which no time can be written out."""
+"""The end of the year 9999, the last time that can be formatted."""
 
 
 class SnapshotPhase(StrEnum):
     """``CREATING``: the slot may exist, no row was published. ``COPYING``: rows are being published. ``DONE``:
-    stream. ``RECOVERING``: the slot is to be created again, after what is lost to the one before."""
+    streaming. ``RECOVERING``: the slot is to be created again, after changes were lost to the one before."""
 
     CREATING = "creating"
     RECOVERING = "recovering"
@@ -39,29 +37,25 @@ class SnapshotPhase(StrEnum):
 
 
 class TopicIdentity(NamedTuple):
-    """Kafka's own id of a topic, which a topic that is made again hasn't, and the number of its partitions."""
+    """Kafka's id of a topic, which differs once the topic is created again, and its number of partitions."""
 
     topic_id: str
     partitions: int
 
 
 class PublishedPart(NamedTuple):
-    """How much of a transaction is published: its first so many ``messages``, the last of which had this ``seq``.
-
-    Its messages are all that change rows, empty tables, or were emitted, whoever captures them. So their number is one
-    of the WAL alone. Sequence numbers aren't: they are of what the settings and the catalogue of then call a change.
-    """
+    """How much of a transaction is published: its first ``messages`` messages, the last of which had this ``seq``.
+    Messages that change rows, empty tables or were emitted count, whether captured or not. So their number depends on
+    the WAL alone; sequence numbers also depend on the settings and the catalogue of that time."""
 
     messages: int
     seq: int
 
 
 class StreamedTransaction(NamedTuple):
-    """A transaction of the stream: its commit LSN, xid, and commit time in microseconds since 2000.
-
-    ``only_local`` says whether the stream was asked to leave out what was replicated into the server. ``part`` is what
-    is published of one that isn't complete, None where an earlier version doesn't tell.
-    """
+    """A transaction of the stream: its commit LSN, xid, and commit time in microseconds since 2000. ``only_local``: the
+    stream left out what was replicated into the server. ``part`` is the published part of an incomplete transaction;
+    None if an earlier version didn't record it."""
 
     commit_lsn: int
     xid: int
@@ -71,11 +65,9 @@ class StreamedTransaction(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """What was committed to the source after ``from_lsn`` and before ``to_lsn``, and never came through the slot.
-
-    ``to_lsn`` is where the slot after it begins, 0 while there is none. ``noticed_ms`` is when it was noticed, in
-    milliseconds since 1970. ``reason`` is for people.
-    """
+    """Changes that were committed after ``from_lsn`` and before ``to_lsn`` and never came through the slot. ``to_lsn``
+    is where the next slot begins, 0 while there is none. ``noticed_ms`` is in milliseconds since 1970. ``reason`` is
+    for people."""
 
     from_lsn: int
     to_lsn: int
@@ -84,7 +76,7 @@ class Gap(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether capture hasn't gone on behind it yet."""
+        """Whether capture hasn't resumed behind it yet."""
         return self.to_lsn == 0
 
     def __str__(self) -> str:
@@ -96,20 +88,20 @@ class Gap(NamedTuple):
 
 
 UNREAD_MAX: Final = 1000
-"""So many keys of one copy are held to be read again. Where there are more, all of its rows are."""
+"""The most keys of one copy that are stored to be read again. Beyond that, all of its rows are read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableCopy:
-    """How far the copy of a table is that doesn't stop the stream, or that it is asked for.
+    """How far a table's copy beside the stream is, or that one was requested.
 
-    ``since`` is the LSN where it began, 0 while it hasn't: the table is followed from there on. ``membership`` is what
-    the table was there. All rows up to the key ``after`` are on the topic, as texts of its columns; None: no row is.
-    ``is_through``: so is every other row, and only keys that the source no longer has may be left. ``keys`` are those
-    of the events whose rows have to be read again, since an update of them couldn't be completed. ``is_incomplete``:
-    there were more of them, so all rows are read again. ``passes`` counts how often they were. ``copied_before`` is the
-    ledger's number from before, for a table that had its copy and of which another one was asked for; -1 for others.
-    ``paused``: nobody goes on with it until it is resumed.
+    ``since`` is the LSN at which it began and the table is followed from; 0 before it begins. ``membership`` is the
+    table's membership there. All rows up to the key ``after``, given as texts of its columns, are on the topic; None:
+    no row is. ``is_through``: every other row is too, and at most keys that the source no longer has are left. ``keys``
+    are event keys whose rows must be read again, since an update of them couldn't be completed. ``is_incomplete``:
+    there were too many of those, so all rows are read again; ``passes`` counts the passes over them. ``copied_before``
+    is the ledger's number from before, if the table had its copy and another one was requested; else -1. ``paused``:
+    the copy waits until it is resumed.
     """
 
     since: int = 0
@@ -128,7 +120,7 @@ class TableCopy:
         return self.since > 0
 
     def with_unread(self, keys: Collection[bytes]) -> Self:
-        """The same where these keys have to be read again, too."""
+        """The copy with these keys added to those that must be read again."""
         unread = tuple(dict.fromkeys([*self.keys, *(key.decode() for key in keys)]))
         if len(unread) <= UNREAD_MAX:
             return replace(self, keys=unread)
@@ -169,23 +161,23 @@ class TableCopy:
 class CaptureState:
     """How far capture is, committed in the same Kafka transaction as the events it describes.
 
-    ``commit_lsn`` and ``seq`` are of the last published change. A restart skips what is complete up to it, and of a
-    transaction that isn't, what its ``part`` says. ``end_lsn`` is the end of the last *complete* transaction, and
-    ``last_transaction`` tells which that was, None before there was one. PostgreSQL is told of all before it, so that
-    each start gets it again: a server on which it is another one, or none, isn't the one that was published from.
-    ``begun`` is the one after it if some of its changes are published, and not all. It must come next.
-    ``owner`` is the process that published last: one that lost its connections must not come back over a newer one.
-    ``copied`` holds the number of rows of each table whose copy is complete. A table that isn't in it has to be copied,
-    also in the middle of the stream. ``memberships`` says what each of them was when it was copied, and how it was
-    published. If that differs now, the stream may have left out changes of it. A table that isn't in it was never
-    copied, as far as its topic tells, and isn't followed before it is. ``topics`` are those that rows and shapes went
-    to. ``gaps`` are all that there ever were, oldest first, with one that is open at their end: one per recovery.
-    ``first_snapshot`` is, while COPYING, the snapshot at whose end the stream begins: PostgreSQL's own text of it.
-    ``first_copy_paused`` says, while COPYING, that somebody has paused the copy.
-    ``copying`` says how far the copies are that don't stop the stream; none of their tables is in ``copied``.
-    ``captured`` are the tables that the process captures, and ``append_only`` those of them that have no key: whoever
-    reads only Kafka learns here which these are, whatever its own configuration says. None: an earlier version, which
-    doesn't tell. It may be that there are none: the last one has left.
+    ``commit_lsn`` and ``seq`` belong to the last published change. A restart skips complete transactions up to it, and
+    the ``part`` of an incomplete one. ``end_lsn`` is the end of the last *complete* transaction, and
+    ``last_transaction`` identifies it, None before the first. Capture confirms to PostgreSQL only what precedes it, so
+    each start gets it again: a server that sends another one, or none, isn't the server that was published from.
+    ``begun`` is the transaction after it if only some of its changes are published; it must come next.
+    ``owner`` is the process that published last: one that lost its connections must not overwrite a newer one.
+    ``copied`` holds the number of rows of each table whose copy is complete. Any other table must be copied, also in
+    the middle of the stream. ``memberships`` says what each table was when it was copied, and how it was published; if
+    that differs now, the stream may have left out changes. A table without a membership was never copied, as far as its
+    topic shows, and isn't followed before its copy. ``topics`` are those that rows and shapes went to.
+    ``gaps`` are all gaps ever, oldest first, one per recovery; only the last may be open.
+    ``first_snapshot`` is, while COPYING, the snapshot at whose end the stream begins, as PostgreSQL's text.
+    ``first_copy_paused``: while COPYING, somebody has paused the copy.
+    ``copying`` holds the state of the copies beside the stream; none of their tables is in ``copied``.
+    ``captured`` are the tables that the process captures, and ``append_only`` those of them without a key. Readers of
+    Kafka use these, whatever their own configuration says. None: written by an earlier version, which didn't record
+    them. Empty: the last table has left.
     """
 
     slot: str
@@ -215,25 +207,23 @@ class CaptureState:
 
     @property
     def is_first_copy(self) -> bool:
-        """Whether the first copy isn't complete, so that the stream hasn't begun."""
+        """Whether the first copy is incomplete, so the stream hasn't begun."""
         return self.phase in (SnapshotPhase.CREATING, SnapshotPhase.COPYING)
 
     @property
     def published_lsn(self) -> int:
-        """The greatest LSN of anything that was published in this epoch.
-
-        The beginning of a transaction may be published, and rows of a copy that began again later than the stream.
-        """
+        """The greatest LSN of anything published in this epoch. That includes the beginning of an incomplete
+        transaction, and rows of a copy that began again later than the stream."""
         begun_lsn = 0 if self.begun is None else self.begun.commit_lsn
         return max(self.end_lsn, self.commit_lsn, self.handoff, begun_lsn)
 
     @property
     def resume_lsn(self) -> int:
-        """From where the stream is to be sent: the last complete transaction comes again."""
+        """Where the stream must start, so that the last complete transaction comes again."""
         return self.end_lsn if self.last_transaction is None else self.last_transaction.commit_lsn
 
     def to_be_copied(self, names: Collection[TableName]) -> Self:
-        """The state in which these tables have to be copied again. Those that are paused stay so."""
+        """The state in which these tables must be copied again. Paused ones stay paused."""
         if not any(name in self.copied or name in self.copying for name in names):
             return self
         copying = {name: copy for name, copy in self.copying.items() if name not in names}
@@ -244,35 +234,31 @@ class CaptureState:
         return replace(self, copied=copied, copying=copying)
 
     def has_copy(self, name: TableName) -> bool:
-        """Whether a table's topic is complete, and the table what ``memberships`` says of it as far as is known.
-
-        So it is where somebody asks for another copy, until that begins: it stays so when the copy is cancelled.
-        """
+        """Whether a table's topic is complete, and ``memberships`` describes the table as far as known. It stays true
+        while a further, requested copy hasn't begun, since that one may be cancelled."""
         asked = self.copying.get(name)
         return name in self.copied or (asked is not None and not asked.has_begun and asked.copied_before >= 0)
 
     def outdated(self, published: Collection[TableName]) -> set[TableName]:
-        """Those of these tables whose topics say nothing of values that an update leaves out before their next copy."""
+        """Those of these tables whose topics can't supply values that an update leaves out, until their next copy."""
         begun = {name for name, copy in self.copying.items() if copy.has_begun}
         return {name for name in published if name not in begun and not self.has_copy(name)}
 
     def asked_to_copy(self, name: TableName) -> Self:
-        """The same for a copy that somebody asks for; until something else speaks for it, it can be cancelled."""
+        """``to_be_copied`` for a copy that was requested. It can be cancelled until there is another reason for it."""
         before = self.copying.get(name, TableCopy())
         copied_before = self.copied.get(name, before.copied_before)
         state = self.to_be_copied([name])
         return state.with_copy(name, TableCopy(copied_before=copied_before, paused=before.paused))
 
     def with_copy(self, name: TableName, copy: TableCopy | None) -> Self:
-        """The state in which the copy of a table is there; None: nothing is known of one."""
+        """The state with this copy of a table; None removes it."""
         copying = {other: its_copy for other, its_copy in self.copying.items() if other != name}
         return replace(self, copying=copying if copy is None else {**self.copying, name: copy})
 
     def with_partitions(self, name: TableName, told: Callable[[str], str]) -> Self:
-        """The state in which a topic has rows of partitions that came later.
-
-        ``told`` adds them to what was recorded of the table, as ``streamed`` and ``read`` do.
-        """
+        """The state after a topic got rows of partitions that came later. ``told`` adds them to what was recorded of
+        the table, as ``streamed`` and ``read`` do."""
         state, copy = self, self.copying.get(name)
         recorded = self.memberships.get(name, "")
         if recorded != (now := told(recorded)):
@@ -282,7 +268,7 @@ class CaptureState:
         return state
 
     def with_unread(self, unread: Mapping[TableName, Collection[bytes]]) -> Self:
-        """The state in which the copies of these tables have to read these keys again."""
+        """The state in which the copies of these tables must read these keys again."""
         state = self
         for name, keys in unread.items():
             if name in state.copying:
@@ -290,7 +276,7 @@ class CaptureState:
         return state
 
     def with_whole(self, name: TableName) -> Self:
-        """The state in which the copy of a table has ended."""
+        """The state after a table's copy has ended."""
         copy = self.copying[name]
         return replace(
             self.with_copy(name, None),
@@ -299,7 +285,7 @@ class CaptureState:
         )
 
     def never_copied(self, names: Collection[TableName]) -> Self:
-        """The state in which these tables have to be copied, and nothing that was published of them counts."""
+        """The state in which these tables must be copied, and nothing published of them counts."""
         state = self.to_be_copied(names)
         if not any(name in state.memberships for name in names):
             return state
@@ -307,11 +293,11 @@ class CaptureState:
 
     @property
     def open_gap(self) -> Gap | None:
-        """The gap behind which capture hasn't gone on yet."""
+        """The gap behind which capture hasn't resumed yet."""
         return self.gaps[-1] if self.gaps and self.gaps[-1].is_open else None
 
     def with_gap(self, reason: str, *, now_ms: int) -> Self:
-        """The state that knows of a gap after what was published. One that is open already stays as it was noticed."""
+        """The state with a gap after what was published. An open gap stays unchanged."""
         if self.open_gap is not None:
             return self
         return replace(self, gaps=(*self.gaps, Gap(self.published_lsn, 0, now_ms, reason)))
@@ -327,11 +313,12 @@ class CaptureState:
         timeline: int,
         put_back: Collection[TableName] = (),
     ) -> Self:
-        """The state in which the slot is to be created again, on this server, and these tables to be copied.
+        """The state in which the slot is to be created again on this server, and these tables copied.
 
-        Everything published from then on is newer than all before, whatever the LSNs are. One that was ordered and not
-        begun stays in its epoch. On another server, what was recorded of the tables that aren't copied says nothing:
-        they are ``unfamiliar``. So are those that were ``put_back`` to an earlier moment.
+        It begins a new epoch, so everything published from then on is newer than all before, whatever the LSNs. A
+        second recovery that was ordered before the first began stays in its epoch. On another server, the records of
+        tables that aren't copied again are void: these tables become ``unfamiliar``. The ``put_back`` ones, restored to
+        an earlier moment, do too.
         """
         state = self.never_copied({*names, *(self.memberships.keys() - self.copied.keys())})
         if (system_id, database, publication) != (self.system_id, self.database, self.publication):
@@ -360,11 +347,11 @@ class CaptureState:
 
     @property
     def unfamiliar(self) -> Collection[TableName]:
-        """The tables that aren't copied again, of which it isn't known yet what they are on this server."""
+        """Tables that aren't copied again, and whose membership on this server isn't known yet."""
         return [name for name, what in self.memberships.items() if not what]
 
     def handed_over(self, consistent_point: int, *, now_ms: int) -> Self:
-        """The state of a slot that was created again, and whose stream begins here."""
+        """The state after the slot was created again, with the stream beginning here."""
         return replace(
             self,
             phase=SnapshotPhase.DONE,
@@ -377,7 +364,7 @@ class CaptureState:
         )
 
     def to_bytes(self, texts: "TableTexts | None" = None) -> bytes:
-        """``texts`` are those of the states before it, which make this one quicker. The bytes are the same."""
+        """``texts``, those of earlier states, only make this faster."""
         copied, memberships, topics, captured, append_only = (texts or TableTexts()).of(self)
         return orjson.dumps(
             {
@@ -460,23 +447,21 @@ def _names(fields: RecordFields, name: str) -> tuple[TableName, ...]:
 
 
 class TableTexts:
-    """What a state says of each table, as JSON. It is most of a state, and mostly that of the state before.
-
-    With 2,000 tables it takes longer to write than everything else that a commit does.
-    """
+    """The JSON of a state's facts about each table: most of a state, and mostly unchanged from the state before. With
+    2,000 tables, writing it anew takes longer than the rest of a commit."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Mapping[Any, Any] | tuple[Any, ...], orjson.Fragment]] = {}
         self._selection: tuple[tuple[TableName, ...] | None, str] = None, ""
 
     def selection(self, state: CaptureState) -> str:
-        """``selection_of`` the tables that the state says are captured."""
+        """``selection_of`` the state's captured tables."""
         if self._selection[0] is not state.captured:
             self._selection = state.captured, selection_of(state.captured)
         return self._selection[1]
 
     def of(self, state: CaptureState) -> tuple[orjson.Fragment, ...]:
-        """Of ``copied``, ``memberships``, ``topics``, ``captured`` and ``append_only``."""
+        """The JSON of ``copied``, ``memberships``, ``topics``, ``captured`` and ``append_only``."""
         return (
             self._text("copied", state.copied, lambda name, rows: [name.schema, name.name, rows]),
             self._text("memberships", state.memberships, lambda name, what: [name.schema, name.name, what]),
@@ -491,7 +476,7 @@ class TableTexts:
         facts: Mapping[Any, Any] | tuple[Any, ...],
         row: Callable[[Any, Any], Sequence[JsonValue]],
     ) -> orjson.Fragment:
-        # Nobody changes them in place: another state has other ones.
+        # They are never changed in place: a new state has new ones.
         known = self._known.get(name)
         if known is None or known[0] is not facts:
             items = facts.items() if isinstance(facts, Mapping) else ((fact, None) for fact in facts)
@@ -504,11 +489,10 @@ class TableTexts:
 class ProgressRecord:
     """Everything committed up to ``lsn`` lies below ``bounds``: topic -> one end offset per partition.
 
-    Topics that the batch didn't touch are absent; their earlier bounds still hold. ``uncopied`` are the topics of which
-    this isn't true, since their tables wait for a copy. LSNs of different epochs can't be compared. ``selection`` is
-    ``selection_of`` the tables that the state of the same transaction says are captured: whoever reads with another one
-    reads other tables than these. ``commit_interval_ms`` is the time between two commits of capture by then, at low
-    load; 0 where nobody knows.
+    Topics that the batch didn't touch are absent; their earlier bounds still hold. It isn't true of the topics
+    ``uncopied``, whose tables wait for a copy. LSNs of different epochs can't be compared. ``selection`` is
+    ``selection_of`` the captured tables in the same transaction's state: a reader with another selection reads other
+    tables. ``commit_interval_ms`` is capture's time between two commits at low load; 0 if unknown.
     """
 
     lsn: int
@@ -556,7 +540,7 @@ _SELECTION_CHARACTERS: Final = 16
 
 
 def selection_of(captured: Iterable[TableName] | None) -> str:
-    """A text that is another one for other tables, also for no table, whatever their order; empty for None."""
+    """A text that differs for different sets of tables, also for the empty set, in any order. Empty for None."""
     if captured is None:
         return ""
     names = sorted([name.schema, name.name] for name in captured)
@@ -565,11 +549,11 @@ def selection_of(captured: Iterable[TableName] | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ShapeChange:
-    """How a table's shape came about from the one before: what rows that are already in the log don't show.
+    """How a table's shape arose from the one before, for the rows that are already in the log.
 
-    ``renamed``: new name of a column -> its name before. ``defaults``: added column -> the value that every older row
-    has in it, in an event's form. ``rewritten``: why the stream alone doesn't show the new content of the older rows,
-    in words; empty when it does. Otherwise capture copies the table again, and the rows follow as ``r`` events.
+    ``renamed``: new name of a column -> its old name. ``defaults``: added column -> its value in every older row, in an
+    event's form. ``rewritten``: why the stream alone doesn't show the new content of older rows, in words. If it isn't
+    empty, capture copies the table again, and the rows follow as ``r`` events.
     """
 
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -579,11 +563,9 @@ class ShapeChange:
 
 @dataclass(frozen=True, slots=True)
 class SchemaRecord:
-    """A table's shape, valid for events from ``from_lsn`` on until the next record of the table.
-
-    ``from_seq`` is that of the first event, 0 where the record came without one: one transaction can change a table
-    several times. A table can have a shape again, so several records may have one schema id.
-    """
+    """A table's shape, valid for events from ``from_lsn`` on until the next record of the table. ``from_seq`` is that
+    of the first event, 0 if the record came without one: one transaction can change a table several times. Several
+    records may have one schema id, since a table can return to a shape."""
 
     table: Table
     from_lsn: int
@@ -592,10 +574,8 @@ class SchemaRecord:
     from_epoch: int = 0
 
     def key(self) -> bytes:
-        """No record may take the place of another one: what that says of older rows would be lost.
-
-        Keys that earlier versions wrote end before the position. Their records stay beside these.
-        """
+        """Unique per position, so that no record replaces another: what that says of older rows would be lost. Keys
+        that earlier versions wrote lack the position. Their records stay beside these."""
         name = self.table.name
         position = [self.from_lsn, self.from_seq, *([self.from_epoch] if self.from_epoch else [])]
         return orjson.dumps([name.schema, name.name, self.table.schema_id, *position])
@@ -631,7 +611,7 @@ class SchemaRecord:
 
 
 def is_schema_key(key: bytes) -> bool:
-    """Whether a record of ``__schema`` may be one of ours: no version of Lockstep has written one of another key."""
+    """Whether a record of ``__schema`` with this key may be one of ours, of any version of Lockstep."""
     try:
         parts = orjson.loads(key)
     except orjson.JSONDecodeError:
@@ -640,7 +620,7 @@ def is_schema_key(key: bytes) -> bool:
 
 
 def _table(fields: RecordFields) -> Table:
-    """The fields that ``Table.to_json`` has written. Raises ForeignRecord."""
+    """The fields that ``Table.to_json`` writes. Raises ForeignRecord."""
     columns = tuple(
         Column(
             column.text("name"),

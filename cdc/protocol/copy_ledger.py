@@ -1,8 +1,6 @@
-"""The ledger of a first copy: a record beside the state for each range of blocks whose rows are all on the topic.
-
-Whoever copies a range commits its record in the Kafka transaction of its last rows. The record says what the blocks
-were of: a table that was altered or rewritten since has other ones. When the copy is done, all records are removed.
-"""
+"""The ledger of a first copy: one record in ``__state`` per range of blocks whose rows are all on the topic. A range's
+record is committed in the Kafka transaction of its last rows. It identifies the relation's shape and file, since blocks
+mean something else once the table was altered or rewritten. After the copy, all records are removed."""
 
 from dataclasses import dataclass
 from typing import Final, Self
@@ -18,11 +16,11 @@ _KIND: Final = "range"
 
 @dataclass(frozen=True, slots=True)
 class CopiedRange:
-    """Blocks of a relation from ``first`` on and before ``end``; None: without that bound.
+    """Blocks of a relation from ``first`` on and before ``end``; None: unbounded.
 
-    ``begun_lsn`` is the handoff of the copy's first start, ``point_lsn`` the consistent point under which the range was
-    read. ``shape`` and ``storage`` say what the table and the relation's file were. ``size`` are bytes of values.
-    ``committed_ms`` is in milliseconds since 1970, and ``took_ms`` how long the range took.
+    ``begun_lsn`` is the handoff of the copy's first start, ``point_lsn`` the consistent point at which the range was
+    read. ``shape`` and ``storage`` identify the table's shape and the relation's file. ``size`` is in bytes of values,
+    ``committed_ms`` in milliseconds since 1970, ``took_ms`` the time that the range took.
     """
 
     slot: str
@@ -40,7 +38,7 @@ class CopiedRange:
     took_ms: int
 
     def key(self) -> bytes:
-        """One for each range of each file, so nobody has to read a record to write another one."""
+        """Differs for each range of each file, so writers needn't read other records."""
         name = self.table
         return orjson.dumps([_KIND, self.slot, name.schema, name.name, self.shape, self.storage, self.first, self.end])
 
@@ -88,5 +86,5 @@ class CopiedRange:
 
 
 def is_range_key(key: bytes) -> bool:
-    """Whether a record of ``__state`` is one of the ledger. No slot's name looks like it."""
+    """Whether a record of ``__state`` belongs to the ledger. No slot's name looks like this."""
     return key.startswith(b'["range",')

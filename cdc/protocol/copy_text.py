@@ -1,7 +1,5 @@
-"""Rows of ``COPY ... TO STDOUT`` in text format -> the values' texts, as the stream has them.
-
-Layout: PostgreSQL documentation, "COPY", section "Text Format".
-"""
+"""Rows of ``COPY ... TO STDOUT`` in text format -> the values' texts, as the stream has them. Layout: PostgreSQL
+documentation, "COPY", section "Text Format"."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Bounds-checked reads over one message. Everything that can be wrong with the bytes raises MalformedMessage."""
+"""Bounds-checked reads of one message. Any malformed bytes raise MalformedMessage."""
 
 import struct
 
@@ -13,7 +13,7 @@ _INT64 = struct.Struct("!q")
 
 
 class Cursor:
-    """Reads fields from ``message`` one after the other, network byte order."""
+    """Reads the fields of ``message`` one after the other, in network byte order."""
 
     __slots__ = ("message", "position")
 
@@ -48,7 +48,7 @@ class Cursor:
         return self._number(_INT64)
 
     def take(self, length: int) -> bytes:
-        """The next ``length`` bytes. Raises MalformedMessage when fewer are left."""
+        """The next ``length`` bytes. Raises MalformedMessage if fewer are left."""
         end = self.position + length
         if length < 0 or end > len(self.message):
             raise self.malformed(f"{length} more bytes expected")
@@ -70,7 +70,7 @@ class Cursor:
         return text
 
     def finish(self) -> None:
-        """Refuse bytes that are left over. Raises MalformedMessage."""
+        """Raises MalformedMessage if bytes are left over."""
         if self.position != len(self.message):
             raise self.malformed(f"{len(self.message) - self.position} bytes left over")
 

@@ -4,10 +4,10 @@ Key: the key columns in key order, ``{"id":42}``. Value::
 
     {"op":"u","tag":"<28 hex digits>","before":null,"after":{...},"source":{...},"ts_ms":...}
 
-``op`` is ``r`` (snapshot), ``c``, ``u`` or ``d``; ``t`` says that a table without a key was emptied, and ``x`` that a
-row is left out, since it is too large for the topic. ``op`` and ``tag`` have fixed offsets, so a reader compares tags
+``op`` is ``r`` (snapshot), ``c``, ``u`` or ``d``; ``t`` means that a table without a key was emptied, and ``x`` that a
+row is left out because it is too large for the topic. ``op`` and ``tag`` have fixed offsets, so readers compare tags
 without parsing. ``ts_ms`` is the commit time, not the time of publishing: the same WAL must give the same bytes. A
-delete is followed by a tombstone, a null value with the tag in the header ``tag``.
+tombstone follows each delete: a null value with the tag in the header ``tag``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,12 +51,12 @@ RowEncoder = Callable[[Sequence[Field]], bytes]
 def _object_encoder(
     columns: Sequence[Column], positions: Sequence[int], absent: Callable[[int], bytes] | None = None
 ) -> RowEncoder:
-    """Values of a row -> JSON object of the columns at ``positions``. Raises ValueError for another number of values.
+    """Values of a row -> JSON object of the columns at ``positions``. Raises ValueError for a wrong number of values.
 
-    ``absent`` is asked for what stands in place of a null, by its position; without it that is JSON's null.
+    ``absent`` supplies the text for a null at a position; the default is JSON's null.
 
-    The function is generated, as ``dataclasses`` does it, because it runs for every row. Unpacking into names with one
-    ``%`` at the end takes half the time of a loop. Nothing of the table's names gets into the generated source.
+    The function is generated, as in ``dataclasses``, because it runs for every row: unpacking into names with one ``%``
+    at the end takes half the time of a loop. The generated source contains no name from the table.
     """
     names = [f"value_{p}" for p in range(len(columns))]
     encoders = {
@@ -79,12 +79,12 @@ def _object_encoder(
 
 
 def _no_key(_fields: Sequence[Field]) -> bytes:
-    """Of a table without a key: all of its events share one, so that they stay in order."""
+    """The key of every event of a table without a key: one for all, so that they stay in order."""
     return b"{}"
 
 
 def is_key(table: Table, key: Mapping[str, JsonValue]) -> bool:
-    """Whether an event of this shape can have the key, as far as JSON tells: some other types are text as well."""
+    """Whether an event of this shape can have the key, as far as JSON shows: several types are text."""
     return tuple(key) == table.key and all(
         has_form(key[column.name], column.value_type, column.is_array) for column in table.key_columns
     )
@@ -92,10 +92,8 @@ def is_key(table: Table, key: Mapping[str, JsonValue]) -> bool:
 
 class TableEncoder:
     """Encodes the rows of one table shape: ``key`` and ``row`` take one value per column, in the columns' order.
-
-    UNCHANGED must have been resolved before: there is no JSON for it, on purpose. ``key`` raises UnsupportedChange for
-    a null: nothing tells rows apart whose key is null.
-    """
+    UNCHANGED must have been resolved before: it has no JSON, on purpose. ``key`` raises UnsupportedChange for a null,
+    since rows with a null key can't be told apart."""
 
     def __init__(self, table: Table, *, server: str, database: str, version: str) -> None:
         position = {column.name: p for p, column in enumerate(table.columns)}
@@ -135,11 +133,10 @@ class TableEncoder:
         )
 
     def column(self, index: int, value: bytes) -> bytes:
-        """The JSON of one column's value."""
         return self._columns[index](value)
 
     def row_with(self, fields: Sequence[Field], known_json: Mapping[int, bytes]) -> bytes:
-        """As ``row``, with the JSON of some columns given. Raises ValueError for another number of fields."""
+        """``row``, with the JSON of some columns given. Raises ValueError for a wrong number of fields."""
         if len(fields) != len(self._columns):
             raise ValueError("another number of values")
         parts = []
@@ -160,7 +157,7 @@ class TableEncoder:
 
 
 def tag_prefix(epoch: int, commit_lsn: int) -> bytes:
-    """The part of the tag that all events of one transaction share."""
+    """The start of the tag that all events of one transaction share."""
     return transaction_prefix(epoch, commit_lsn).encode()
 
 
@@ -185,13 +182,13 @@ def event_value(
 
 
 def op_of(value: bytes) -> bytes:
-    """The event's ``op``, one letter; empty if the value doesn't begin as an event."""
+    """The event's ``op``, one letter; empty if the value doesn't begin like an event."""
     at = len(_EVENT_START)
     return value[at : at + 1] if value.startswith(_EVENT_START) else b""
 
 
 def tag_of(value: bytes) -> bytes:
-    """The event's tag, 28 hex digits. Check with ``op_of`` first if the value may be no event."""
+    """The event's tag, 28 hex digits. If the value may be no event, check with ``op_of`` first."""
     return value[TAG_START:TAG_END]
 
 
@@ -215,11 +212,9 @@ def before_of(value: bytes) -> bytes:
 
 
 def fitting(value: bytes, bytes_max: int, *, has_key: bool) -> bytes:
-    """What is published in place of an event that is larger than this: it without its old row, if that is enough.
-
-    Else an event of kind ``x``, which says how large the row is. Nothing goes with the old row, but for a deletion from
-    a table that hasn't a key: sinks get what was deleted from there.
-    """
+    """The event to publish in place of one that is too large: without its old row, if that is enough. Otherwise an
+    event of kind ``x``, which has the row's size. A deletion always only loses its old row, except in a table without a
+    key, where the old row is what sinks get."""
     begin, end = _after_range(value)
     source = value[end:]
     if has_key or op_of(value) != DELETED:
@@ -232,17 +227,15 @@ def fitting(value: bytes, bytes_max: int, *, has_key: bool) -> bytes:
 
 
 def why_left_out(value: bytes) -> str:
-    """The reason of an event that stands for a row that was left out."""
+    """The reason in an event that stands for a row that was left out."""
     size = orjson.loads(value)["source"].get("bytes")
     return "the row is too large for its topic, and capture left it out" + (f": {size:,} bytes" if size else "")
 
 
 def _after_range(value: bytes) -> tuple[int, int]:
-    """Where ``after`` begins and ends.
-
-    It is found from outside in. A text among the row's values can't hold an unescaped quote, so the last ``source`` is
-    the real one. No value of a row is an object, so the first brace before an ``after`` closes ``before``.
-    """
+    """Where ``after`` begins and ends, searched from outside in. A text in the row can't hold an unescaped quote, so
+    the last ``source`` is the real one. No value in a row is an object, so the first brace before an ``after`` closes
+    ``before``."""
     end = value.rfind(_SOURCE)
     if value.startswith(_NO_BEFORE, TAG_END):
         begin = TAG_END + len(_NO_BEFORE)
@@ -273,25 +266,24 @@ def schema_id_of(value: bytes) -> str:
 
 
 def commit_time_ms_of(value: bytes) -> int:
-    """An event's commit time in milliseconds since 1970, without parsing its value; 0 where it doesn't end in one."""
+    """An event's commit time in milliseconds since 1970, without parsing; 0 if the value doesn't end in one."""
     # ``ts_ms`` is the last member: ``...,"ts_ms":1700000000000}``.
     digits = value[value.rfind(b":") + 1 : -1]
     return int(digits) if digits.isdigit() else 0
 
 
 class RowReader:
-    """Takes events' rows and schema ids out of their bytes, without parsing them.
-
-    The ``source`` blocks of events of one shape begin alike, so a schema id is looked up once and then compared.
-    """
+    """Takes rows and schema ids out of events' bytes without parsing. The ``source`` blocks of events of one shape
+    begin alike, so the schema id is looked up once and then compared."""
 
     def __init__(self) -> None:
         self.beginning = b"\0"
-        """With what the last event's source block began, up to the end of the schema id. None begins so at first."""
+        """The start of the last event's source block, up to the end of the schema id. The initial value matches no
+        event."""
         self._schema_id = ""
 
     def read(self, value: bytes) -> tuple[bytes | None, str]:
-        """The JSON of the row, None for a deletion, and the schema id. Raises LockstepError for what isn't an event."""
+        """The JSON of the row, None for a deletion, and the schema id. Raises LockstepError if it isn't an event."""
         begin, end = _after_range(value)
         if not value.startswith(self.beginning, end):
             self._schema_id = schema_id_of(value)
@@ -316,7 +308,7 @@ class Envelope:
 
 
 def parse_value(value: bytes) -> Envelope:
-    """The envelope's bytes -> Envelope. Raises LockstepError for anything that isn't one."""
+    """The envelope's bytes -> Envelope. Raises LockstepError for anything else, and for a row that was left out."""
     if op_of(value) == LEFT_OUT:  # no row, and no deletion either
         raise LockstepError(
             why_left_out(value),
@@ -333,7 +325,7 @@ def parse_value(value: bytes) -> Envelope:
 
 
 def row_event(table: TableName, key: bytes, value: bytes | None, tombstone_tag: str | None, at: Position) -> RowEvent:
-    """A record of a table's topic -> RowEvent. Raises LockstepError when it isn't an event."""
+    """A record of a table's topic -> RowEvent. Raises LockstepError if it isn't an event."""
     try:
         key_values = orjson.loads(key)
     except orjson.JSONDecodeError as error:

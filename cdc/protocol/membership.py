@@ -1,8 +1,8 @@
-"""What a table is and how it is published, as recorded at its copy: to notice what the stream doesn't tell of it. Pure.
+"""What a table is and how it is published, as recorded at its copy, to notice what the stream doesn't show. Pure.
 
-Values alone don't show what was changed and changed back. So this holds numbers that PostgreSQL gives out anew with
-each change: oids, the numbers of files, and the transactions (``xmin``) that wrote certain rows of the catalogue.
-Maintenance writes none of those rows: VACUUM keeps the number of the transaction also where it freezes a row.
+Values alone don't show a change that was changed back. So this stores numbers that PostgreSQL renews with each change:
+oids, file numbers, and the transactions (``xmin``) that wrote certain catalogue rows. Maintenance writes none of those
+rows: VACUUM keeps the transaction's number even when it freezes a row.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from cdc.protocol.partition_files import packed, unpacked
 
 
 class Fact(StrEnum):
-    """What is as it was, or else changes of the table may be missing from the stream. Its text is the cause, told."""
+    """A fact that must stay the same, or the stream may lack changes of the table. Its text names the cause."""
 
     PUBLICATION = "the settings of the publication were changed, or it was made again"
     ENTRY = "the table's entry in the publication was changed, or made again"
@@ -27,7 +27,7 @@ class Fact(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecordedStorage:
-    """A table's storage as it was recorded; ``attached`` is a digest of when the partitions were."""
+    """A table's storage as recorded; ``attached`` is a digest of when the partitions were attached."""
 
     file: int
     toast: int
@@ -41,12 +41,12 @@ class RecordedStorage:
 class Storage:
     """Where a table's rows are, and when its columns were altered.
 
-    ``file`` is that of the rows: VACUUM FULL and TRUNCATE change it as well as a rewrite by ALTER TABLE. ``toast`` is
-    the oid of the table of its large values, 0 for none: of those three, only the rewrite makes it anew. ``columns`` is
-    a digest of when its columns were last altered, and ``attributes`` the greatest number that one of them ever had.
-    ``partitions`` maps the oid of each one, at any depth, to its file, and ``attached`` to the transaction that made it
-    one. Those in ``born`` were created as partitions, and not emptied, rewritten or attached again since: all the rows
-    that they ever had are in the stream. A table that ``can_be_unlogged`` is published without an entry of its own.
+    ``file`` holds the rows; VACUUM FULL, TRUNCATE and a rewrite by ALTER TABLE change it. ``toast`` is the oid of the
+    table of its large values, 0 for none; of those three, only the rewrite renews it. ``columns`` is a digest of when
+    its columns were last altered, ``attributes`` the greatest column number ever used. ``partitions`` maps the oid of
+    each partition, at any depth, to its file, ``attached`` to the transaction that attached it. Those in ``born`` were
+    created as partitions, and not emptied, rewritten or attached again since: all the rows they ever had are in the
+    stream. ``can_be_unlogged``: the table is published without an entry of its own.
     """
 
     file: int
@@ -64,7 +64,7 @@ class Storage:
         return [self.file, self.toast, self.columns, self.attributes, packed(partitions), attached]
 
     def rewritten_since(self, recorded: RecordedStorage) -> str:
-        """Why rows may have changed without an event since then; empty when they haven't."""
+        """Why rows may have changed without an event since then; empty if they haven't."""
         if self.file != recorded.file and (self.toast != recorded.toast or not self.toast):
             if self.columns != recorded.columns:
                 return "an ALTER TABLE may have rewritten its rows"
@@ -77,9 +77,8 @@ class Storage:
         return ""
 
     def added_since(self, recorded: RecordedStorage) -> dict[int, str]:
-        """The partitions that came, and may have rows that didn't come by the stream: oid -> form, which is another one
-        once the partition was emptied, rewritten or attached again.
-        """
+        """The partitions that came since, and may have rows that aren't in the stream: oid -> form, a text that changes
+        once the partition is emptied, rewritten or attached again."""
         return {
             int(oid): f"{file} {self.attached.get(oid)}"
             for oid, file in self.partitions.items()
@@ -87,14 +86,13 @@ class Storage:
         }
 
     def _attached(self, partitions: Collection[str]) -> str:
-        """Of these partitions."""
         return _digest([[partition, self.attached.get(partition)] for partition in sorted(partitions)])
 
 
 @dataclass(frozen=True, slots=True)
 class MembershipChange:
-    """``whole``: why any row may have changed without an event; empty when none has. ``altered``: columns were, and no
-    row changed by that. ``partitions``: oids of those that came, perhaps with rows of before."""
+    """``whole``: why any row may have changed without an event; empty if none has. ``altered``: columns were altered,
+    without changing a row. ``partitions``: oids of partitions that came, perhaps with rows."""
 
     whole: str
     altered: bool = False
@@ -103,9 +101,9 @@ class MembershipChange:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """One table's. ``composites`` maps each composite type of its columns to a digest of the attributes. ``enums`` maps
-    each enum to its labels: oids, in their order, with the transaction that wrote them. Both go by oid, and hold the
-    types inside of types."""
+    """One table's membership. ``composites`` maps each composite type of its columns to a digest of the attributes.
+    ``enums`` maps each enum to its labels: their oids in order, each with the transaction that wrote it. Keys of both
+    are oids, and both include types nested in types."""
 
     oid: int
     facts: Mapping[Fact, str | None]
@@ -113,12 +111,12 @@ class Membership:
     composites: Mapping[str, str]
     enums: Mapping[str, Sequence[tuple[int, str]]]
     uniques: Mapping[str, Sequence[int]]
-    """Column names, as ``key_text`` has them -> the constraints and indexes that keep them unique together."""
+    """Column names, as in ``key_text`` -> the constraints and indexes that keep them unique together."""
     altered: Collection[str] = ()
-    """Types that were altered after the column came that has them."""
+    """Types that were altered after the column that uses them came."""
 
     def to_text(self) -> str:
-        """For comparison with another one, later."""
+        """A text for ``since`` to compare with later."""
         return json.dumps(
             {
                 "oid": self.oid,
@@ -126,13 +124,13 @@ class Membership:
                 "storage": self.storage.to_json(),
                 "uniques": dict(self.uniques),
                 "composites": dict(self.composites),
-                # Labels are only ever added, with greater oids: the newest one says which of them were there.
+                # Labels are only ever added, with greater oids: the newest one shows which existed.
                 "enums": [[oid, labels[-1][0], _digest(labels)] for oid, labels in self.enums.items() if labels],
             }
         )
 
     def since(self, text: str, key: Collection[str] = ()) -> MembershipChange:
-        """What happened since the one that ``text`` holds. ``key`` are the columns of a configured key."""
+        """What happened since ``text`` was recorded. ``key`` are the columns of a configured key."""
         recorded = Recorded.from_text(text)
         if recorded is None:
             return MembershipChange("nothing that can be read was recorded of it")
@@ -146,7 +144,7 @@ class Membership:
         )
 
     def _passed(self, recorded: "Recorded") -> str:
-        """What has become of partitions that came later, and of which the topic has rows."""
+        """What happened to partitions that came later and have rows on the topic."""
         if not self.storage.partitions.keys() >= recorded.later.keys():
             return "a partition came, was written and went"
         added = self.storage.added_since(recorded.storage)
@@ -169,7 +167,7 @@ class Membership:
         for fact, text in self.facts.items():
             if recorded.facts.get(fact.name) != text:
                 return fact.value
-        # Types that went with a column change no row, and those that came with one don't if they are as they came.
+        # Types that left with a column change no row. Types that came with one don't either, if they are as they came.
         if not {*recorded.composites, *(oid for oid, _, _ in recorded.enums)}.issuperset(self.altered):
             return "a type that came with a column was altered since"
         if any(self.composites.get(oid, digest) != digest for oid, digest in recorded.composites.items()):
@@ -183,11 +181,11 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A membership out of what ``to_text`` gave. ``enums`` are (oid, the newest label's oid, a digest of the labels).
+    """A membership parsed from ``to_text``. ``enums`` are (oid, the newest label's oid, a digest of the labels).
 
-    ``left`` says why changes may have been missing at some look after that; empty when they weren't. ``later`` are oids
-    of partitions that came after that, and of which the topic has rows. Each has its form where a copy has read it,
-    which is all that it had then. It is empty where only the stream is known to have had rows.
+    ``left`` says why changes may have been missing at a later look; empty if none were. ``later`` maps oids of
+    partitions that came after that, and have rows on the topic, to the form in which a copy read them completely. The
+    form is empty if only the stream is known to have had their rows.
     """
 
     oid: int
@@ -201,7 +199,7 @@ class Recorded:
 
     @classmethod
     def from_text(cls, text: str) -> "Recorded | None":
-        """None where it isn't of this form: another version, or somebody else, may have written it."""
+        """None if the text isn't of this form: another version, or another program, may have written it."""
         return _recorded(text)
 
 
@@ -235,14 +233,13 @@ def _recorded(text: str) -> Recorded | None:
 
 
 def left(text: str, why: str = "it wasn't published for a while") -> str:
-    """The same for a table whose changes don't come now: when they do again, anything may have changed meanwhile."""
+    """The text marked with why changes are missing now: once they come again, anything may have changed meanwhile."""
     return json.dumps(json.loads(text) | {"left": why}) if Recorded.from_text(text) is not None else text
 
 
 def streamed(text: str, partition: int, form: str = "") -> str:
-    """The same where the stream has rows of this partition, or a copy that has read it in this form; as it was, if that
-    is known of it.
-    """
+    """The text with a partition added whose rows are in the stream, or were read by a copy in this ``form``. Unchanged
+    if the partition is known already."""
     recorded = Recorded.from_text(text)
     if recorded is None or str(partition) in recorded.storage.partitions or str(partition) in recorded.later:
         return text
@@ -250,7 +247,7 @@ def streamed(text: str, partition: int, form: str = "") -> str:
 
 
 def read(text: str, storage: Storage) -> str:
-    """The same where a copy that began before has rows of what the table is now."""
+    """The text after a copy that began earlier has read rows of the table as it is now."""
     recorded = Recorded.from_text(text)
     for partition, form in storage.added_since(recorded.storage).items() if recorded is not None else ():
         text = streamed(text, partition, form)

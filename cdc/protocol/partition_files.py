@@ -1,4 +1,4 @@
-"""Where a table's partitions are stored, as a short text: it is part of a record that has a limit. Pure."""
+"""The files of a table's partitions as a short text, since it is part of a record of limited size. Pure."""
 
 import itertools
 import re
@@ -6,17 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 _RUN_MAX: Final = 1_000_000
-"""More partitions than any table has: a text that says so is somebody else's."""
+"""More partitions than any table has: a text with more isn't ours."""
 
 _RUN: Final = re.compile(r"(\d+)(?::(-?\d+))?(?:\*(\d+))?")
 
 
 def packed(files: Mapping[str, str]) -> str:
-    """``files`` maps a partition's oid to its file's number, both as text.
-
-    Partitions are in the order of their oids. Each is told by the distance from the one before, and from its oid to its
-    file. Most were created one after the other and never rewritten, so most are a repetition: ``16401 3*9 5:120``.
-    """
+    """``files`` maps a partition's oid to its file's number, both as text. Each partition, in oid order, is written as
+    the distance from the one before, and from its oid to its file. Most were created in a row and never rewritten, so
+    most are a repetition: ``16401 3*9 5:120``."""
     before = 0
     steps = []
     for oid, file in sorted((int(oid), int(file)) for oid, file in files.items()):
@@ -27,7 +25,7 @@ def packed(files: Mapping[str, str]) -> str:
 
 
 def unpacked(text: str) -> dict[str, str]:
-    """What ``packed`` was given. Raises ValueError for another text."""
+    """The inverse of ``packed``. Raises ValueError for another text."""
     return dict(_files(text))
 
 

@@ -1,8 +1,6 @@
-"""pgoutput messages, protocol version 1 with logical messages: bytes in, frozen dataclasses out.
-
-Layouts: PostgreSQL documentation, "Logical Replication Message Formats". The decoder has no state:
-``cdc.capture.relations`` knows which relation an id means.
-"""
+"""pgoutput messages, protocol version 1 with logical messages: bytes in, frozen dataclasses out. Layouts: PostgreSQL
+documentation, "Logical Replication Message Formats". The decoder has no state: ``cdc.capture.relations`` knows which
+relation an id means."""
 
 import struct
 from collections.abc import Callable
@@ -17,13 +15,13 @@ from cdc.protocol.cursor import Cursor
 
 
 class Unchanged(Enum):
-    """The type of UNCHANGED, which is no value and above all not NULL."""
+    """The type of UNCHANGED, which isn't a value, and above all not NULL."""
 
     ONLY = "unchanged"
 
 
 UNCHANGED: Final = Unchanged.ONLY
-"""In place of a TOASTed value that the statement didn't touch: the server doesn't send it."""
+"""Stands for a TOASTed value that the statement didn't touch: the server doesn't send it."""
 
 Field = bytes | None | Literal[Unchanged.ONLY]
 """A column's value: PostgreSQL's text of it, NULL, or not sent."""
@@ -43,7 +41,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The transaction is complete. ``end_lsn`` is the only position of it that may be confirmed."""
+    """The transaction is complete. ``end_lsn`` is its only position that may be confirmed."""
 
     commit_lsn: Lsn
     end_lsn: Lsn
@@ -60,7 +58,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
-    """``in_identity``: the column is part of the replica identity (all are, when that is FULL)."""
+    """``in_identity``: the column is part of the replica identity (with FULL, every column is)."""
 
     name: str
     type_oid: int
@@ -70,7 +68,7 @@ class RelationColumn:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """The shape of a table from here on in the stream. Sent before its first row and after every change of it."""
+    """A table's shape from here on in the stream. Sent before its first row and after every change of the shape."""
 
     relation_id: int
     schema: str
@@ -90,7 +88,7 @@ class Type:
 
 @dataclass(frozen=True, slots=True)
 class KeyImage:
-    """The old values of the replica identity's columns; the others are None and say nothing."""
+    """The old values of the replica identity's columns; the others are None, which means nothing."""
 
     fields: Fields
 
@@ -163,11 +161,9 @@ _OLD = ord("O")
 
 
 def _fields(message: bytes, position: int) -> tuple[Fields, int]:
-    """Read a TupleData; returns its values and the position after it.
-
-    The one tuned loop of the decoder: it runs for every column of every row, so it reads the bytes directly. A slice
-    past the end is short instead of an error; the comparison at the bottom catches it.
-    """
+    """Read a TupleData; returns its values and the position after it. The only tuned loop of the decoder: it runs for
+    every column of every row, so it reads the bytes directly. A slice past the end is short instead of an error; the
+    comparison at the bottom catches that."""
     try:
         (count,) = _uint16_at(message, position)
         start, position = position, position + 2
@@ -293,7 +289,7 @@ def _relation(message: bytes, start: int) -> Relation:
             raise cursor.malformed(f"unknown column flags {flags:#04x}")
         columns.append(RelationColumn(cursor.string(), cursor.uint32(), cursor.int32(), in_identity=flags == 1))
     cursor.finish()
-    # The catalogue schema is sent as an empty name.
+    # The schema pg_catalog is sent as an empty name.
     return Relation(relation_id, schema or "pg_catalog", name, identity, tuple(columns))
 
 

@@ -35,10 +35,10 @@ SESSION_SETTINGS: Final = {
     "lc_monetary": "C",
     "xmloption": "content",
     "client_encoding": "UTF8",
-    # The text of regclass and its like, and the names of types.
+    # The text of regclass and similar types, and the names of types.
     "quote_all_identifiers": "off",
-    # The same. And whoever may create functions in a schema of the path could have us run them, by a signature that
-    # fits our arguments better than that of the function we mean.
+    # The same. Also security: a role that may create functions in a schema of the path could make us run them, with a
+    # signature that fits our arguments better than that of the function we mean.
     "search_path": "pg_catalog",
 }
 """Set on every connection that reads values. Role, database and server defaults would change the bytes otherwise."""
@@ -53,7 +53,7 @@ def _verbatim(value: bytes) -> bytes:
 
 
 def _float(value: bytes) -> bytes:
-    if value == b"-0":  # as JSON that would be the integer zero, which has no sign
+    if value == b"-0":  # in JSON, -0 would be the integer zero, which has no sign
         return b"-0.0"
     # NaN, Infinity and -Infinity end in a letter, numbers in a digit.
     return value if _ZERO <= value[-1] <= _NINE else b'"' + value + b'"'
@@ -111,7 +111,7 @@ _NOT_FINITE: Final = frozenset({"NaN", "Infinity", "-Infinity"})
 
 
 def has_form(value: object, value_type: str, is_array: bool) -> bool:
-    """Whether an event can have this JSON, which is parsed, as a value of the type. Null is none."""
+    """Whether an event can have this parsed JSON as a value of the type. Null doesn't count."""
     if is_array:
         if isinstance(value, list):
             return all(each is None or has_form(each, value_type, isinstance(each, list)) for each in value)
@@ -126,14 +126,12 @@ def has_form(value: object, value_type: str, is_array: bool) -> bool:
 
 
 def json_encoder(value_type: str, is_array: bool) -> JsonEncoder:
-    """The function that turns a value's text into its JSON. Types without an entry are text, which is always exact.
-
-    That of an array raises ValueError for what isn't an array literal.
-    """
+    """The function that turns a value's text into its JSON. Types without an entry become text, which is always exact.
+    An array's function raises ValueError if the text isn't an array literal."""
     scalar = SCALARS.get(value_type, _text)
     if not is_array:
         return scalar
-    # box is the one built-in type whose array elements are separated by a semicolon.
+    # box is the only built-in type whose array elements are separated by a semicolon.
     delimiter = ";" if value_type == "box" else ","
 
     def array(value: bytes) -> bytes:
@@ -143,7 +141,7 @@ def json_encoder(value_type: str, is_array: bool) -> JsonEncoder:
 
 
 def _array(value: bytes, element: JsonEncoder, delimiter: str) -> bytes:
-    """An array literal, ``{1,NULL,"a b"}``, -> JSON array. Raises ValueError when it isn't one."""
+    """An array literal, ``{1,NULL,"a b"}``, -> JSON array. Raises ValueError if it isn't one."""
     text = value.decode()
     if text.startswith("["):  # explicit lower bounds
         return orjson.dumps(text)

@@ -1,8 +1,6 @@
-"""A record's fields, each asked for by its type: whoever may write to a topic or to the WAL may have written it. Pure.
-
-What another program has written there is a ForeignRecord. What another version of Lockstep has written is an error of
-its own, since that must never be passed over.
-"""
+"""Typed reads of a record's fields, since any program with access to a topic or the WAL may have written it. Pure. A
+record of another program raises ForeignRecord. A record of another Lockstep version raises a different error, since it
+must never be skipped."""
 
 from enum import StrEnum
 from typing import Any, Final, TypeVar
@@ -19,17 +17,14 @@ Word = TypeVar("Word", bound=StrEnum)
 
 
 class RecordFields:
-    """The fields of a JSON object. Each question raises ForeignRecord where the field is missing or something else.
-
-    ``what`` names the record in errors, which never show its content. A ``default`` is for a field that may be missing.
-    """
+    """The fields of a JSON object. Each read raises ForeignRecord if the field is missing or has another type. ``what``
+    names the record in errors, which never show its content. A ``default`` allows the field to be missing."""
 
     def __init__(self, fields: dict[str, Any], what: str) -> None:
         self._fields = fields
         self._what = what
 
     def foreign(self, name: str) -> ForeignRecord:
-        """The error for a field that isn't what Lockstep writes there."""
         return _foreign(self._what, f"its field {name!r} is missing, or isn't what Lockstep writes there")
 
     def text(self, name: str, default: str | None = None) -> str:
@@ -57,15 +52,15 @@ class RecordFields:
         return value
 
     def has(self, name: str) -> bool:
-        """Whether the field is there, with a value or without."""
+        """Whether the field exists, null or not."""
         return name in self._fields
 
     def is_null(self, name: str) -> bool:
-        """Whether the field is there and has no value."""
+        """Whether the field exists and is null."""
         return name in self._fields and self._fields[name] is None
 
     def mapping(self, name: str, default: dict[str, Any] | None = None) -> dict[str, Any]:
-        """An object that can be written again: what can be read may be nested deeper than that."""
+        """An object that can be serialized again: parsing allows deeper nesting than serializing."""
         value = self._fields.get(name, default)
         if not isinstance(value, dict) or not _can_be_written(value):
             raise self.foreign(name)
@@ -79,7 +74,7 @@ class RecordFields:
         return value
 
     def row(self, name: str, *kinds: type) -> list[Any] | None:
-        """A list of values of these types; None where the field is missing or has no value."""
+        """A list of values of these types; None if the field is missing or null."""
         return None if self._fields.get(name) is None else self._of_kinds(name, self._fields[name], kinds)
 
     def rows(self, name: str, *kinds: type, default: list[Any] | None = None) -> list[list[Any]]:
@@ -94,7 +89,7 @@ class RecordFields:
         return value
 
     def mappings(self, name: str) -> list[dict[str, Any]]:
-        """A list of such objects."""
+        """A list of objects that can be serialized again."""
         mappings = self.items(name, dict)
         if not _can_be_written(mappings):
             raise self.foreign(name)
@@ -105,11 +100,8 @@ class RecordFields:
 
 
 def parse_record(value: bytes | None, what: str) -> RecordFields:
-    """A record's fields. ``what`` names it in errors, which never show its content.
-
-    Raises ForeignRecord for what no Lockstep has written, and LockstepError for a format that this version doesn't
-    know.
-    """
+    """A record's fields. ``what`` names it in errors, which never show its content. Raises ForeignRecord if no Lockstep
+    wrote it, and LockstepError for a format that this version doesn't know."""
     try:
         fields = orjson.loads(value or b"")
     except orjson.JSONDecodeError:

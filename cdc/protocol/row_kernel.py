@@ -1,9 +1,6 @@
-"""Which code encodes ordinary rows, of the stream and of copies: the compiled kernel where there is one, or Python's.
-
-Pure. ``_kernel.pyx`` writes down a second time what ``envelope`` and ``pgvalues`` do for the types that it knows. They
-stay the reference. A kernel that gives other bytes than they do isn't used: one that was built from older code, for
-instance.
-"""
+"""Which code encodes ordinary rows, of the stream and of copies: the compiled kernel if it exists, else Python. Pure.
+``_kernel.pyx`` repeats what ``envelope`` and ``pgvalues`` do, for some types. Those modules stay the reference. A
+kernel that gives other bytes than they do, for instance one built from older code, isn't used."""
 
 import struct
 from dataclasses import dataclass
@@ -26,10 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RowEncoding(CompiledCode):
-    """The code that encodes ordinary rows."""
-
     def kernel(self, encoder: TableEncoder) -> "RowKernel | None":
-        """The compiled encoder of a table's rows; None where Python encodes them: a column's type isn't known to it."""
+        """The compiled encoder of a table's rows; None if the kernel doesn't know a column's type."""
         return None if self.module is None else _kernel(self.module, encoder)
 
 
@@ -45,7 +40,7 @@ def compiled_code() -> CompiledCode:
 
 
 def _kinds(module: ModuleType) -> dict[JsonEncoder, int]:
-    """The kind of each function that encodes values. One that isn't here is Python's alone."""
+    """Encoding function -> its kind in the kernel. Functions that are absent exist in Python only."""
     return {
         json_encoder(value_type, False): kind
         for value_type, kind in (
@@ -123,7 +118,7 @@ def agrees(module: ModuleType) -> bool:
             bytes_max=1 << 20,
         )
     except (AttributeError, TypeError, ValueError, AssertionError):
-        return False  # an older one's methods
+        return False  # it is older and has other methods
     return pairs == expected
 
 

@@ -1,8 +1,6 @@
-"""The record by which the topic of a view's rows is read in whole steps: ``__views``, key: view and generation.
-
-A step brings the result from one LSN to the next. Its rows lie below ``end``, and they are all there once
-``is_complete``. A step of many rows is written in parts, each with a record that isn't complete.
-"""
+"""The record for reading the topic of a view's rows in whole steps: ``__views``, key: view and generation. A step
+brings the result from one LSN to the next. Its rows lie below ``end``, and all of them exist once ``is_complete``. A
+step of many rows is written in parts, each with a record that isn't complete."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,11 +14,9 @@ from cdc.protocol.record_fields import FORMAT, parse_record
 
 @dataclass(frozen=True, slots=True)
 class ViewStep:
-    """What was written last. The rows are those as of ``lsn``, with all below offset ``end`` of the rows' topic.
-
-    ``run`` has written it: a state of another run may lack what is there. ``offsets`` is what the result was made from,
-    by topic and partition. ``topic_id`` is Kafka's own id of the rows' topic.
-    """
+    """The last write. With all records below offset ``end`` of the rows' topic, the rows are those as of ``lsn``.
+    ``run`` wrote it: the state of another run may lack what is there. ``offsets`` are those that the result was
+    computed from, by topic and partition. ``topic_id`` is Kafka's id of the rows' topic."""
 
     view: str
     generation: int
@@ -33,7 +29,6 @@ class ViewStep:
     topic_id: str = ""
 
     def key(self) -> bytes:
-        """Of the record."""
         return step_key(self.view, self.generation)
 
     def to_bytes(self) -> bytes:
@@ -71,5 +66,4 @@ class ViewStep:
 
 
 def step_key(view: str, generation: int) -> bytes:
-    """The key of a view's record."""
     return orjson.dumps([view, generation])

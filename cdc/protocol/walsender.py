@@ -1,7 +1,5 @@
-"""Frames of the streaming replication protocol: what surrounds pgoutput messages, and what we answer.
-
-Layouts: PostgreSQL documentation, "Streaming Replication Protocol".
-"""
+"""Frames of the streaming replication protocol around pgoutput messages, and our replies. Layouts: PostgreSQL
+documentation, "Streaming Replication Protocol"."""
 
 import struct
 from dataclasses import dataclass
@@ -10,7 +8,7 @@ from cdc.model.errors import MalformedMessage
 from cdc.model.lsn import Lsn
 
 Frame = bytes | memoryview
-"""One frame as it came. A memoryview is libpq's own memory: to copy it would cost as much as to encode its row."""
+"""One frame as received. A memoryview is libpq's own memory: copying it would cost as much as encoding its row."""
 
 XLOG_DATA = ord("w")
 KEEPALIVE = ord("k")
@@ -28,7 +26,7 @@ POSTGRES_EPOCH_US = 946_684_800_000_000
 
 @dataclass(frozen=True, slots=True)
 class Keepalive:
-    """``wal_end``: the server has nothing more to send before this position. Says nothing about what we hold."""
+    """``wal_end``: the server has nothing more to send before this position. It doesn't say what we received."""
 
     wal_end: Lsn
     reply_requested: bool

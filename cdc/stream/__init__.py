@@ -1,1 +1,1 @@
-"""What capture does beside reading the WAL: shapes, watched tables, large values, requests to publish rows again."""
+"""What capture does besides reading the WAL: shapes, watched tables, large values, repair requests."""

@@ -1,4 +1,4 @@
-"""What the catalogue adds to the stream: a Relation message becomes a table with types, key and column history."""
+"""Completes a Relation message from the catalogue: a table with types, key and column history."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -32,10 +32,8 @@ from cdc.stream.visible_commits import VisibleCommits
 
 @dataclass(frozen=True, slots=True)
 class _Unchanged:
-    """What the catalogue said of a relation: nothing has changed since ``membership``.
-
-    ``snapshot`` was taken before it was asked, while the transaction ``xid`` was read, None: outside of one.
-    """
+    """The catalogue's answer about a relation: nothing has changed since ``membership``. ``snapshot`` was taken before
+    the question, while transaction ``xid`` was read (None: outside of one)."""
 
     relation: Relation
     published: PublishedTable
@@ -44,18 +42,19 @@ class _Unchanged:
     xid: int | None
 
     def is_true_in(self, xid: int | None) -> bool:
-        """Whether it holds for the relation in this transaction. One that wasn't seen may have altered it."""
+        """Whether it holds for the relation in this transaction. A transaction that the snapshot doesn't see may have
+        altered it."""
         return xid is not None and (xid == self.xid or self.snapshot.sees(xid))
 
 
 class CatalogueShapes:
     """Asks once per Relation message, never per row. PostgreSQL describes a partitioned table again for the first row
-    of each partition. There is one answer for all of those in transactions that were seen when it was given.
+    of each partition; one answer covers all of those in transactions that were visible when it was given.
 
     ``publish`` says how a table's rows are encoded and where they go. ``visible`` waits until the catalogue shows what
-    a transaction of the stream did to a table. Before, a rewritten one looks as if nothing had happened, and so do two
-    columns that have swapped their names. ``membership_of`` gives what was recorded at a table's copy, None for a table
-    that is to be copied anyway. ``names_before`` gives the names of the columns that a table had before its epoch.
+    a transaction of the stream did to a table: before, a rewritten table looks unchanged, and so do two columns that
+    swapped names. ``membership_of`` returns what was recorded at a table's copy, None for a table that is to be copied
+    anyway. ``names_before`` returns the names of the table's columns before its epoch.
     """
 
     def __init__(
@@ -80,11 +79,11 @@ class CatalogueShapes:
         self._unchanged: dict[int, _Unchanged] = {}
 
     def adopt(self, relation: Relation, known_table: PublishedTable, xid: int | None = None) -> PublishedTable:
-        """The table that a Relation message describes, published as the catalogue says by now, or since it shows the
-        transaction ``xid`` in which the message comes.
+        """The table that a Relation message describes, as the catalogue has it now, or once it shows transaction
+        ``xid``, which contains the message.
 
-        Once keys could swap, they still can: the catalogue may be ahead of the stream. Raises UnsupportedChange when no
-        key is left, and Unavailable while nobody sees a transaction that has altered the table.
+        Once keys could swap, they still can: the catalogue may be ahead of the stream. Raises UnsupportedChange if no
+        key is left, and Unavailable while a transaction that altered the table isn't visible.
         """
         name = known_table.table.name
         membership = self._membership_of(name)
@@ -101,7 +100,7 @@ class CatalogueShapes:
         else:
             snapshot = self._visible.wait_if_altered(xid, relation.relation_id, name)
         recorded = Recorded.from_text(membership) if membership is not None else None
-        # Of the table alone: asking for its publication would wait for its lock.
+        # Only about the table: asking for its publication would wait for its lock.
         current = table_of_oid(self._sql, relation.relation_id, self._types)
         table, change = changed_shape(
             known_table.table,
@@ -134,17 +133,15 @@ class CatalogueShapes:
         self._unchanged.clear()
 
     def _rewritten(self, relation: Relation, recorded: Recorded | None) -> str:
-        """Why the rows from before may be others by now, though the shape doesn't show it; empty when they aren't.
-
-        The next look would find it too. Until then, updates would be completed with values of the rows from before.
-        """
+        """Why older rows may differ by now, though the shape doesn't show it; empty if they don't. The next inspection
+        would find it too. Until then, updates would be completed with values of the older rows."""
         now = storage_of(self._sql, relation.relation_id) if recorded is not None else None
         if recorded is None or now is None:
             return ""
         return now.rewritten_since(recorded.storage)
 
     def current_relation(self, name: TableName) -> Relation | None:
-        """The table as the stream would describe it now; None when it is gone or not published."""
+        """The table as the stream would describe it now; None if it is gone or not published."""
         table = load_tables(self._sql, [name], self._publication).get(name)
         if table is None:
             return None

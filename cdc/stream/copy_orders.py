@@ -1,4 +1,4 @@
-"""What an order about copies makes of the state of capture. Pure."""
+"""How an order about copies changes the state of capture. Pure."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from cdc.protocol.control_records import CaptureState, TableCopy
 
 
 def unsigned(order: CopyOrder) -> str:
-    """What to say of an order that isn't signed as it should be."""
+    """The warning about an order with a wrong signature."""
     return (
         f"warning: {order.action} of copies is ignored: any role may write such orders, and this one isn't signed by a"
         " reader of the pipeline's topics. Use `lockstep snapshot`"
@@ -19,7 +19,7 @@ def unsigned(order: CopyOrder) -> str:
 def obeyed(
     state: CaptureState, order: CopyOrder, captured: Collection[TableName]
 ) -> tuple[CaptureState, Sequence[str]]:
-    """The state from then on, and what to say of it. ``captured`` are the configured tables."""
+    """The new state, and sentences about it. ``captured`` are the configured tables."""
     waiting = [name for name in captured if name not in state.copied]
     if order.table is not None and order.table not in waiting:
         return state, [f"warning: {order.action} of the copy of {order.table} is ignored: it isn't being copied"]

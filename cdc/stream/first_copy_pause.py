@@ -1,8 +1,5 @@
-"""Whether the first copy is to wait: what was ordered, from the notification on until the state says so.
-
-The process keeps it over the sessions that it starts: a copy that is to wait ends its session, and with it the Kafka
-transaction, the snapshot and the locks that are open.
-"""
+"""Whether the first copy must wait: the order, from its notification until it is in the state. The process keeps it
+across its sessions: pausing a copy ends the session, and with it the open Kafka transaction, snapshot and locks."""
 
 import time
 from collections.abc import Callable
@@ -21,8 +18,6 @@ _LOOK_EVERY_S: Final = 0.5
 
 
 class FirstCopyPause:
-    """The orders to pause and to resume the first copy of one slot."""
-
     def __init__(self, slot: str, say: Callable[[str], None]) -> None:
         self._slot = slot
         self._say = say
@@ -32,26 +27,27 @@ class FirstCopyPause:
         self._due_s = 0.0
 
     def trust(self, secret: bytes) -> None:
-        """What orders are signed with. Until this is known none is taken in; it is given again."""
+        """The secret that orders are signed with. Orders that come before the first call are ignored; it is given
+        again."""
         self._secret = secret
 
     def listen(self, sql: psycopg.Connection[Any]) -> None:
-        """Take in what comes over this connection from now on. Raises psycopg's errors."""
+        """Accept orders over this connection from now on. Raises psycopg's errors."""
         listen_to_orders(sql, self.heard)
 
     def look_if_due(self, sql: psycopg.Connection[Any]) -> None:
-        """Take in what has come; safe to call all the time. Raises as ``connection_error``."""
+        """Process notifications that have come; safe to call all the time. Raises as ``connection_error``."""
         now_s = time.monotonic()
         if self._is_over or now_s < self._due_s:
             return
         self._due_s = now_s + _LOOK_EVERY_S
         try:
-            sql.execute("select 1")  # what has come is handed out with any answer
+            sql.execute("select 1")  # notifications are delivered with any answer
         except psycopg.Error as error:
             raise connection_error(error) from error
 
     def heard(self, content: bytes, pid: int) -> None:
-        """Take in a notification, whoever has sent it, from the server process ``pid``."""
+        """Process a notification, from any sender, from the server process ``pid``."""
         try:
             order = CopyOrder.from_bytes(content)
         except UnreadableRequest as error:
@@ -69,25 +65,23 @@ class FirstCopyPause:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether the copy that runs is to end, and to wait."""
+        """Whether the running copy must end, and wait."""
         return self._ordered is True
 
     def obeyed(self, state: CaptureState) -> CaptureState:
-        """The state with what was ordered; the same one where that changes nothing.
-
-        The order counts until the state is ``committed``: a session that is lost before has the next one obey.
-        """
+        """The state with the order applied; the same object if it changes nothing. The order counts until the state is
+        ``committed``: if the session is lost before, the next one obeys it."""
         if self._ordered is None or self._ordered == state.first_copy_paused:
             return state
         return replace(state, first_copy_paused=self._ordered)
 
     def committed(self, state: CaptureState) -> None:
-        """The state is in Kafka: what was ordered has been obeyed, unless another order has come since."""
+        """The state is in Kafka: the order has been obeyed, unless another one came since."""
         if self._ordered == state.first_copy_paused:
             self._ordered = None
 
     def over(self) -> None:
-        """The first copy is complete: an order that came too late is told of, and later ones are in the WAL."""
+        """The first copy is complete: an order that came too late is reported. Later ones come through the WAL."""
         if self.is_ordered:
             self._say("warning: pause is ignored: the first copy is complete")
         self._ordered, self._is_over = None, True

@@ -1,4 +1,4 @@
-"""One stream with all of its parts, each built before the one that uses it."""
+"""Builds one stream with all of its parts, each before its user."""
 
 import contextlib
 import time
@@ -58,19 +58,18 @@ from cdc.stream.topics import TopicWatch
 from cdc.stream.visible_commits import VisibleCommits
 
 OUTBOX_TYPES_MAX: Final = 100
-"""So many types of an outbox get a topic of their own: a topic costs brokers, and an application writes them."""
+"""The most types of an outbox that get a topic of their own: topics cost brokers, and applications choose the types."""
 
 _STATUS_INTERVAL_S: Final = 2.0
-"""Who looks tells a capture that is at work on a copy from one that hangs by this, within seconds."""
+"""By this, observers distinguish within seconds a capture that works on a copy from one that hangs."""
 
 StreamWrapper = Callable[[ReplicationConnection], Stream]
 
 
 @dataclass(frozen=True, slots=True)
 class _Notices:
-    """What messages for capture itself make of the state. It is committed together with the messages' position: nobody
-    who reads on from there forgets what was asked.
-    """
+    """Applies messages for capture itself to the state, which is committed with the messages' position: no later reader
+    misses a request."""
 
     pipeline: Pipeline
     batch: Batch
@@ -114,7 +113,7 @@ class _Notices:
 
 @dataclass(slots=True)
 class _Source:
-    """What the loop asks: the database, the topics, and the store of large values."""
+    """Answers the loop's questions: from the database, the topics, and the store of large values."""
 
     sql: psycopg.Connection[Any]
     stream: ResumedStream
@@ -133,7 +132,7 @@ class _Source:
     interval_s: float
     say: Callable[[str], None]
     altering: int | None = None
-    """The transaction whose statements have altered something, until that is looked at."""
+    """The transaction whose statements have altered something, until that is inspected."""
 
     def answer(self, question: Question) -> Any:
         match question:
@@ -162,7 +161,7 @@ class _Source:
         except UnsupportedChange:
             if question.is_followed:
                 raise
-            return None  # the table's copy says what is wrong
+            return None  # the table's copy reports the problem
 
     def is_resumed(self) -> bool:
         return self.stream.is_resumed
@@ -172,7 +171,7 @@ class _Source:
             self.visible.wait_for(self.altering, "tables, types or a publication were altered")
             self.altering = None
         self.shapes.forget()
-        self.unfinished.all_seen_by(current_snapshot(self.sql))  # which forgets those that have ended
+        self.unfinished.all_seen_by(current_snapshot(self.sql))  # this drops those that have ended
         if not self.stream.is_resumed:
             return state
         return self.watch.inspect(self.topics.inspect(state), self.assembler, self.shapes)
@@ -195,7 +194,7 @@ def _why_passed_over(table: PassedOver) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LiveStream:
-    """What follows a slot, and what copies in the middle of the stream work with."""
+    """What follows a slot, and what copies in the middle of the stream use."""
 
     loop: CaptureLoop
     assembler: Assembler
@@ -206,12 +205,12 @@ class LiveStream:
     log: TopicReader
     unfinished: UnfinishedTransactions
     is_resumed: Callable[[], bool]
-    """Whether it is known that this is the stream that was published from. Before, nothing may be copied."""
+    """Whether the stream is known to be the one that was published from. Before, nothing may be copied."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOpener:
-    """Opens the stream of a pipeline; what has to be closed goes to ``closing``."""
+    """Opens the stream of a pipeline; what must be closed goes to ``closing``."""
 
     pipeline: Pipeline
     sql: psycopg.Connection[Any]
@@ -226,22 +225,20 @@ class StreamOpener:
     order_secret: bytes
     """What orders about copies are signed with."""
     was_published: set[TableName]
-    """Tables that some stream of this process has seen published; those of this one join them."""
+    """Tables that some stream of this process has seen published; those of this one are added."""
 
     def open(self, state: CaptureState) -> LiveStream:
-        """Start streaming where ``state`` ends.
-
-        Raises PositionMismatch when the slot doesn't fit the state, Unavailable when PostgreSQL or Kafka can't be
-        reached, and LockstepError for what they refuse.
-        """
+        """Start streaming where ``state`` ends. Raises PositionMismatch if the slot doesn't fit the state, Unavailable
+        if PostgreSQL or Kafka can't be reached, and LockstepError for what they refuse."""
         pipeline, sql = self.pipeline, self.sql
         require_slot(sql, state)
         tables = PublishedTables(pipeline, sql, state.database)
         records = read_schema_records(pipeline.kafka.client(), pipeline.name)
         recorded = {record.table.name: record.table for record in records}
-        self.was_published.update(recorded)  # a table has its shape recorded with its copy, which only begins then
+        self.was_published.update(recorded)  # a table's shape is recorded with its copy, which only begins then
         watch = TableWatch(pipeline, sql, self.say, shapes=recorded, was_published=self.was_published)
-        # A table without a copy on its topic is followed once it has one: before, an update may lack what isn't there.
+        # A table is followed once it has a copy on its topic: before, an update may leave out values that the topic
+        # lacks.
         followed = {*state.memberships, *(name for name, copy in state.copying.items() if copy.has_begun)}
         state = watch.inspect(state)
         relations = self._relations(tables, records, followed, state)
@@ -296,7 +293,7 @@ class StreamOpener:
         followed: Collection[TableName],
         state: CaptureState,
     ) -> Relations:
-        """Topics keep the shapes of all tables that were ever captured; those no longer configured are only counted."""
+        """Topics retain the shapes of all tables ever captured; those no longer configured are only counted."""
         recorded = {record.table.name: record.table for record in records}
         shapes = {name: tables.of(recorded[name]) for name in self.pipeline.source.table_names if name in recorded}
         published = {name: shape for name, shape in shapes.items() if name in followed}
@@ -313,7 +310,7 @@ class StreamOpener:
         )
 
     def _stream(self, state: CaptureState) -> tuple[ResumedStream, Lsn]:
-        """The stream, and what its slot was told before."""
+        """The stream, and the position that was confirmed to its slot before."""
         opened = start_stream(self.pipeline, self.sql, state, self.say)
         self.closing.callback(opened.connection.close)
         stream = self.wrap_stream(opened.connection)
@@ -322,7 +319,6 @@ class StreamOpener:
     def _assembler(
         self, state: CaptureState, relations: Relations, toast: ToastCache, unfinished: UnfinishedTransactions
     ) -> Assembler:
-        """It goes on where the state ends."""
         pipeline = self.pipeline
         progress = StreamProgress(
             position=(state.commit_lsn, state.seq),
@@ -368,7 +364,7 @@ def _outbox_channel(pipeline: Pipeline, say: Callable[[str], None]) -> OutboxCha
 
 
 def _membership(state: CaptureState, name: TableName) -> str | None:
-    """What was recorded of a table that is followed; None for one that is to be copied anyway."""
+    """What was recorded of a followed table; None if it is to be copied anyway."""
     if state.has_copy(name):
         return state.memberships.get(name)
     copy = state.copying.get(name)
@@ -376,7 +372,7 @@ def _membership(state: CaptureState, name: TableName) -> str | None:
 
 
 def _names_before(records: Sequence[SchemaRecord], table: Table) -> set[str]:
-    """The names of the columns that a table had in earlier epochs than this one."""
+    """The names of a table's columns in earlier epochs."""
     return {
         column.name
         for record in records

@@ -1,4 +1,4 @@
-"""What preflight asks of each captured table, asked again at each look: what comes later is judged as well."""
+"""Repeats preflight's checks of each captured table at each inspection, since tables change later."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -15,7 +15,7 @@ _NONE: Final[Mapping[TableName, Sequence[Finding]]] = {}
 
 
 class Preconditions:
-    """What is wrong with the captured tables. It is read anew only where some row of the catalogue has changed."""
+    """What is wrong with the captured tables. It is read again only if a catalogue row has changed."""
 
     def __init__(self, source: SourceSettings) -> None:
         self._source = source
@@ -23,7 +23,7 @@ class Preconditions:
         self._errors = _NONE
 
     def errors(self, sql: psycopg.Connection[Any], names: Sequence[TableName]) -> Mapping[TableName, Sequence[Finding]]:
-        """The errors of those of these tables that have some. Raises as psycopg."""
+        """The errors of each of these tables that has some. Raises as psycopg."""
         digest = family_digest(sql, names)
         if digest != self._digest:
             relations = load_relations(sql, names)

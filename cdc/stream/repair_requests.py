@@ -1,8 +1,6 @@
-"""Requests to publish the rows of chosen keys again, from when the stream shows them until they are done. Pure.
-
-The process keeps them over the sessions that it starts again after lost connections. A request that can't be answered
-is reported and forgotten: a request, right or wrong, is never a reason to stop.
-"""
+"""Requests to publish the rows of chosen keys again, from their arrival in the stream until they are done. Pure. The
+process keeps them across sessions that it restarts after lost connections. A request that can't be answered is reported
+and dropped: no request, right or wrong, stops capture."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -14,7 +12,7 @@ from cdc.postgres.repair_messages import KEYS_MAX, Key, RepairRequest, Unreadabl
 
 
 class RepairRequests:
-    """What was asked of one slot, merged by table and key."""
+    """The requests for one slot, merged by table and key."""
 
     def __init__(self, slot: str, say: Callable[[str], None], *, keys_max: int = KEYS_MAX) -> None:
         self._slot = slot
@@ -24,7 +22,7 @@ class RepairRequests:
         self._whole_tables: set[TableName] = set()
 
     def add(self, content: bytes, captured: Mapping[TableName, PublishedTable]) -> None:
-        """Take in a message. ``captured`` are the tables that are followed now."""
+        """Process a message. ``captured`` are the tables that are captured now."""
         try:
             request = RepairRequest.from_bytes(content)
         except UnreadableRequest as error:
@@ -64,24 +62,21 @@ class RepairRequests:
             self._keys[name] = pending
 
     def take_whole_tables(self) -> set[TableName]:
-        """The tables that are to be copied whole; they count as done."""
+        """The tables to copy whole; they count as done."""
         tables, self._whole_tables = self._whole_tables, set()
         return tables
 
     def tables(self) -> list[TableName]:
-        """The tables of which keys wait."""
+        """The tables with waiting keys."""
         return list(self._keys)
 
     def keys(self, name: TableName) -> list[Key]:
-        """The keys of a table that wait."""
         return list(self._keys.get(name, {}).values())
 
     def done(self, name: TableName) -> None:
-        """All keys of a table were answered."""
         self._keys.pop(name, None)
 
     def done_keys(self, name: TableName, keys: Iterable[Key]) -> None:
-        """These keys of a table were answered."""
         pending = self._keys.get(name, {})
         for key in keys:
             pending.pop(orjson.dumps(dict(key), option=orjson.OPT_SORT_KEYS), None)

@@ -7,5 +7,5 @@ from cdc.protocol.row_kernel import RowEncoding, row_encoding
 
 
 def chosen_row_encoding() -> RowEncoding:
-    """The encoding that the environment asks for, or the best one that there is. Raises as ``row_encoding``."""
+    """The encoding that the environment requests, or the best available one. Raises as ``row_encoding``."""
     return row_encoding(os.environ.get(VARIABLE) or KernelChoice.AUTO)

@@ -1,4 +1,4 @@
-"""The start of streaming: an older reader is ended, and the slot must still hold everything after the state."""
+"""Starts streaming: ends an older reader, and requires that the slot still holds everything after the state."""
 
 import time
 from collections.abc import Callable
@@ -20,10 +20,8 @@ from cdc.stream.source_checks import RECOVER
 
 @dataclass(frozen=True, slots=True)
 class OpenedStream:
-    """A stream, what its slot was told before, and the transactions that it has to begin with, as far as is known.
-
-    ``last`` comes first; ``begun`` comes after it, and was published in part.
-    """
+    """A stream, the position confirmed to its slot before, and the transactions that it must begin with, if known.
+    ``last`` comes first; ``begun``, published in part, comes after it."""
 
     connection: ReplicationConnection
     confirmed: Lsn
@@ -34,11 +32,9 @@ class OpenedStream:
 def start_stream(
     pipeline: Pipeline, sql: psycopg.Connection[Any], state: CaptureState, say: Callable[[str], None]
 ) -> OpenedStream:
-    """Stream from the state's position; an older reader of the slot, which is fenced by now, is ended first.
-
-    Raises PositionMismatch when the slot was moved beyond the state, LockstepError when PostgreSQL refuses and
-    Unavailable when it can't be reached.
-    """
+    """Stream from the state's position. An older reader of the slot, which is fenced by now, is ended first. Raises
+    PositionMismatch if the slot was moved beyond the state, LockstepError if PostgreSQL refuses and Unavailable if it
+    can't be reached."""
     deadline = time.monotonic() + SLOT_LET_GO_S
     only_local = pipeline.source.origin == "none"
     while True:
@@ -62,17 +58,15 @@ def start_stream(
         stream.close()
         raise
     last = state.last_transaction
-    # A slot that somebody has moved beyond it doesn't send it; nor does a stream that leaves it out.
+    # It doesn't come again if somebody moved the slot beyond it, or if the stream leaves it out.
     comes_again = last is not None and confirmed <= last.commit_lsn and last.only_local == only_local
     begun = state.begun if state.begun is not None and state.begun.only_local == only_local else None
     return OpenedStream(stream, confirmed, last if comes_again else None, begun)
 
 
 def _check_position(sql: psycopg.Connection[Any], state: CaptureState) -> Lsn:
-    """What the slot was told. Asked only while we stream: from then on nobody else can move it.
-
-    Raises PositionMismatch.
-    """
+    """The position confirmed to the slot. Only read while we stream: from then on nobody else can move it. Raises
+    PositionMismatch."""
     slot = find_slot(sql, state.slot)
     if slot is None or slot.confirmed is None or slot.confirmed > state.end_lsn:
         confirmed_at = "nowhere" if slot is None or slot.confirmed is None else format_lsn(slot.confirmed)

@@ -1,7 +1,5 @@
-"""Watches how much WAL the slot makes the server keep, and warns before PostgreSQL takes it away.
-
-What to say is pure: ``SlotLook`` in, ``Warnings`` decides. ``SlotWatch`` asks PostgreSQL.
-"""
+"""Watches how much WAL the slot makes the server keep, and warns before PostgreSQL removes it. The decision is pure:
+``Warnings`` decides about a ``SlotLook``. ``SlotWatch`` asks PostgreSQL."""
 
 import collections
 import time
@@ -17,21 +15,19 @@ from cdc.postgres.slot import find_slot
 
 _LOOK_EVERY_S: Final = 10.0
 _SAY_EVERY_S: Final = 60.0
-"""How often what goes on is said again."""
+"""How often an ongoing warning is repeated."""
 
 _RATE_WINDOW_S: Final = 300.0
-"""Over how long the WAL's rate is measured."""
+"""The time over which the WAL's rate is measured."""
 
 WARN_MINUTES: Final = 60.0
-"""A slot that is lost within this time at the present rate is warned of."""
+"""A slot is warned about if it would be lost within this time at the present rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotLook:
-    """The slot at one moment. ``safe_wal_bytes`` can be written before PostgreSQL may take WAL from it, None: no limit.
-
-    ``at_s`` is on any clock that only goes on. ``limit_bytes`` is ``max_slot_wal_keep_size``, None where that is off.
-    """
+    """The slot at one moment. After ``safe_wal_bytes`` more, PostgreSQL may take WAL from it; None: no limit. ``at_s``
+    is on any monotonic clock. ``limit_bytes`` is ``max_slot_wal_keep_size``, None if that is off."""
 
     at_s: float
     wal_end: Lsn
@@ -43,12 +39,12 @@ class SlotLook:
 
 
 def wal_rate(*, bytes_written: int, seconds: float) -> float | None:
-    """Bytes of WAL a second between two looks; None where they are one."""
+    """Bytes of WAL per second between two looks; None if they can't be compared."""
     return bytes_written / seconds if seconds > 0 and bytes_written >= 0 else None
 
 
 def minutes_until_full(safe_wal_bytes: int | None, rate: float | None) -> float | None:
-    """When the slot is lost if WAL goes on to be written at this rate; None where nothing says that it will be."""
+    """When the slot is lost if WAL continues at this rate; None if it isn't known to be at risk."""
     if safe_wal_bytes is None or not rate:
         return None
     return max(0, safe_wal_bytes) / rate / 60
@@ -56,11 +52,9 @@ def minutes_until_full(safe_wal_bytes: int | None, rate: float | None) -> float 
 
 @dataclass(frozen=True, slots=True)
 class HeldWal:
-    """The WAL that a slot makes the server keep, for displays.
-
-    ``limit_bytes`` is ``max_slot_wal_keep_size``, None where that is off. ``bytes_per_s`` of WAL are written, None
-    where that isn't known. After ``minutes_until_full`` the slot is lost, None where nothing says that it will be.
-    """
+    """The WAL that a slot makes the server keep, for displays. ``limit_bytes`` is ``max_slot_wal_keep_size``, None if
+    that is off. ``bytes_per_s`` is the rate of WAL, None if unknown. After ``minutes_until_full`` the slot is lost;
+    None if it isn't known to be at risk."""
 
     retained_bytes: int
     limit_bytes: int | None
@@ -80,7 +74,7 @@ class HeldWal:
 
 
 class Warnings:
-    """What is said of one look after the other."""
+    """Decides the warnings for a series of looks."""
 
     def __init__(self, slot: str) -> None:
         self._slot = slot
@@ -89,7 +83,7 @@ class Warnings:
         self._said_s = 0.0
 
     def decide(self, look: SlotLook) -> tuple[str, HeldWal]:
-        """A sentence for people, empty where there is nothing new, and the figures for displays."""
+        """A sentence for people, empty if there is nothing new, and the figures for displays."""
         rate = self._rate(look)
         held = HeldWal.of(look, rate)
         minutes = held.minutes_until_full
@@ -103,7 +97,7 @@ class Warnings:
         return self._sentence(look, rate, minutes), held
 
     def _rate(self, look: SlotLook) -> float | None:
-        """How fast WAL was written for the last minutes: what comes in bursts would be warned of in bursts."""
+        """The rate of WAL over the last minutes: a shorter time would warn at each burst."""
         self._looks.append(look)
         while len(self._looks) > 2 and look.at_s - self._looks[0].at_s > _RATE_WINDOW_S:
             self._looks.popleft()
@@ -123,12 +117,12 @@ class Warnings:
 
 
 class SlotWatch:
-    """Looks at a slot every few seconds, whenever somebody lets it, over the connection that it is given."""
+    """Looks at a slot every few seconds, when called, over the given connection."""
 
     def __init__(
         self, slot: str, say: Callable[[str], None], looked: Callable[[HeldWal], None] = lambda _: None
     ) -> None:
-        """``looked`` gets what each look has found."""
+        """``looked`` gets the result of each look."""
         self._slot = slot
         self._warnings = Warnings(slot)
         self._say = say
@@ -137,7 +131,7 @@ class SlotWatch:
         self._is_lost = False
 
     def look_if_due(self, sql: psycopg.Connection[Any]) -> None:
-        """Safe to call all the time. Raises as ``connection_error`` when PostgreSQL doesn't answer."""
+        """Safe to call all the time. Raises as ``connection_error`` if PostgreSQL doesn't answer."""
         now_s = time.monotonic()
         if now_s < self._due_s:
             return
@@ -149,7 +143,7 @@ class SlotWatch:
             raise connection_error(error) from error
         was_lost, self._is_lost = self._is_lost, slot is not None and slot.wal_status == "lost"
         if self._is_lost and not was_lost:
-            # Nobody else notices while nobody reads the slot: in the first copy, and while Kafka is away.
+            # While nobody reads the slot, in the first copy and while Kafka is away, nothing else notices.
             self._say(
                 f"warning: slot {self._slot} is lost: PostgreSQL no longer keeps the changes that capture hasn't read."
                 " Stop capture, then run `lockstep recover`"
@@ -163,7 +157,7 @@ class SlotWatch:
 
 
 def look_at_slot(sql: psycopg.Connection[Any], slot: str, *, at_s: float) -> SlotLook | None:
-    """The slot now; None where there is none that holds anything. Raises psycopg's errors."""
+    """The slot now; None if none holds anything. Raises psycopg's errors."""
     row = sql.execute(
         "select pg_current_wal_insert_lsn()::text, confirmed_flush_lsn::text,"
         " pg_wal_lsn_diff(pg_current_wal_insert_lsn(), restart_lsn)::bigint,"

@@ -1,4 +1,4 @@
-"""What must hold of the source before more of it is read: the same WAL, our slot, the tables in the publication."""
+"""What must hold for the source before more is read: the same WAL, our slot, the tables in the publication."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,11 +20,9 @@ RECOVER: Final = "`lockstep recover` lists what is missing, and copies the table
 
 
 def system_differences(state: CaptureState, identity: SystemIdentity, publication: str) -> list[str]:
-    """How this server isn't the one whose WAL the state speaks of, a phrase each; empty when it is.
-
-    A standby of it that was promoted is, if it had everything that was published before it went its own way. A copy of
-    its files, of an earlier moment, has the same identity. Its WAL ends before what was published from it.
-    """
+    """How this server differs from the one whose WAL the state describes, as phrases; empty if it doesn't. A promoted
+    standby counts as the same if it had everything that was published before it diverged. A copy of the server's files
+    from an earlier moment has the same identity, but its WAL ends before what was published."""
     differences = [
         f"{what} was {was}, is {is_}"
         for what, was, is_ in (
@@ -52,7 +50,7 @@ def system_differences(state: CaptureState, identity: SystemIdentity, publicatio
 
 
 def check_system(state: CaptureState, identity: SystemIdentity, pipeline: Pipeline) -> CaptureState:
-    """The state, with the timeline of now. Raises PositionMismatch with all differences when it is another database."""
+    """The state with the present timeline. Raises PositionMismatch with all differences if it is another database."""
     differences = system_differences(state, identity, pipeline.publication)
     if differences:
         raise PositionMismatch(
@@ -65,13 +63,13 @@ def check_system(state: CaptureState, identity: SystemIdentity, pipeline: Pipeli
 
 
 def require_primary(sql: psycopg.Connection[Any]) -> None:
-    """Raises LockstepError on a standby: it has neither the slot nor takes messages, and that isn't a lost slot."""
+    """Raises LockstepError on a standby: it lacks the slot and accepts no messages, but the slot isn't lost."""
     for finding in standby_findings(sql):
         raise LockstepError(f"{finding.what}: {finding.why}", hint=finding.fix)
 
 
 def require_slot(sql: psycopg.Connection[Any], state: CaptureState) -> None:
-    """The slot must still hold all that follows the state. Raises PositionMismatch."""
+    """Raises PositionMismatch unless the slot still holds all that follows the state."""
     slot = find_slot(sql, state.slot)
     if slot is None or slot.wal_status == "lost" or slot.plugin != "pgoutput" or slot.database != state.database:
         what = "is gone" if slot is None else "is lost" if slot.wal_status == "lost" else "isn't the one we made"
@@ -110,7 +108,7 @@ def not_published(pipeline: Pipeline, sql: psycopg.Connection[Any], names: Seque
 
 
 def _ways_out(pipeline: Pipeline, names: Sequence[TableName]) -> list[str]:
-    """How to do without these tables: a pattern can't be taken out for one of them."""
+    """How to go on without these tables: a pattern can't be removed for one of them."""
     named = set(pipeline.source.named)
     matched = [toml_text(str(name)) for name in names if name not in named and name != pipeline.source.outbox_name]
     ways = ["or take it out of source.tables"] if len(matched) < len(names) else []

@@ -19,16 +19,15 @@ from cdc.stream.row_encoding import chosen_row_encoding
 
 @dataclass(frozen=True, slots=True)
 class PublishedTables:
-    """The tables of one database, asked about over ``sql``."""
+    """The tables of one database, read over ``sql``."""
 
     pipeline: Pipeline
     sql: psycopg.Connection[Any]
     database: str
     encoding: RowEncoding = field(default_factory=chosen_row_encoding)
-    _version: str = field(default_factory=lambda: version("lockstep"), init=False)  # it is read from files
+    _version: str = field(default_factory=lambda: version("lockstep"), init=False)  # reading it opens files
 
     def of(self, table: Table) -> PublishedTable:
-        """How a table of this shape is published."""
         rule = None
         if table.key and (table.replica_identity is not ReplicaIdentity.FULL or has_lesser_partitions(self.sql, table)):
             rule = load_rule(self.sql, table)
@@ -42,7 +41,7 @@ class PublishedTables:
         )
 
     def only_counted(self, table: Table) -> PublishedTable:
-        """A table of this shape whose changes are counted and not published. Asks nothing."""
+        """A table of this shape whose changes are counted but not published. Does no I/O."""
         return PublishedTable(table_topic(self.pipeline.name, table.name), self._encoder(table))
 
     def _encoder(self, table: Table) -> TableEncoder:

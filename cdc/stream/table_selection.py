@@ -1,4 +1,4 @@
-"""Which tables the patterns of ``source.tables`` take in, judged by the source's catalogue and the capture's state."""
+"""Which tables the patterns of ``source.tables`` select, given the source's catalogue and the capture's state."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.protocol.membership import Recorded
 from cdc.stream.topics import why_no_topic
 
-# A warehouse may be in the captured database: what Lockstep writes there would come round again without end.
+# A warehouse may be in the captured database: capturing what Lockstep writes there would never end.
 _TABLES: Final = """
 select n.nspname, c.relname, c.oid::bigint from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where c.relkind in ('r', 'p') and c.relpersistence = 'p' and not c.relispartition
@@ -32,22 +32,20 @@ order by n.nspname, c.relname
 
 
 class SelectionChanged(Exception):
-    """Tables that match can be captured from now on, or others can't any more: a new session goes on with them."""
+    """Tables that match can be captured from now on, or others no longer can: a new session continues with them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """``taken_in`` are captured. ``waiting`` match and aren't, each with the reason and what to do about it.
-
-    ``idle`` are the patterns that match no table.
-    """
+    """``taken_in`` are captured. ``waiting`` match but aren't, each with the reason and what to do about it. ``idle``
+    are the patterns that match no table."""
 
     taken_in: tuple[TableName, ...]
     waiting: Mapping[TableName, str]
     idle: tuple[str, ...]
 
     def require_any(self, source: SourceSettings) -> None:
-        """Raises ConfigurationError for a pattern that matches nothing: before the first start it is a slip."""
+        """Raises ConfigurationError for a pattern that matches nothing: before the first start it is a mistake."""
         if self.idle:
             raise ConfigurationError(
                 f"no table matches {', '.join(map(repr, self.idle))} of source.tables",
@@ -60,14 +58,14 @@ class Selection:
 def select_tables(
     sql: psycopg.Connection[Any], pipeline: Pipeline, state: CaptureState | None, shapes: Mapping[TableName, Table]
 ) -> Selection:
-    """What a capture that goes on from ``state`` takes in. ``shapes`` are those that Kafka has of tables.
+    """The tables that a capture that resumes from ``state`` captures. ``shapes`` are the tables' shapes in Kafka.
 
-    Before anything is published these are all tables that match. Later a table of which something was published stays,
-    also where it is gone, has left the publication or has another name: ``TableWatch`` says what becomes of it. Another
-    one joins once it is published and can be captured. Until then it is waiting, also where it had joined and its copy
-    hadn't begun: nothing was ever promised of it.
+    Before anything is published, these are all tables that match. Later, a table of which something was published
+    stays, even if it is gone, has left the publication or was renamed: ``TableWatch`` handles it. Another table joins
+    once it is published and can be captured. Until then it waits, even if it had joined and its copy hadn't begun:
+    nothing was promised about it.
 
-    Raises Unavailable where Kafka doesn't say which topics there are, and as psycopg.
+    Raises Unavailable if Kafka doesn't list its topics, and as psycopg.
     """
     source = pipeline.source
     named = set(source.named)
@@ -88,10 +86,8 @@ def select_tables(
 
 
 def can_join(sql: psycopg.Connection[Any], pipeline: Pipeline, state: CaptureState, name: TableName) -> bool:
-    """Whether a table that matches and isn't captured can be. Raises as ``select_tables``.
-
-    Its publication is asked about last: for that, PostgreSQL waits for locks of all published tables.
-    """
+    """Whether a table that matches and isn't captured can be. Raises as ``select_tables``. The publication is checked
+    last: for that, PostgreSQL waits for locks of all published tables."""
     relations = load_relations(sql, [name])
     if _error_in(_findings(pipeline.source, relations[name]) if name in relations else []) is not None:
         return False
@@ -100,15 +96,13 @@ def can_join(sql: psycopg.Connection[Any], pipeline: Pipeline, state: CaptureSta
 
 
 def _was_published(name: TableName, state: CaptureState, shapes: Mapping[TableName, Table]) -> bool:
-    """Whether there may be anything of a table on its topic. A copy begins with the table's shape."""
+    """Whether a table's topic may hold anything. A copy begins with the table's shape."""
     return name in state.memberships or name in shapes or (name in state.copying and state.copying[name].has_begun)
 
 
 def _known_oids(name: TableName, state: CaptureState, shapes: Mapping[TableName, Table]) -> list[int]:
-    """Which table of the source a captured one is, as far as that was recorded: it may have another name by now.
-
-    The newest that was recorded counts. A copy that begins again has nothing but the shape.
-    """
+    """The recorded oids of a captured table, which may have another name by now. The newest record counts. A copy that
+    begins again has only the shape."""
     copy = state.copying.get(name)
     for text in (copy.membership if copy is not None else "", state.memberships.get(name, "")):
         recorded = Recorded.from_text(text)
@@ -118,13 +112,12 @@ def _known_oids(name: TableName, state: CaptureState, shapes: Mapping[TableName,
 
 
 def why_left(name: TableName, selection: Selection) -> str:
-    """Why a table of which nothing was published isn't taken in any more."""
+    """Why a table of which nothing was published isn't captured any more."""
     reason = selection.waiting.get(name)
     return "there is no table of its name any more" if reason is None else f"it waits: {reason}"
 
 
 def is_first_start(state: CaptureState | None) -> bool:
-    """Whether nothing is published yet."""
     return state is None or state.phase is SnapshotPhase.CREATING
 
 
@@ -134,7 +127,7 @@ def recorded_tables(state: CaptureState) -> Sequence[TableName]:
 
 
 def _matching(sql: psycopg.Connection[Any], source: SourceSettings) -> dict[TableName, int]:
-    """The tables that exist, match, and aren't named as well, with their oids."""
+    """The existing tables that match and aren't named as well, with their oids."""
     named = set(source.named)
     rows = sql.execute(_TABLES).fetchall()
     found = {TableName(schema, table): oid for schema, table, oid in rows}
@@ -148,7 +141,7 @@ def _idle(source: SourceSettings, names: Sequence[TableName]) -> tuple[str, ...]
 def _judged(
     sql: psycopg.Connection[Any], pipeline: Pipeline, state: CaptureState, names: Sequence[TableName]
 ) -> tuple[list[TableName], dict[TableName, str]]:
-    """Those of these tables that can be captured, and why others can't. One that is dropped meanwhile is neither."""
+    """Those of these tables that can be captured, and why others can't. A table dropped meanwhile is in neither."""
     if not names:
         return [], {}
     relations = load_relations(sql, names)
@@ -164,7 +157,7 @@ def _judged(
 def _error_of(
     sql: psycopg.Connection[Any], pipeline: Pipeline, relation: Relation, publication: Publication
 ) -> Finding | None:
-    """The first of what would stop capture if it took this table in."""
+    """The first finding that would stop capture if it took this table in."""
     name, source = relation.name, pipeline.source
     findings = _findings(source, relation)
     if not publication.exists:
@@ -191,14 +184,14 @@ def _error_in(findings: Sequence[Finding]) -> Finding | None:
 
 
 def _told(name: TableName, finding: Finding) -> str:
-    """A finding as a reason to wait, and below it what to do, a line each."""
+    """A finding as a reason to wait, and what to do on the lines below."""
     is_of_table = finding.subject == f"table {name}"
     subject = finding.subject if not is_of_table else "it" if finding.what.startswith(_PREDICATES) else ""
     return _with_way_out(name, f"{subject} {finding.what}\n{finding.fix}".strip())
 
 
 _PREDICATES: Final = ("has ", "is ", "belongs ")
-"""How findings begin whose subject is the table. The others are sentences by themselves."""
+"""Beginnings of findings whose subject is the table. Other findings are whole sentences."""
 
 
 def _with_way_out(name: TableName, reason: str) -> str:

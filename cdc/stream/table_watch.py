@@ -1,6 +1,4 @@
-"""Watches for what the stream doesn't show of the tables: that they left the publication, were renamed, rewritten, or
-that partitions came and went.
-"""
+"""Watches for table changes that the stream doesn't show: leaving the publication, renames, rewrites, partitions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -36,7 +34,7 @@ class _Altered(NamedTuple):
 
 
 class TableWatch:
-    """Asks the catalogue over one connection, and remembers what it has said already."""
+    """Asks the catalogue over one connection, and remembers what it has already reported."""
 
     def __init__(
         self,
@@ -47,10 +45,8 @@ class TableWatch:
         shapes: Mapping[TableName, Table],
         was_published: set[TableName],
     ) -> None:
-        """``shapes`` are those that Kafka had of tables when the stream began.
-
-        ``was_published`` are tables that were published once, as far as is known; those that are join them.
-        """
+        """``shapes`` are the tables' shapes in Kafka when the stream began. ``was_published`` are tables known to have
+        been published once; newly published ones are added to it."""
         self._pipeline = pipeline
         self._captured = frozenset(pipeline.source.table_names)
         self._named = frozenset(pipeline.source.named)
@@ -75,10 +71,9 @@ class TableWatch:
     ) -> CaptureState:
         """Compare tables and publication with what was copied; tables that differ are to be copied again.
 
-        ``cdc.protocol.membership`` has what is compared. Raises LockstepError when the publication no longer sends all
-        changes, and SelectionChanged when patterns take in other tables from now on.
-
-        Before there is a stream, there are no ``assembler`` and ``shapes``.
+        ``cdc.protocol.membership`` lists what is compared. Raises LockstepError if the publication no longer sends all
+        changes, and SelectionChanged if patterns select other tables from now on. ``assembler`` and ``shapes`` are None
+        before there is a stream.
         """
         looked = self._look(state)
         if looked is None:
@@ -106,7 +101,7 @@ class TableWatch:
                     assembler.relations.distrust(name)
                 self._say(f"{name}: rows may have changed without an event: {change.whole}; copying it again")
             elif name not in state.copied:
-                continue  # all of it is to be copied; if that is cancelled, the next look finds the same
+                continue  # all of it is to be copied; if that is cancelled, the next inspection finds the same
             elif change.partitions:
                 changed.add(name)
                 if not change.altered:
@@ -123,21 +118,19 @@ class TableWatch:
         return replace(state, memberships=refreshed).to_be_copied(changed)
 
     def missing(self, name: TableName) -> None:
-        """A table that is to be copied isn't published. Its copy waits, and that is said once.
-
-        Raises LockstepError where it is named and never was published, as far as is known: somebody forgot it.
-        """
+        """A table to be copied isn't published. Its copy waits, which is reported once. Raises LockstepError if the
+        table is named and was never published, as far as known: somebody forgot it."""
         if name not in self._was_published and name in self._named:
             raise not_published(self._pipeline, self._sql, [name])
         self._say_absent(name)
 
     def _say_wrong(self, now: Mapping[TableName, Membership]) -> None:
-        """Say what preflight would find wrong with tables, once for each finding."""
+        """Report what preflight would find wrong with tables, once per finding."""
         found = self._preconditions.errors(self._sql, [name for name in now if name in self._captured])
         for name, findings in found.items():
             for finding in findings:
                 if finding not in self._wrong.get(name, ()):
-                    # Before the fix, which is SQL to copy.
+                    # It precedes the fix, which is SQL to copy.
                     after = "; its changes may be missing until that is mended, and then it is copied again"
                     more = after if finding.hides_changes else ""
                     self._say(f"warning: {name} {finding.what}: {finding.why}{more}\n{finding.fix}")
@@ -164,7 +157,7 @@ class TableWatch:
     def _changed_copies(
         self, state: CaptureState, now: Mapping[TableName, Membership], assembler: Assembler | None
     ) -> set[TableName]:
-        """The tables whose copies have to begin again: what is on their topics may be of before a change."""
+        """The tables whose copies must restart: what their topics hold may predate a change."""
         changed = set()
         for name, copy in state.copying.items():
             if not copy.has_begun or name not in self._captured:
@@ -179,7 +172,7 @@ class TableWatch:
         return changed
 
     def _look(self, state: CaptureState) -> tuple[dict[TableName, Membership], Lsn] | None:
-        """The captured tables by now, and the WAL's end after that; None while somebody alters or drops one."""
+        """The captured tables now, and the WAL's end after that; None while somebody alters or drops one."""
         pipeline, sql = self._pipeline, self._sql
         try:
             unpublished = unpublished_kinds(sql, state.publication)
@@ -199,16 +192,14 @@ class TableWatch:
             self._say_wrong(now)
             return now, wal_end(sql)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.InternalError_):
-            return None  # there will be another look
+            return None  # there will be another inspection
         except psycopg.OperationalError as error:
             raise connection_error(error) from error
 
     def require_selection(self, state: CaptureState) -> None:
-        """Say which tables match and aren't captured, once for each reason.
-
-        Raises SelectionChanged for those that can be, and for captured ones that can't any more and of which nothing
-        was published. What a new session takes in it copies whole, at a place of the stream: nothing of before is lost.
-        """
+        """Report which tables match and aren't captured, once per reason. Raises SelectionChanged for those that can be
+        captured, and for captured ones that no longer can and of which nothing was published. A new session copies new
+        tables whole, at a place of the stream, so nothing older is lost."""
         if not self._pipeline.source.has_patterns:
             return
         selection = select_tables(self._sql, self._pipeline, state, self._shapes)
@@ -229,15 +220,15 @@ class TableWatch:
         self._waiting = dict(selection.waiting)
 
     def described(self, state: CaptureState, name: TableName, xid: int, visible: VisibleCommits) -> None:
-        """The stream describes a table that isn't captured, in the transaction ``xid``. Raises SelectionChanged where
-        it can be captured by now.
+        """The stream describes a table that isn't captured, in transaction ``xid``. Raises SelectionChanged if it can
+        be captured by now.
 
-        That is before the transaction is published in which the table has its first rows. So whoever waits for that
-        transaction isn't told too early that sinks have it. Raises Unavailable while nobody sees the transaction, and
-        where PostgreSQL doesn't say how it publishes the table: somebody has locked a table of the publication.
+        That happens before the transaction with the table's first rows is published, so a wait for that transaction
+        doesn't end before sinks have it. Raises Unavailable while the transaction isn't visible, and while PostgreSQL
+        can't say how it publishes the table, because a table of the publication is locked.
         """
         if name in self._captured or not self._pipeline.source.matches(name):
-            return  # one that is taken in and waits for its copy is told as such
+            return  # a captured table that waits for its copy is reported as such
         try:
             visible.wait_for(xid, created_or_altered(name))
             if can_join(self._sql, self._pipeline, state, name):
@@ -252,11 +243,11 @@ class TableWatch:
             ) from raised
 
     def only_leaves(self, name: TableName) -> bool:
-        """Whether nothing but new partitions may be the reason why a table is to be copied."""
+        """Whether new partitions may be the only reason for a table's copy."""
         return name in self._only_leaves
 
     def take_only_leaves(self, name: TableName, schema_id: str) -> bool:
-        """Whether nothing but new partitions is the reason why a table of this shape is to be copied. Asked once."""
+        """Whether new partitions are the only reason for the copy of a table of this shape. Asked once."""
         return self._only_leaves.pop(name, "") == schema_id
 
     def _record_altered(
@@ -267,11 +258,9 @@ class TableWatch:
         state: CaptureState,
         columns: str,
     ) -> bool:
-        """Whether an ALTER TABLE of which the stream shows no row is recorded. It is when the stream is past it.
-
-        ``columns`` is their digest now. They must not have been altered again: the stream may still have rows of the
-        shape before that.
-        """
+        """Whether an ALTER TABLE without a row in the stream is recorded, which happens once the stream has passed it.
+        ``columns`` is their present digest. If they were altered again, the stream may still have rows of the earlier
+        shape."""
         waiting = self._altered.get(name)
         if assembler is None or shapes is None or waiting is None:
             return False
@@ -284,13 +273,13 @@ class TableWatch:
         adopted = shapes.adopt(relation, published)
         now = memberships(self._sql, state.publication, [called])
         if called not in now or now[called].storage.columns != columns:
-            return False  # altered while we asked: the next look waits again
+            return False  # altered while we asked: the next inspection waits again
         assembler.rows.envelopes.record_shape(adopted)
         del self._altered[name]
         return True
 
     def _renamed(self, state: CaptureState, present: Mapping[TableName, Membership]) -> dict[TableName, Membership]:
-        """Captured tables that have another name now, under the one that they are captured by."""
+        """Captured tables that were renamed, by their captured names."""
         renamed = {}
         followed = {name: copy.membership for name, copy in state.copying.items() if copy.has_begun}
         followed |= {name: recorded for name, recorded in state.memberships.items() if state.has_copy(name)}

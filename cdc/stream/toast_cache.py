@@ -1,4 +1,4 @@
-"""The local store of large values, kept where the published log is."""
+"""The local store of large values, beside the published log."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final
@@ -18,12 +18,9 @@ _NO_TAGS: Final[Mapping[str, bytes]] = {}
 
 
 class ToastCache:
-    """Opens the store as of a state, and fills it from the topics.
-
-    A recreated store stays empty. A table's topic is read when the first update leaves out a value that the store
-    lacks, so tables without such updates cost nothing. After a crash the store may lack what Kafka has. It reads on
-    from there.
-    """
+    """Opens the store as of a state, and fills it from the topics. A recreated store stays empty. A table's topic is
+    read when the first update leaves out a value that the store lacks, so tables without such updates cost nothing.
+    After a crash the store may lack what Kafka has; then it reads on from its position."""
 
     def __init__(
         self,
@@ -41,12 +38,12 @@ class ToastCache:
         ids = TopicAdmin(self._client).topic_ids(self._topics)
         self.store = ToastStore(
             pipeline.values_directory / pipeline.slot,
-            # After a recovery its rows are of a server that isn't captured any more.
+            # After a recovery its rows belong to a server that isn't captured any more.
             identity=f"{pipeline.name} {pipeline.slot} {sorted(ids.items())}{f' {state.epoch}' if state.epoch else ''}",
             say=say,
         )
         for table in published:
-            if table.toast is None:  # a process that died may have published rows that the store hasn't seen
+            if table.toast is None:  # a process that died may have published rows that the store lacks
                 self.store.clear(table.topic)
         position = (state.commit_lsn, state.seq)
         stored = self.store.position()
@@ -60,11 +57,9 @@ class ToastCache:
             self._fill(published, position, self.store.offsets(), since=_since(pipeline, state))
 
     def reload(self, table: PublishedTable, position: tuple[int, int]) -> None:
-        """Read one table's values again from its topic's start; ``position`` is that of the last committed change.
-
-        Raises Unavailable when Kafka doesn't answer, LockstepError for a record that isn't an event, and what the store
-        raises.
-        """
+        """Read one table's values again from its topic's start, up to ``position``, that of the last committed change.
+        Raises Unavailable if Kafka doesn't answer, LockstepError for a record that isn't an event, and what the store
+        raises."""
         if table.toast is not None:
             self.store.clear(table.topic)
             self._fill([table], position, {})
@@ -73,7 +68,7 @@ class ToastCache:
         self.store.close()
 
     def _begin(self, position: tuple[int, int]) -> None:
-        """An empty store, from here on."""
+        """Begin with an empty store at this position."""
         cluster = TopicAdmin(self._client)
         partitions = partitions_of(self._topics, cluster.partition_counts(self._topics))
         self.store.commit(position, cluster.end_offsets(partitions))
@@ -86,10 +81,8 @@ class ToastCache:
         *,
         since: Mapping[str, bytes] = _NO_TAGS,
     ) -> None:
-        """Bring the store up to ``position`` by what the tables' topics hold from ``offsets`` on.
-
-        Of topics in ``since`` only events with this tag or a newer one.
-        """
+        """Bring the store up to ``position`` from the tables' topics, from ``offsets`` on. From topics in ``since``,
+        only events with at least that tag are used."""
         rules = {shape.topic: shape.toast for shape in tables if shape.toast is not None}
         newest = {shape.topic: shape.table for shape in tables}
 
@@ -110,7 +103,7 @@ class ToastCache:
 
 
 def _since(pipeline: Pipeline, state: CaptureState) -> dict[str, bytes]:
-    """Topics whose tables are being copied -> the tag of the copies' beginnings: what is older may not be true."""
+    """Topics of tables being copied -> the tag of the copy's beginning: older values may be wrong."""
     return {
         topic: tag_text(tag_prefix(state.epoch, state.copying[name].since), SNAPSHOT_SEQ)
         for name, topic in pipeline.topics().items()

@@ -1,4 +1,4 @@
-"""The topics of a pipeline: created where they are missing, and compared with those that the state speaks of."""
+"""The topics of a pipeline: created if missing, and compared with those in the state."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -30,11 +30,11 @@ _RIGHTS: Final = ("Describe", "Read", "Write", "DescribeConfigs")
 
 
 def create_missing_topics(pipeline: Pipeline, say: Callable[[str], None]) -> dict[str, RecordLimit]:
-    """Create the control topics and those of messages and tables; an existing topic is left as it is.
+    """Create missing control topics and topics of messages and tables; existing topics stay unchanged.
 
-    Returns the topics that take smaller records than the settings say, and tells of them. Raises LockstepError for a
-    topic with another cleanup policy, for a control topic with several partitions, and for a table's topic on which a
-    right lacks. Raises Unavailable when the brokers don't answer.
+    Returns the topics that accept smaller records than the settings say, and reports them. Raises LockstepError for a
+    topic with another cleanup policy, a control topic with several partitions, and a table's topic on which a right is
+    missing. Raises Unavailable if the brokers don't answer.
     """
     admin = TopicAdmin(pipeline.kafka.client())
     _require_rights(pipeline, admin)
@@ -74,7 +74,7 @@ def create_missing_topics(pipeline: Pipeline, say: Callable[[str], None]) -> dic
 
 
 def _require_one_partition(plans: Sequence[TopicPlan], differences: Sequence[Difference]) -> None:
-    """Readers of these topics read the first partition. A record in another one would be lost to them."""
+    """Readers of these topics read only the first partition, so a record in another one would be lost to them."""
     names = {plan.name for plan in plans}
     split = [str(each) for each in differences if each.setting == PARTITIONS and each.topic in names]
     if split:
@@ -86,7 +86,7 @@ def _require_one_partition(plans: Sequence[TopicPlan], differences: Sequence[Dif
 
 
 def _require_rights(pipeline: Pipeline, admin: TopicAdmin) -> None:
-    """The stream is one: what can't be published of one table holds up all, or its changes would be passed over."""
+    """There is one stream: one table that can't be published stops all, or its changes would be skipped."""
     names = {topic: name for name, topic in pipeline.topics().items()}
     for topic, lacking in admin.lacking_rights(names, _RIGHTS).items():
         rights = ", ".join(lacking)
@@ -99,10 +99,8 @@ def _require_rights(pipeline: Pipeline, admin: TopicAdmin) -> None:
 
 
 def require_empty_topics(pipeline: Pipeline, state: CaptureState | None) -> None:
-    """Events that this capture didn't publish may be of rows that are gone, and may have greater tags than any copy.
-
-    Raises PositionMismatch for tables' topics that the state doesn't know and that hold anything, and Unavailable.
-    """
+    """Raises PositionMismatch for tables' topics that hold events but aren't in the state, and Unavailable. Such events
+    may belong to rows that are gone, and may have greater tags than any copy."""
     known_topics = state.topics if state is not None else {}
     unknown = [topic for topic in pipeline.topics().values() if topic not in known_topics]
     if not unknown:
@@ -130,17 +128,15 @@ def _that_hold_events(pipeline: Pipeline, topics: Sequence[str]) -> list[str]:
     partitions = [(topic, p) for topic, identity in identities.items() for p in range(identity.partitions)]
     begins, ends = admin.begin_offsets(partitions), admin.end_offsets(partitions)
     written = sorted({topic for topic, partition in partitions if begins[topic, partition] < ends[topic, partition]})
-    # Offsets alone don't show an event: an aborted transaction takes some. Its markers go to a topic by name, so they
-    # reach even one that was deleted and created again while the transaction was open.
+    # Offsets alone don't show an event, since an aborted transaction takes some too. Its markers go to a topic by name,
+    # so they reach even a topic that was recreated while the transaction was open.
     reader = TopicReader(pipeline.kafka.client())
     return [topic for topic in written if reader.has_records(topic)]
 
 
 def why_no_topic(pipeline: Pipeline, state: CaptureState, names: Sequence[TableName]) -> dict[TableName, str]:
-    """Why tables that aren't captured yet can't have their topics, and what to do; empty for those that can.
-
-    Raises Unavailable.
-    """
+    """Why tables that aren't captured yet can't have their topics, and what to do; empty if they can. Raises
+    Unavailable."""
     if not names:
         return {}
     admin = TopicAdmin(pipeline.kafka.client())
@@ -165,7 +161,7 @@ def why_no_topic(pipeline: Pipeline, state: CaptureState, names: Sequence[TableN
         elif topic not in existing:
             missing[topic] = name
     append_only = pipeline.source.append_only
-    # A topic that we may not describe isn't listed either.
+    # Without the right to describe a topic, we don't see it in the list either.
     for topic, lacking in admin.lacking_rights([*unknown, *missing], _RIGHTS).items():
         name = (unknown if topic in unknown else missing).pop(topic)
         reasons[name] = f"the right {', '.join(lacking)} on its topic {topic} lacks\n{without_rights(lacking)}"
@@ -194,16 +190,14 @@ def why_no_topic(pipeline: Pipeline, state: CaptureState, names: Sequence[TableN
 
 
 def order_secret(pipeline: Pipeline) -> bytes:
-    """What orders to capture are signed with: a random id that Kafka tells those who may look at the pipeline's topics.
-
-    Raises Unavailable, and LockstepError where the topic isn't there.
-    """
+    """What orders to capture are signed with: a random id that Kafka shows to those who may describe the pipeline's
+    topics. Raises Unavailable, and LockstepError if the topic doesn't exist."""
     topic = control_topic(pipeline.name, STATE)
     return TopicAdmin(pipeline.kafka.client()).topic_ids([topic])[topic].encode()
 
 
 def topic_identities(pipeline: Pipeline) -> dict[str, TopicIdentity]:
-    """The topics that rows and shapes go to now. Raises Unavailable, also for one that is gone by now."""
+    """The topics that rows and shapes go to now. Raises Unavailable, also if one is gone by now."""
     return TopicAdmin(pipeline.kafka.client()).identities(_recorded_topics(pipeline))
 
 
@@ -212,7 +206,7 @@ def _recorded_topics(pipeline: Pipeline) -> list[str]:
 
 
 def holding_events(pipeline: Pipeline) -> Callable[[str], bool]:
-    """Whether a topic holds anything that is committed. Raises as ``TopicReader.has_records``."""
+    """A function that says whether a topic holds anything committed. Raises as ``TopicReader.has_records``."""
     return TopicReader(pipeline.kafka.client()).has_records
 
 
@@ -225,17 +219,16 @@ def adopt_topics(
 ) -> CaptureState:
     """The state with the topics as they are ``now``: a table whose topic was lost is to be copied.
 
-    ``has_events`` says whether a topic holds any: it is asked about one that was recreated with another number of
-    partitions and, where shapes were lost, about those of tables that wait for a copy.
-    Raises PositionMismatch for a topic that has another number of partitions, and where shapes were lost: nobody can
-    read the events that are left of them.
+    ``has_events`` says whether a topic holds events. It is called for a topic that was recreated with another number of
+    partitions and, if shapes were lost, for topics of tables that wait for a copy. Raises PositionMismatch for a topic
+    with another number of partitions, and if shapes of remaining events were lost, since those can't be read.
     """
     recreated = []
     for topic, identity in now.items():
         before = state.topics.get(topic, identity)
         is_same = identity.topic_id == before.topic_id
-        # The client goes on by the number of before until it learns of the new one. What it has sent to a new topic
-        # meanwhile lies where no later event of its key comes.
+        # The client uses the old number until it learns the new one. What it sent to a recreated topic meanwhile is in
+        # partitions where no later event of its key comes.
         if identity.partitions != before.partitions and (is_same or has_events(topic)):
             raise _other_partitions(topic, identity, before)
         if not is_same:
@@ -253,17 +246,14 @@ def adopt_topics(
 def require_shapes(
     state: CaptureState, recorded: Collection[TableName], pipeline: Pipeline, has_events: Callable[[str], bool]
 ) -> None:
-    """Each table whose topic holds events must be in the topic of shapes, where ``recorded`` are.
-
-    Raises PositionMismatch with those that aren't.
-    """
+    """Raises PositionMismatch for tables whose topics hold events and whose shapes aren't ``recorded``."""
     _require_no_events(state, pipeline.topics().keys() - set(recorded), pipeline, has_events)
 
 
 def _require_no_events(
     state: CaptureState, names: Collection[TableName], pipeline: Pipeline, has_events: Callable[[str], bool]
 ) -> None:
-    """A table that waits for a copy may have events from before, as after a recovery."""
+    """A table that waits for a copy may have older events, for instance after a recovery."""
     topics = sorted(
         topic
         for name, topic in pipeline.topics().items()
@@ -289,15 +279,13 @@ def _other_partitions(topic: str, now: TopicIdentity, before: TopicIdentity) -> 
 
 
 class TopicWatch:
-    """Looks whether the topics are still those of the state."""
-
     def __init__(self, pipeline: Pipeline, while_waiting: Callable[[], None]) -> None:
         self._topics = _recorded_topics(pipeline)
         self._admin = TopicAdmin(pipeline.kafka.client())
         self._while_waiting = while_waiting
 
     def inspect(self, state: CaptureState) -> CaptureState:
-        """The state as it is. Raises Unavailable when a topic isn't: a new start knows what to do."""
+        """Returns the state unchanged. Raises Unavailable if a topic differs: a restart handles that."""
         for topic, identity in self._admin.identities(self._topics, while_waiting=self._while_waiting).items():
             if identity != state.topics.get(topic):
                 raise Unavailable(f"topic {topic} was deleted or recreated since capture published to it")

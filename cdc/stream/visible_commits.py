@@ -1,4 +1,4 @@
-"""The catalogue isn't asked about a transaction of the stream before it shows what that one committed."""
+"""Waits until the catalogue shows what a transaction of the stream committed, before it is asked."""
 
 import time
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from cdc.protocol.visibility import SourceSnapshot
 PATIENCE_S: Final = 5.0
 _LOOK_S: Final = 0.005
 
-# Others that wait for the transaction have a lock of another mode on its xid. A prepared one has no process.
+# Sessions that wait for the transaction hold another lock mode on its xid. A prepared one has no process.
 _IS_LOCKED_BY: Final = """
 select exists (
     select from pg_locks own
@@ -31,18 +31,15 @@ select exists (
 
 @dataclass(frozen=True, slots=True)
 class VisibleCommits:
-    """A commit is in the WAL before it is visible. That takes some milliseconds on a busy server, and as long as a
-    synchronous standby is away. xids are those of the stream, of 32 bits.
-    """
+    """A commit is in the WAL before it is visible: by milliseconds on a busy server, and for as long as a synchronous
+    standby is away. xids are the stream's, of 32 bits."""
 
     sql: psycopg.Connection[Any]
     keep_alive: KeepAlive
 
     def wait_for(self, xid: int, what: str) -> SourceSnapshot:
-        """A snapshot that sees this transaction, which has done ``what``.
-
-        Raises Unavailable where it isn't visible after some seconds, and as psycopg.
-        """
+        """A snapshot that sees this transaction, which did ``what``. Raises Unavailable if it isn't visible after some
+        seconds, and as psycopg."""
         deadline = time.monotonic() + PATIENCE_S
         while not (snapshot := current_snapshot(self.sql)).sees(xid):
             if time.monotonic() >= deadline:
@@ -55,11 +52,9 @@ class VisibleCommits:
         return snapshot
 
     def wait_if_altered(self, xid: int, oid: int, name: TableName) -> SourceSnapshot:
-        """A snapshot that sees what this transaction has altered of the table of this oid, if it has.
-
-        Whoever alters, rewrites or creates a table has it locked until others see that. Without that lock, what the
-        catalogue says of the table is of before the transaction as well as of after it. Raises as ``wait_for``.
-        """
+        """A snapshot that sees what this transaction altered of the table of this oid, if it did. Altering, rewriting
+        or creating a table locks it until others see the change. Without that lock, the catalogue says the
+        same of it before and after the transaction. Raises as ``wait_for``."""
         snapshot = current_snapshot(self.sql)
         if snapshot.sees(xid):
             return snapshot
@@ -68,5 +63,5 @@ class VisibleCommits:
 
 
 def created_or_altered(name: TableName) -> str:
-    """What a transaction has done, of which a table is to be seen."""
+    """What a transaction did to a table, in words."""
     return f"{name} was created or altered"

@@ -12,14 +12,14 @@ from cdc.toast.rule import ToastRule
 
 BATCH_BYTES: Final = 16 * 1024 * 1024
 _BATCH_RECORDS: Final = 50_000
-"""What is held in memory between two commits, at most, and one record more."""
+"""The most that is held in memory between two commits, plus one record."""
 
 _NULL: Final = b"null"
 _NO_TABLES: Final[Mapping[str, Table]] = {}
 
 
 class Record(NamedTuple):
-    """A record of a table's topic. A plain tuple of the same shape does as well."""
+    """A record of a table's topic. A plain tuple of the same shape works too."""
 
     topic: str
     partition: int
@@ -36,17 +36,16 @@ def catch_up(
     tables: Mapping[str, Table] = _NO_TABLES,
     shapes: Mapping[str, Table] = _NO_TABLES,
 ) -> int:
-    """Apply committed records, each partition's in order from ``memory.offsets()`` on; how many there were.
+    """Apply committed records, each partition's in order from ``memory.offsets()`` on; returns their number.
 
-    It commits as it goes, without a position, so a fill that was interrupted goes on where it was. When it returns, all
-    is committed but the position, which only the caller knows: ``memory.commit(position, end offsets)``.
+    It commits as it goes, without a position, so an interrupted fill resumes where it was. When it returns, all is
+    committed except the position, which only the caller knows: ``memory.commit(position, end offsets)``.
 
-    ``tables`` are the topics' newest shapes and ``shapes`` all of them by schema id. Values are kept by the column's
+    ``tables`` are the topics' newest shapes and ``shapes`` all of them by schema id. Values are stored by the column's
     identity, whatever its name was when the event was written; by name for a topic that isn't in ``tables``.
 
-    The past of a row isn't in a compacted topic, so every value is kept that could be out of line
-    (``ToastRule.suspects``). Topics without a rule are passed over. Raises LockstepError for a value that isn't an
-    event.
+    A compacted topic lacks a row's history, so every value is stored that could be out of line
+    (``ToastRule.suspects``). Topics without a rule are skipped. Raises LockstepError for a value that isn't an event.
     """
     offsets: dict[tuple[str, int], int] = {}
     count = size = pending = 0
@@ -75,7 +74,7 @@ def catch_up(
 
 
 def _columns(rule: ToastRule, table: Table | None, shape: Table | None) -> Sequence[tuple[str, str]]:
-    """(identity, name in events of this shape) of each column that the rule is about."""
+    """(identity, name in events of this shape) of each column that the rule covers."""
     if table is None:
         return [(name, name) for name in rule.columns]
     columns = [table.columns[position] for position in rule.positions]
@@ -88,10 +87,8 @@ def _columns(rule: ToastRule, table: Table | None, shape: Table | None) -> Seque
 def large_values(
     rule: ToastRule, value: bytes, columns: Sequence[tuple[str, str]], *, record_position: str
 ) -> dict[str, bytes]:
-    """The JSON of an event's values that could be out of line; none for a delete.
-
-    Raises LockstepError when the value isn't an event.
-    """
+    """The JSON of an event's values that could be out of line; none for a delete. Raises LockstepError if the value
+    isn't an event."""
     op = op_of(value)
     if op == DELETED:
         return {}

@@ -1,4 +1,4 @@
-"""What the store writes: keys that fit LMDB's limit, and values that show when they were damaged."""
+"""The store's format: keys that fit LMDB's limit, and values that reveal damage."""
 
 import hashlib
 import struct
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 KEY_BYTES_MAX: Final = 500
-"""Longer event keys are hashed: LMDB takes 511 bytes, and topic and kind come before them."""
+"""Longer event keys are hashed: LMDB allows 511 bytes, and topic and kind come before them."""
 
 _ROW: Final = struct.Struct(">cIc")
 _OFFSET: Final = struct.Struct(">cII")
@@ -18,27 +18,26 @@ _MEMBER: Final = struct.Struct("<HI")
 _ROWS, _PLAIN, _HASHED = b"r", b"p", b"h"
 
 Bucket = dict[bytes, Mapping[str, bytes]]
-"""The rows of one record: one, or as many as have the same hash."""
+"""The rows of one record: one, or several with the same hash."""
 
 
 class Damaged(Exception):
-    """Bytes that aren't what was written."""
+    """Bytes that differ from what was written."""
 
 
 def row_key(topic_id: int, key: bytes) -> bytes:
-    """Where a row is kept. Two long keys may share a record, which therefore holds the keys themselves."""
+    """The key of a row's record. Two long keys may share a record, which therefore holds the keys themselves."""
     if len(key) <= KEY_BYTES_MAX:
         return _ROW.pack(_ROWS, topic_id, _PLAIN) + key
     return _ROW.pack(_ROWS, topic_id, _HASHED) + digest(key)
 
 
 def topic_range(topic_id: int) -> bytes:
-    """What all rows of a topic begin with."""
+    """The common prefix of the keys of a topic's rows."""
     return _ROW.pack(_ROWS, topic_id, b"\0")[:-1]
 
 
 def offset_key(topic_id: int, partition: int) -> bytes:
-    """Where an offset is kept."""
     return _OFFSET.pack(b"o", topic_id, partition)
 
 
@@ -54,7 +53,6 @@ def digest(key: bytes) -> bytes:
 
 
 def pack(bucket: Bucket) -> bytes:
-    """A record's bytes."""
     parts: list[bytes] = []
     for key, values in bucket.items():
         parts += (_KEY.pack(len(key), len(values)), key)

@@ -1,4 +1,4 @@
-"""The members of a JSON object byte for byte: a number that is parsed and printed again may have other digits."""
+"""The members of a JSON object byte for byte: a number that is parsed and printed again may get other digits."""
 
 import re
 from typing import Final
@@ -6,13 +6,13 @@ from typing import Final
 import orjson
 
 _SHORT_MEMBER: Final = re.compile(rb'\s*+"([^"]*+)"\s*+:\s*+("[^"]{0,99}+"|[^\s"\[\]{},:]++)\s*+([,}])')
-"""Most members, at once. Long strings are looked for in another way, twenty times as fast as a regular expression."""
+"""Most members, at once. Long strings are searched differently, twenty times as fast as by a regular expression."""
 _KEY: Final = re.compile(rb'\s*+"([^"]*+)"\s*+:\s*+')
 _LITERAL: Final = re.compile(rb"[^\s,}\]]++")
 _NEXT: Final = re.compile(rb"\s*+([,}])")
 _TOKEN: Final = re.compile(rb'"[^"]*+"|[\[\]{}]')
 _DIMENSIONS: Final = 6
-"""The most that PostgreSQL's arrays have; its json is text in an event, so nothing there is nested deeper."""
+"""The most that PostgreSQL's arrays have; a json value is text in an event, so nothing is nested deeper."""
 
 
 def _nested() -> re.Pattern[bytes]:
@@ -29,11 +29,9 @@ _QUOTE, _BRACKET, _BRACE, _COMMA = b'"[{,'
 
 
 def split_object(json: bytes) -> dict[str, bytes]:
-    """The top-level members of a JSON object, values as slices of it. Raises ValueError when it isn't one.
-
-    It looks for where values end and doesn't judge what is inside them.
-    """
-    # Escapes are blanked at the same length; then every quote that is left begins or ends a string.
+    """The top-level members of a JSON object, values as slices of it. Raises ValueError if it isn't an object. It finds
+    where values end and doesn't validate their content."""
+    # Escapes are masked at the same length; then every remaining quote begins or ends a string.
     escaped = b"\\" in json
     masked = json.replace(rb"\\", b"..").replace(rb"\"", b"..") if escaped else json
     start = _START.match(masked)
@@ -84,7 +82,7 @@ def _value_end(masked: bytes, begin: int) -> int:
 
 
 def _nested_end(masked: bytes, begin: int) -> int:
-    # Nearly always an array of numbers, whatever its length.
+    # Nearly always an array of numbers, of any length.
     end = masked.find(b"]" if masked[begin] == _BRACKET else b"}", begin + 1)
     if not any(masked.find(inner, begin + 1, end) >= 0 for inner in (b'"', b"[", b"{")):
         if end < 0:

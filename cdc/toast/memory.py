@@ -1,4 +1,4 @@
-"""What capture needs of a memory of large values, and one in a dict with the same contract as the store on disk."""
+"""What capture needs from a memory of large values, and an implementation in dicts."""
 
 from collections.abc import Mapping
 from typing import Final, Protocol
@@ -13,56 +13,48 @@ Values = Mapping[str, bytes]
 """A column's identity -> the value's JSON exactly as in an event."""
 
 LEFT_OUT: Final = ""
-"""In place of a column: capture has left the row out of its topic, so nothing there tells its values."""
+"""In place of a column: capture left the row out of its topic, so the topic doesn't show its values."""
 
 LEFT_OUT_ROW: Final[Values] = {LEFT_OUT: b"null"}
 
 
 class ToastMemory(Protocol):
-    """The large values of rows, by topic and event key. What is read includes what was just put."""
+    """The large values of rows, by topic and event key. Reads see earlier puts at once."""
 
-    def get(self, topic: str, key: bytes) -> Values | None:
-        """The values of a row, or None."""
-        ...
+    def get(self, topic: str, key: bytes) -> Values | None: ...
 
     def put(self, topic: str, key: bytes, values: Values) -> None:
-        """Remember these values of a row, and no others of it."""
+        """Store these values as all that is known of a row."""
         ...
 
-    def forget(self, topic: str, key: bytes) -> None:
-        """Remember nothing of a row."""
-        ...
+    def forget(self, topic: str, key: bytes) -> None: ...
 
-    def clear(self, topic: str) -> None:
-        """Forget all rows of a topic."""
-        ...
+    def clear(self, topic: str) -> None: ...
 
     def may_have(self, topic: str) -> bool:
-        """False when nothing is remembered of any row of a topic. Costs next to nothing."""
+        """False if nothing is stored of any row of a topic. Costs next to nothing."""
         ...
 
 
 class DurableMemory(ToastMemory, Protocol):
-    """One that survives its process, up to its last ``commit`` or to an earlier one, never to the middle of one."""
+    """A memory that survives its process, up to its last ``commit`` or an earlier one, never to the middle of one."""
 
     def commit(self, position: Position | None, bounds: Offsets | None = None) -> None:
-        """Keep what was put and forgotten since the last commit. Call it when Kafka has committed the same changes.
-
-        ``position`` is that of the last published change; None says that the memory is being filled and isn't complete
-        up to any. ``bounds`` are offsets below which everything is contained now; partitions left out keep theirs.
-        """
+        """Persist the changes since the last commit. Call it when Kafka has committed the same changes. ``position`` is
+        that of the last published change; None: the memory is being filled and isn't complete up to any. ``bounds`` are
+        offsets below which everything is contained now; absent partitions keep theirs."""
         ...
 
     def discard(self) -> None:
-        """Drop what was put, forgotten and cleared since the last commit."""
+        """Drop the changes since the last commit."""
         ...
 
     def position(self) -> Position | None:
-        """Up to where it is complete; None for one that never was."""
+        """The position up to which it is complete; None if it never was."""
         ...
 
     def offsets(self) -> Offsets:
-        """Where to read on to complete one that isn't; partitions that aren't here from their start."""
+        """Where to read on to complete it; absent partitions are read from their start."""
         ...
 
 

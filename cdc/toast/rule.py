@@ -1,23 +1,22 @@
-"""Which values of a row PostgreSQL may have moved out of line. Pure; never a wrong no, sometimes a yes too many.
+"""Which values of a row PostgreSQL may have moved out of line. Pure; never a wrong no, sometimes a needless yes.
 
 **When a value is moved.** The toaster gets a new tuple that is longer than a quarter of a page (2032 bytes with pages
-of 8 kB). It also gets one that holds a value which is out of line already. The toaster moves values only while the
-tuple, with all values that it may move in line, is longer than ``toast_tuple_target``. It moves only values of more
-than 24 bytes (``MAXALIGN`` of a TOAST pointer). So a row whose longest possible tuple is within the smaller of the two
-limits has no value moved by this write. VACUUM FULL and CLUSTER bring all values of a row in line and toast it again,
-without an event. They too move nothing of such a row, and of any other row they may move another column than the write
-did. That is why all columns of a row count, or none.
+of 8 kB), or one with a value that is out of line already. It moves values only while the tuple, with all movable values
+in line, is longer than ``toast_tuple_target``, and only values of more than 24 bytes (``MAXALIGN`` of a TOAST pointer).
+So a write moves no value of a row whose longest possible tuple is within the smaller of the two limits. VACUUM FULL and
+CLUSTER bring all values of a row in line and toast it again, without an event. They too move nothing of such a row, but
+of any other row they may move another column than the write did. That is why all columns of a row count, or none.
 
-**What stays moved.** A value that an UPDATE leaves alone stays where it is, however small the rest of the row becomes.
-So ``update t set big = null`` leaves a second value of 500 bytes out of line. Such a value isn't sent, so the stream
-says which these are: ``out_of_line`` takes them. The past of a snapshot's row or a compacted topic's row is unknown, so
-only the 24 bytes can be used for it: ``suspects``. Storage PLAIN proves nothing, since values that were moved before
-ALTER COLUMN SET STORAGE stay moved.
+**What stays moved.** A value that an UPDATE leaves alone stays where it is, however small the row becomes. So ``update
+t set big = null`` leaves a second value of 500 bytes out of line. Such a value isn't sent, so the stream identifies
+these: ``out_of_line`` takes them. For a row of a snapshot or a compacted topic, the past is unknown, so only the 24
+bytes decide: ``suspects``. Storage PLAIN proves nothing, since values that were moved before ALTER COLUMN SET STORAGE
+stay moved.
 
 **How long a tuple can be.** Header and null bitmap, and for each column its padding and its size. Fixed-length types
-have their length. For the others ``size <= weight * length + constant``, where ``length`` is that of the text or of
-the JSON. JSON is never shorter by more than these bounds leave room for: only timestamps in arrays lose two characters
-of twenty. Compression only makes values smaller.
+have their length. For the others ``size <= weight * length + constant``, where ``length`` is that of the text or of the
+JSON. Where JSON is shorter than the text, these bounds allow for it: only timestamps in arrays lose two characters of
+twenty. Compression only makes values smaller.
 
 ===================  ======================  ==========================================================================
 type                 weight, constant        because
@@ -41,7 +40,7 @@ arrays of others     from the element's      the same with its weight, its const
 ===================  ======================  ==========================================================================
 
 Nothing is known of other types (composites, users' own, xml, which drops its declaration): a row with one counts as
-long. In a database with a multi-byte encoding other than UTF-8 weights double. There a character has at most 4 bytes,
+long. In a database with a multi-byte encoding other than UTF-8, weights double: there a character has at most 4 bytes,
 and in UTF-8 the same one has at least 2.
 """
 
@@ -50,22 +49,22 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 _POINTER_BYTES: Final = 24
-"""Values up to this size are never moved: they would take as much space as the pointer to them."""
+"""The size of a pointer. Values up to this size are never moved: they would save nothing."""
 
 _SURELY_LARGE: Final = 99
-"""Texts of which nothing is counted any more: to keep a few values too many costs less."""
+"""Longer texts aren't examined: it is cheaper to store a few values too many."""
 
 _ALIGNMENTS: Final = {"c": 1, "s": 2, "i": 4, "d": 8}
 
 _WIDE_ENCODINGS: Final = frozenset({"EUC_JP", "EUC_CN", "EUC_KR", "EUC_TW", "EUC_JIS_2004", "MULE_INTERNAL"})
 
 _NEVER_MOVED: Final = frozenset({"int2vector", "oidvector"})
-"""The built-in types of variable length whose values can't be moved."""
+"""Built-in types of variable length whose values can't be moved."""
 
 
 class _Bound(NamedTuple):
-    """``size <= weight * length + constant``, and, where ``items`` names characters to count, also
-    ``size <= counted_weight * length + per_item * (count + 1) + constant``. The header of 4 bytes is part of it."""
+    """``size <= weight * length + constant``. If ``items`` names characters to count, also ``size <= counted_weight *
+    length + per_item * (count + 1) + constant``. The header of 4 bytes is included."""
 
     weight: float
     constant: float
@@ -109,11 +108,11 @@ _ARRAY_HEADER: Final = 72
 
 @dataclass(frozen=True, slots=True)
 class ColumnFacts:
-    """What the catalogue says of one stored column, published or not, in the order of the table.
+    """The catalogue's facts about one stored column, published or not, in the order of the table.
 
-    ``type_name`` is the type's name once domains are resolved: a built-in type's own, ``extension.type`` for an
-    extension's, and empty for users' types. ``length`` and ``alignment`` are ``attlen`` and ``attalign``. For an
-    array the ``element_`` facts say the same of its elements (``typlen``, ``typalign``), and ``type_name`` isn't used.
+    ``type_name`` is the type's name with domains resolved: a built-in type's own, ``extension.type`` for an
+    extension's, empty for users' types. ``length`` and ``alignment`` are ``attlen`` and ``attalign``. For an array, the
+    ``element_`` facts describe its elements (``typlen``, ``typalign``), and ``type_name`` isn't used.
     """
 
     name: str
@@ -141,14 +140,14 @@ class ToastRule:
         encoding: str = "UTF8",
     ) -> None:
         """``attributes`` is ``relnatts``, dropped columns included. ``tuple_target`` is the table's
-        ``toast_tuple_target``, of partitions the smallest; ``block_size`` is the server's, ``encoding`` the
+        ``toast_tuple_target``, the smallest of its partitions. ``block_size`` is the server's, ``encoding`` the
         database's."""
         published = [column for column in facts if column.published]
         self.bounds = {
             position: _bound(column, encoding) for position, column in enumerate(published) if column.length < 0
         }
         self.positions = tuple(p for p in self.bounds if published[p].type_name not in _NEVER_MOVED)
-        """Of the columns whose values can be moved at all."""
+        """Those of the columns whose values can be moved at all."""
         self.columns = tuple(published[p].name for p in self.positions)
         """Their names. Without any, a table needs no memory."""
         quarter = (block_size - 40) // 4 // 8 * 8
@@ -169,14 +168,12 @@ class ToastRule:
         unknown = [position for position, bound in self.bounds.items() if bound is None]
         room = self._limit - constants
         self.safe_bytes = -1 if unknown or room < 0 else int(room / heaviest) if heaviest else 1 << 62
-        """A row whose texts have at most so many bytes together can't be too long; -1 where that can't be said."""
+        """A row can't be too long if its texts have at most so many bytes together; -1 if there is no such limit."""
         self._may_be_long = _generated(known_bounds, unknown, constants, self._limit)
 
     def out_of_line(self, values: Sequence[bytes | None], unchanged: Collection[int] = ()) -> tuple[int, ...]:
-        """The positions whose values may be out of line after a write of this row; its past is known.
-
-        ``values`` are the texts or the JSON of all published columns; ``unchanged`` are the positions left out.
-        """
+        """The positions whose values may be out of line after a write of this row; its past is known. ``values`` are
+        the texts or the JSON of all published columns; ``unchanged`` are the positions left out."""
         if not self._may_be_long(values) or not self._is_long(values):
             return tuple(p for p in self.positions if p in unchanged) if unchanged else ()
         return tuple(
@@ -186,7 +183,7 @@ class ToastRule:
         )
 
     def suspects(self, values: Sequence[bytes | None]) -> tuple[int, ...]:
-        """The positions whose values may be out of line in a row of which nothing but its values is known."""
+        """The positions whose values may be out of line in a row of which only the values are known."""
         return tuple(p for p in self.positions if (value := values[p]) is not None and self.may_be_moved(p, value))
 
     def may_be_moved(self, position: int, value: bytes) -> bool:
@@ -195,7 +192,7 @@ class ToastRule:
         return bound is None or len(value) > _SURELY_LARGE or bound.size(value) > _POINTER_BYTES
 
     def _is_long(self, values: Sequence[bytes | None]) -> bool:
-        """The closer look, which counts items."""
+        """The exact check, which counts items."""
         size = self._fixed
         for position, bound in self.bounds.items():
             value = values[position]
@@ -207,7 +204,7 @@ class ToastRule:
 
 
 def _bound(column: ColumnFacts, encoding: str) -> _Bound | None:
-    """The bound of a column of variable length; None where there is none."""
+    """The bound of a column of variable length; None if there is none."""
     if column.element_name is None:
         bound = _BOUNDS.get(column.type_name)
     else:
@@ -233,7 +230,7 @@ def _array_bound(element: str, length: int, alignment: int) -> _Bound | None:
 def _generated(
     bounds: dict[int, _Bound], unknown: Sequence[int], constants: float, limit: float
 ) -> Callable[[Sequence[bytes | None]], bool]:
-    """Whether a row may be long, at first sight. Generated, since it runs for every row: there is no loop in it."""
+    """A quick check whether a row may be long. Generated without a loop, since it runs for every row."""
     lines = ["def may_be_long(values):", f" size = {constants!r}"]
     lines += [f" if values[{p}] is not None: return True" for p in unknown]
     for position, bound in bounds.items():

@@ -3,20 +3,20 @@
 Changes gather in memory. ``commit`` writes them in one LMDB transaction with the position and the offsets that they
 belong to. Capture calls it after Kafka has committed the same changes, so:
 
-* Killed between the two, the store lacks one commit. It is completed from the topics, from ``offsets()`` on.
+* After a kill between the two, the store lacks one commit. It is completed from the topics, from ``offsets()`` on.
 * After a power failure it may lack two commits. Data reach the disk before the page that makes them valid, and that
-  page before the next commit's (LMDB's ``metasync=False``). That halves the price, and nothing valid is ever
+  page before the next commit's (LMDB's ``metasync=False``). That halves the cost, and nothing valid is ever
   overwritten.
-* A commit without a change writes nothing. Position and offsets then lag on disk, which says too little and never too
-  much: everything below ``offsets()`` is contained. To read on from there finds nothing new and ends with the same
-  rows, since each row's last record is applied last. ``close`` writes them, and so does a commit when a reader would
-  have to read ``LAZY_RECORDS`` records for nothing.
+* A commit without a change writes nothing. Position and offsets then lag on disk, which is safe: everything below
+  ``offsets()`` is contained. Reading on from there finds nothing new and ends with the same rows, since each row's last
+  record is applied last. ``close`` writes them, and so does a commit once a reader would have to read ``LAZY_RECORDS``
+  records for nothing.
 
 Whoever opens it compares ``position()`` with the state in Kafka. Equal: all is there. Older or None: read on from
-``offsets()``. Newer: Kafka has lost what it had committed, and ``empty`` is the only right thing.
+``offsets()``. Newer: Kafka has lost what it had committed, and only ``empty`` is right.
 
-What can't be used - another pipeline's, an earlier format, damaged - is emptied, since it can be had again. A process
-that was held up while another one opened the store is Fenced when it wants to write.
+An unusable file - another pipeline's, an earlier format, damaged - is emptied, since the topics can refill it. A
+process that was held up while another one opened the store is Fenced when it tries to write.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from cdc.toast.memory import Offsets, Position, Values
 FILE_NAME: Final = "large-values.lmdb"
 
 LAZY_RECORDS: Final = 100_000
-"""About how many records that don't concern the store a restart may read: it takes a second."""
+"""About how many records irrelevant to the store a restart may read: it takes a second."""
 
 _FORMAT: Final = b"1"
 _MAP_BYTES: Final = 64 * 1024 * 1024
@@ -44,7 +44,7 @@ _POSITION: Final = struct.Struct(">QI")
 _NUMBER: Final = struct.Struct(">Q")
 _TOPIC_ID: Final = struct.Struct(">I")
 
-# One-letter prefixes; rows and offsets have theirs in `entries`.
+# One-letter prefixes; those of rows and offsets are in `entries`.
 _IS_FORMAT, _IS_IDENTITY, _IS_WRITER, _IS_POSITION = b"mformat", b"midentity", b"mwriter", b"mposition"
 _TOPIC_PREFIX, _OFFSET_PREFIX = b"t", b"o"
 
@@ -54,7 +54,7 @@ _UNUSABLE = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmd
 
 
 class ValuesFile:
-    """An LMDB file that gets larger when it is full, and that is as long as it should be."""
+    """An LMDB file that grows when it is full, and is never shorter than its pages."""
 
     def __init__(self, path: Path, map_bytes: int) -> None:
         self.path = path
@@ -72,7 +72,8 @@ class ValuesFile:
         return self._environment
 
     def open(self) -> bool:
-        """Whether it is whole: a file that was cut off would end the process when a page after its end is read."""
+        """Open the file. Returns whether it is whole: reading a page beyond the end of a truncated file would kill the
+        process."""
         self._environment = lmdb.open(
             str(self.path),
             subdir=False,
@@ -89,10 +90,8 @@ class ValuesFile:
         return self._bytes >= self._needed_bytes()
 
     def changed(self, work: Callable[["lmdb.Transaction[bytes]"], T]) -> T:
-        """Run ``work`` in a transaction that writes, again with a larger map where it is full.
-
-        A map that is as large as the file has no room for what is written.
-        """
+        """Run ``work`` in a writing transaction, and again with a larger map if it is full: a map as large as the file
+        has no room to write."""
         while True:
             try:
                 with self.opened.begin(write=True) as transaction:
@@ -102,7 +101,8 @@ class ValuesFile:
                 self.opened.set_mapsize(self._map_bytes)
 
     def fill(self) -> None:
-        """Extend the file by pages at its end that one transaction took and gave back. Shorter now means cut off."""
+        """Extend the file by pages at its end that one transaction took and gave back. A shorter file is then
+        truncated."""
         needed = self._needed_bytes()
         if needed > self._bytes:
             self._bytes = self.path.stat().st_size
@@ -125,17 +125,15 @@ class ValuesFile:
 
 
 class ToastStore:
-    """A DurableMemory in a directory, for one thread. The caller's batch bounds what is held in memory until a commit.
-
-    Raises Unavailable when it turned out to be damaged: it has been emptied, so open it again and fill it. Raises
-    Fenced when another process has opened it since, and LockstepError when the file system refuses.
-    """
+    """A DurableMemory in a directory, for one thread. The caller's batch limits what is held in memory until a commit.
+    Raises Unavailable if it turned out to be damaged: it has been emptied, so open it again and fill it. Raises Fenced
+    if another process has opened it since, and LockstepError if the file system refuses."""
 
     def __init__(
         self, directory: Path, *, identity: str, say: Callable[[str], None], map_bytes: int = _MAP_BYTES
     ) -> None:
         """Open or create it. ``identity`` is all that its content depends on: pipeline, slot, the topics' ids. ``say``
-        gets a sentence when another one's or a damaged store was emptied."""
+        gets a sentence if a foreign or damaged store was emptied."""
         self._directory = directory
         self.file = ValuesFile(directory / FILE_NAME, map_bytes)
         self._identity = identity.encode()
@@ -156,7 +154,7 @@ class ToastStore:
             self._failed("opened", error)
 
     def _open(self) -> str:
-        """Open the file and read all but its rows. A problem, in words, when it isn't ours to use."""
+        """Open the file and read all but its rows. Returns the problem, in words, if the file isn't ours to use."""
         self._topic_ids: dict[str, int] = {}
         self._position: Position | None = None
         self._offsets: dict[tuple[str, int], int] = {}
@@ -175,7 +173,7 @@ class ToastStore:
         return problem
 
     def _take(self, transaction: "lmdb.Transaction[bytes]") -> str:
-        """Become the file's writer and read its state. A problem as ``_open`` returns it."""
+        """Become the file's writer and read its state. Returns a problem as ``_open`` does."""
         format_on_disk = transaction.get(_IS_FORMAT)
         if format_on_disk is None and transaction.stat()["entries"]:
             return "was written by something else"
@@ -208,7 +206,6 @@ class ToastStore:
                 self._with_rows.add(topic)
 
     def empty(self) -> None:
-        """Begin again with nothing."""
         self.file.remove()
         problem = self._open()
         assert not problem
@@ -223,7 +220,7 @@ class ToastStore:
         self._changes.setdefault(topic, {})[key] = dict(values)
 
     def forget(self, topic: str, key: bytes) -> None:
-        """Costs a look-up, and nothing at all for a topic of which no row was ever kept."""
+        """Costs a look-up, and nothing for a topic without stored rows."""
         changes = self._changes.get(topic)
         if topic in self._with_rows and self._durable(topic, key) is not None:
             self._changes.setdefault(topic, {})[key] = None
@@ -241,7 +238,7 @@ class ToastStore:
         return topic in self._changes or (topic in self._with_rows and topic not in self._cleared)
 
     def commit(self, position: Position | None, bounds: Offsets | None = None) -> None:
-        """Without a change this costs next to nothing. It syncs otherwise, once."""
+        """Syncs once. Without a change it costs next to nothing."""
         if position != self._position:
             self._position = position
             self._lagging = True
@@ -277,7 +274,7 @@ class ToastStore:
             self.file.close()
 
     def _durable(self, topic: str, key: bytes) -> Values | None:
-        """What the file holds of a row that no change hides."""
+        """The row's values in the file, if no change hides them."""
         if topic not in self._with_rows or topic in self._cleared:
             return None
         topic_id = self._topic_ids[topic]
@@ -343,7 +340,7 @@ class ToastStore:
                     transaction.delete(row_entry)
 
     def _failed(self, doing: str, error: Exception) -> NoReturn:
-        if isinstance(error, lmdb.MapResizedError):  # nobody but a later process makes it larger
+        if isinstance(error, lmdb.MapResizedError):  # only a later process makes it larger
             raise _fenced() from error
         if isinstance(error, _UNUSABLE):
             self.file.remove()
@@ -360,10 +357,8 @@ class ToastStore:
 
 
 def holds_values(directory: Path, topic: str, key: bytes) -> bool | None:
-    """Whether a store holds values of a row, asked beside the one who writes it. None where no store is there.
-
-    Raises LockstepError for one that can't be read.
-    """
+    """Whether a store, which another process may be writing, holds values of a row. None if there is no store. Raises
+    LockstepError if it can't be read."""
     path = directory / FILE_NAME
     if not path.exists():
         return None
@@ -393,7 +388,7 @@ def _with_prefix(transaction: "lmdb.Transaction[bytes]", prefix: bytes) -> Itera
 
 
 def number_of(transaction: "lmdb.Transaction[bytes]", topic_ids: dict[str, int], topic: str) -> int:
-    """A topic's number, which is in keys in place of its name. A new one is written with what uses it."""
+    """A topic's number, which replaces its name in keys. A new one is written with what uses it."""
     if topic not in topic_ids:
         topic_ids[topic] = len(topic_ids)
         transaction.put(_TOPIC_PREFIX + topic.encode(), _TOPIC_ID.pack(topic_ids[topic]))

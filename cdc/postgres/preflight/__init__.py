@@ -1,9 +1,6 @@
-"""What would make capture fail or lose something, found before it starts. Reads only.
-
-``catalogue_facts`` reads what the catalogue says about the captured tables. ``server``, ``privileges``, ``slots``,
-``tables``, ``publication`` and ``locks`` judge their part. ``endpoint`` compares the server with the one that a
-replication connection reaches.
-"""
+"""Finds what would make capture fail or lose changes, before it starts. Only reads. ``catalogue_facts`` reads the
+catalogue's facts about the captured tables. ``server``, ``privileges``, ``slots``, ``tables``, ``publication`` and
+``locks`` judge their part. ``endpoint`` checks that a replication connection reaches the same server."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
@@ -33,11 +30,9 @@ def check_source(
     keys: Mapping[TableName, tuple[str, ...]] = _NO_KEYS,
     append_only: Collection[TableName] = (),
 ) -> list[Finding]:
-    """Every finding about the source database. Raises as ``connect`` when another connection to it fails.
-
+    """Every finding about the source database. Raises as ``connect`` if another connection to it fails.
     ``create_publication`` is the SQL that would create the publication, ``keys`` are the configured ones, and
-    ``append_only`` the tables that may have none.
-    """
+    ``append_only`` the tables that may have none."""
     relations = load_relations(connection, tables)
     source_publication = load_publication(connection, publication, relations)
     capturable = [

@@ -1,4 +1,4 @@
-"""What the catalogue says about the captured tables and their partitions, read at once so that judging it is pure."""
+"""The catalogue's facts about the captured tables and their partitions, read at once so that judging them is pure."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ from tree t join pg_class c on c.oid = t.oid join pg_namespace n on n.oid = c.re
 order by n.nspname, c.relname
 """
 
-# Maintenance writes none of these rows anew: what it counts is changed in place.
+# Maintenance rewrites none of these rows: its statistics are changed in place.
 _DIGEST: Final = f"""
 {_FAMILY}
 select md5(concat_ws('; ',
@@ -57,7 +57,7 @@ select md5(concat_ws('; ',
      from captured t join pg_attribute a on a.attrelid = t.oid where a.attnum > 0)))
 """
 
-# Of a domain, length and type are those of its base. A NOT NULL that was never validated (18) lets old rows be null.
+# For a domain, length and type are those of its base. A NOT NULL that was never validated (18) allows null in old rows.
 _ATTRIBUTES = """
 select a.attrelid::bigint, a.attname, format_type(a.atttypid, a.atttypmod), a.atttypid::bigint,
     a.attnotnull and not exists (select from pg_constraint k where k.conrelid = a.attrelid and k.contype = 'n'
@@ -86,11 +86,9 @@ where i.indrelid = any(%s::oid[]) order by c.relname
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A column as the table has it, published or not. ``generated`` is ``s`` (stored), ``v`` (virtual) or empty.
-
-    ``can_be_large``: its values can be stored out of line, and not only in theory as a number can. ``is_long``: its
-    type allows values of any length, or of hundreds of characters. ``is_opaque``: only PostgreSQL can parse its text.
-    """
+    """A column of the table, published or not. ``generated`` is ``s`` (stored), ``v`` (virtual) or empty.
+    ``can_be_large``: its values can be stored out of line in practice, unlike numbers. ``is_long``: its type allows
+    values of any length, or of hundreds of characters. ``is_opaque``: only PostgreSQL can parse its text."""
 
     name: str
     type_name: str
@@ -117,13 +115,13 @@ class Index:
 
     @property
     def tells_rows_apart(self) -> bool:
-        """It can be a key as far as the index itself goes; its columns must be NOT NULL as well."""
+        """Whether the index itself allows it to be a key; its columns must also be NOT NULL."""
         return self.is_unique and self.is_valid and self.is_plain
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A table, or whatever else has the name. ``leaves`` are the partitions that hold rows, at any depth."""
+    """A table, or anything else of the name. ``leaves`` are the partitions that hold rows, at any depth."""
 
     oid: int
     name: TableName
@@ -149,7 +147,7 @@ class Relation:
 
     @property
     def is_table(self) -> bool:
-        """Rows of it can be in the WAL."""
+        """Whether its rows can be in the WAL."""
         return self.kind in (ORDINARY, PARTITIONED) and self.persistence == "p"
 
     @property
@@ -165,11 +163,11 @@ class Relation:
         return tuple(attribute for attribute in self.attributes if attribute.generated)
 
     def as_owner(self, *statements: str) -> str:
-        """``as_owner`` of who owns it."""
+        """``as_owner`` with the relation's owner."""
         return as_owner(statements, owner=self.owner, is_ours=self.is_ours)
 
     def identity_columns(self) -> frozenset[str]:
-        """What PostgreSQL sends of the old row; empty means that it refuses UPDATE and DELETE of a published table."""
+        """The columns of the old row that PostgreSQL sends. Empty: it refuses UPDATE and DELETE once published."""
         if self.identity is ReplicaIdentity.FULL:
             return self.column_names
         if self.identity is ReplicaIdentity.DEFAULT:
@@ -184,10 +182,8 @@ class Relation:
         return strict.issuperset(columns)
 
     def large_columns(self) -> list[str]:
-        """Columns whose values PostgreSQL can store out of line, and then doesn't send again when they didn't change.
-
-        The server knows best whether rows can get so long: only then has the table a TOAST table.
-        """
+        """Columns whose values PostgreSQL can store out of line, and then doesn't resend when they didn't change. The
+        server decides whether rows can get that long: only then does the table have a TOAST table."""
         stored = self.leaves or (self,)
         if not any(relation.has_toast for relation in stored) and (self.kind != PARTITIONED or self.leaves):
             return []
@@ -197,7 +193,8 @@ class Relation:
 
 
 def family_digest(connection: psycopg.Connection[Any], names: Sequence[TableName]) -> str:
-    """Another one where something that ``load_relations`` reads may be otherwise, as far as tables can be altered."""
+    """A digest that changes if anything that ``load_relations`` reads may have changed, as far as tables can be
+    altered."""
     row = connection.execute(_DIGEST, ([name.schema for name in names], [name.name for name in names])).fetchone()
     return str(row[0]) if row else ""
 
@@ -271,7 +268,7 @@ def _relation(
 
 
 def _is_opaque(types: dict[int, PgType], oid: int) -> bool:
-    """Whether values are PostgreSQL's own text that only PostgreSQL can take apart: neither strings nor enums."""
+    """Whether only PostgreSQL can parse the text of the values: they are neither strings nor enums."""
     if value_type(types, oid)[0] != "text":
         return False
     pg_type = types.get(oid)

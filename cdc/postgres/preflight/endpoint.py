@@ -17,7 +17,7 @@ from cdc.postgres.versions import ORIGINS
 
 _APPLICATION = "lockstep doctor"
 _PLAIN_CONNECTIONS = 2
-"""Asked beside the one that there is already: a balancer that takes turns shows itself, one that is sticky does not."""
+"""Additional plain connections. They reveal a balancer that takes turns, but not a sticky one."""
 
 _NO_SENDER = re.compile("permission denied to start WAL sender|to start walsender")
 
@@ -25,10 +25,8 @@ _POOLER = "point source.dsn at PostgreSQL itself, not at a pooler"
 
 
 def endpoint_findings(connection: psycopg.Connection[Any], source: SourceSettings) -> list[Finding]:
-    """Opens a replication connection and others beside ``connection``; no slot is touched.
-
-    A refused replication connection is a finding. Raises as ``connect`` when another connection fails.
-    """
+    """Opens a replication connection and others besides ``connection``; touches no slot. A refused replication
+    connection is a finding. Raises as ``connect`` if another connection fails."""
     return origin_findings(source.origin, connection.info.server_version) + _one_server(connection, source)
 
 
@@ -55,7 +53,7 @@ def _one_server(connection: psycopg.Connection[Any], source: SourceSettings) -> 
         replication = connect(source, application=_APPLICATION, replication=True)
     except LockstepError as refused:
         same = _same_server(first, others)
-        # That the role lacks REPLICATION is a finding of its own.
+        # A missing REPLICATION is a finding of its own.
         return same if _NO_SENDER.search(refused.message) else [*same, refusal(refused.message, source)]
     with replication:
         others.append(_server(replication))
@@ -69,7 +67,7 @@ def _one_server(connection: psycopg.Connection[Any], source: SourceSettings) -> 
 
 
 def _server(connection: psycopg.Connection[Any]) -> str:
-    """What no two servers share, and anybody may ask: when it was started, to the microsecond."""
+    """Differs between servers, and anybody may read it: the start time, to the microsecond."""
     row = connection.execute("select pg_postmaster_start_time()::text").fetchone()
     return row[0] if row else ""
 
@@ -90,7 +88,7 @@ def _elsewhere(difference: str) -> Finding:
 
 
 def refusal(text: str, source: SourceSettings, *, subject: str = "replication connection") -> Finding:
-    """What PostgreSQL, or whatever answered in its place, said when it refused the connection, and what mends that."""
+    """The finding about a refused connection, with the server's or intermediary's answer, and the fix."""
     given = parse_dsn(source.dsn)
     user, database = str(given.get("user", "")), str(given.get("dbname", given.get("user", "")))
     why = "nothing works without it"

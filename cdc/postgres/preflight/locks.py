@@ -1,4 +1,4 @@
-"""Findings about the room for locks: whoever reads all of a partitioned table locks each partition and each index."""
+"""Findings about the room for locks: reading all of a partitioned table locks each partition and each index."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from cdc.postgres.preflight.catalogue_facts import PARTITIONED, Relation
 
 @dataclass(frozen=True, slots=True)
 class LockTable:
-    """What the locks of all sessions share: so many for each session that the server may have."""
+    """The lock table that all sessions share: its size is a number of locks per possible session."""
 
     locks_per_session: int
     sessions: int
@@ -23,7 +23,7 @@ class LockTable:
 
 
 def load_lock_table(connection: psycopg.Connection[Any]) -> LockTable:
-    """The server's. PostgreSQL counts its own processes as well, so there is a little more room."""
+    """The server's lock table. PostgreSQL also counts its own processes, so there is a little more room."""
     row = connection.execute(
         "select current_setting('max_locks_per_transaction')::int,"
         " current_setting('max_connections')::int + current_setting('max_prepared_transactions')::int"

@@ -1,4 +1,4 @@
-"""Findings about our role: what it may not do yet, with the grants."""
+"""Findings about missing privileges of our role, with the grants."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from cdc.model.table import TableName, sql_identifier
 from cdc.postgres.preflight.catalogue_facts import Relation
 
 _MANAGED_REPLICATION = "rds_replication"
-"""Where nobody gets the attribute REPLICATION, membership in this role replaces it."""
+"""Managed services don't give out the attribute REPLICATION; membership in this role replaces it."""
 
 
 def role_findings(
@@ -18,7 +18,7 @@ def role_findings(
     relations: Sequence[Relation],
     published: Mapping[TableName, frozenset[str]],
 ) -> list[Finding]:
-    """``published`` are the columns that the publication sends of each table: no others are read."""
+    """``published`` are the columns that the publication sends of each table: only those are read."""
     row = connection.execute(
         "select current_user, rolreplication or rolsuper, exists (select from pg_roles m where m.rolname = %s),"
         " exists (select from pg_roles m where m.rolname = %s and pg_has_role(m.oid, 'member'))"
@@ -50,7 +50,7 @@ def role_findings(
 def readable(
     relations: Sequence[Relation], published: Mapping[TableName, frozenset[str]], *, user: str
 ) -> list[Finding]:
-    """One finding for all of these tables that our role can't read, with as few statements as there can be."""
+    """One finding for all of these tables that our role can't read, with as few statements as possible."""
     whole: list[Relation] = []
     in_part: list[tuple[Relation, list[str]]] = []
     told: list[Relation] = []

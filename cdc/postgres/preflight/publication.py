@@ -30,10 +30,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A publication as the catalogue has it. ``columns`` are the published ones of each table that it sends.
-
-    ``entries`` are the tables that it lists, by oid; others come through their schema, their root or FOR ALL TABLES.
-    """
+    """A publication as in the catalogue. ``columns`` are the published ones of each table that it sends. ``entries``
+    are the tables that it lists, by oid; others come through their schema, their root or FOR ALL TABLES."""
 
     name: str
     exists: bool
@@ -74,10 +72,8 @@ class Publication:
 
 
 def planned(name: str, version: int) -> Publication:
-    """The one that capture would create: every kind of change, partitions as their root, no lists and no filters.
-
-    It has all columns that a server of this version can send.
-    """
+    """The publication that capture would create: every kind of change, partitions as their root, no lists or filters,
+    and all columns that a server of this version can send."""
     return Publication(
         name,
         exists=False,
@@ -97,7 +93,7 @@ def planned(name: str, version: int) -> Publication:
 def load_publication(
     connection: psycopg.Connection[Any], name: str, relations: Mapping[TableName, Relation]
 ) -> Publication:
-    """The publication, or the one that capture would create where there is none."""
+    """The publication, or the one that capture would create if it doesn't exist."""
     version = connection.info.server_version
     generated = "pubgencols::text = 's'" if version >= GENERATED_COLUMNS else "false"
     row = connection.execute(
@@ -149,12 +145,12 @@ def _columns(
         ordinary = frozenset(a.name for a in relation.attributes if not a.generated) if relation else frozenset()
         columns[table_name] = frozenset(names) if names is not None else ordinary
         if connection.info.server_version < GENERATED_COLUMNS and relation is not None:
-            columns[table_name] &= ordinary  # 15 names generated columns, and doesn't send them either
+            columns[table_name] &= ordinary  # PostgreSQL 15 lists generated columns, but doesn't send them either
     return columns
 
 
 def _entries(connection: psycopg.Connection[Any], oid: int, *, with_lists: bool) -> dict[int, Entry]:
-    # The parsed condition names its columns by number; nothing else in the catalogue tells them from those of the list.
+    # The parsed condition names its columns by number; nothing else in the catalogue separates them from the list's.
     parts = (
         "case when r.prattrs is not null then array(select a.attname::text from pg_attribute a"
         " where a.attrelid = r.prrelid and a.attnum = any(r.prattrs::int2[]) order by a.attnum) end,"
@@ -308,7 +304,7 @@ def _membership(publication: Publication, relations: Sequence[Relation]) -> list
 
 
 def _is_member(publication: Publication, relation: Relation) -> bool:
-    """In it, even if its changes are sent under other names."""
+    """Whether it is in the publication, even if its changes are sent under other names."""
     return (
         publication.has_all_tables or relation.oid in publication.entries or relation.name.schema in publication.schemas
     )
@@ -372,7 +368,7 @@ def _filter(publication: Publication, relation: Relation) -> list[Finding]:
 
 
 def _stored(relation: Relation) -> Sequence[Relation]:
-    """What holds the rows, and so whose replica identity counts."""
+    """The relations with the rows, whose replica identities count."""
     return relation.leaves or (relation,)
 
 
@@ -383,7 +379,7 @@ def _with_root(relation: Relation) -> Sequence[Relation]:
 def _relisted(
     publication: Publication, relation: Relation, columns: Sequence[str] | None, condition: str | None
 ) -> str:
-    """Changing an entry means dropping and adding it; in one transaction, so that no change falls in between."""
+    """Replace an entry by dropping and adding it, in one transaction, so that no change is lost in between."""
     listed = f" ({quoted_list(columns)})" if columns is not None else ""
     where = f" where ({condition})" if condition else ""
     return publication.fix(
@@ -447,7 +443,7 @@ def _key_published(publication: Publication, relation: Relation, key: Sequence[s
 
 
 def _generated(publication: Publication, relation: Relation, key: Sequence[str], version: int) -> list[Finding]:
-    """Generated columns that aren't sent: to be known, and an error where key or replica identity hold them."""
+    """Generated columns that aren't sent: for information, but an error in a key or a replica identity."""
     entry = publication.entries.get(relation.oid)
     listed = entry is not None and entry.columns is not None
     published = publication.published(relation)
@@ -471,7 +467,7 @@ def _generated(publication: Publication, relation: Relation, key: Sequence[str],
             )
         )
     in_identity = sorted({c for member in _stored(relation) for c in member.identity_columns() if c in names})
-    # With a column list, that finding says it already.
+    # With a column list, that finding reports it already.
     if in_identity and not in_key and not listed and version >= GENERATED_COLUMNS and publication.sends_old_rows:
         findings.append(
             error(
@@ -497,7 +493,7 @@ def _generated(publication: Publication, relation: Relation, key: Sequence[str],
 
 
 def _identity_without(relation: Relation, key: Sequence[str], columns: frozenset[str] | set[str]) -> str:
-    """The replica identity to set where it must not hold these columns."""
+    """The replica identity to set if it must not hold these columns."""
     sql = identity_sql(relation, key)
     if sql.endswith(" full;") or columns & set(key):
         return f"-- {relation.name} needs a unique index over columns that aren't generated, and it as replica identity"

@@ -18,13 +18,13 @@ _RELOAD = "select pg_reload_conf();"
 
 
 def setting(connection: psycopg.Connection[Any], name: str) -> str:
-    """A setting in the server's own words; empty where this version doesn't have it."""
+    """A setting in the server's own words; empty if this version doesn't have it."""
     row = connection.execute("select current_setting(%s, true)", (name,)).fetchone()
     return row[0] if row and row[0] is not None else ""
 
 
 def _number(connection: psycopg.Connection[Any], name: str) -> int | None:
-    """A setting in its base unit; None where this version doesn't have it."""
+    """A setting in its base unit; None if this version doesn't have it."""
     row = connection.execute("select setting::bigint from pg_settings where name = %s", (name,)).fetchone()
     return row[0] if row else None
 
@@ -64,7 +64,7 @@ def _wal_level(level: str) -> Finding:
 
 
 def standby_findings(connection: psycopg.Connection[Any]) -> list[Finding]:
-    """An error where the server replays another one's WAL, be it for ever or until it is promoted."""
+    """An error if the server replays another one's WAL, for ever or until it is promoted."""
     row = connection.execute("select pg_is_in_recovery()").fetchone()
     if not row or not row[0]:
         return []
@@ -94,7 +94,7 @@ def _encoding(connection: psycopg.Connection[Any]) -> list[Finding]:
 
 
 def _limits(connection: psycopg.Connection[Any]) -> list[Finding]:
-    """Settings with which a slot or the stream can be lost."""
+    """Settings by which a slot or the stream can be lost."""
     findings = []
     kept_mb = _number(connection, "max_slot_wal_keep_size")
     if kept_mb is not None and kept_mb >= 0:
@@ -154,18 +154,18 @@ def _limits(connection: psycopg.Connection[Any]) -> list[Finding]:
 
 
 def _for_our_role(connection: psycopg.Connection[Any]) -> str:
-    """How a setting is made for us alone: this wins over the role's, the database's and the server's own."""
+    """SQL that applies a setting to us alone: it overrides the role's, the database's and the server's."""
     row = connection.execute("select current_user, current_database()").fetchone()
     assert row is not None
     return f"alter role {sql_identifier(row[0])} in database {sql_identifier(row[1])}"
 
 
 _NOT_COMPARED: Final = ("client_encoding", "lock_timeout")
-"""The client sets the encoding by itself; capture sets a lock timeout of its own once it is connected."""
+"""The client sets the encoding itself; capture sets a lock timeout of its own after connecting."""
 
 
 def _session(connection: psycopg.Connection[Any]) -> list[Finding]:
-    """Settings that our connection asked for and didn't get."""
+    """Settings that our connection requested and didn't get."""
     others = [
         f"{name} = {actual}"
         for name, wanted in PINNED_SETTINGS.items()
@@ -184,12 +184,12 @@ def _session(connection: psycopg.Connection[Any]) -> list[Finding]:
 
 
 def _same(wanted: str) -> tuple[str, ...]:
-    """How the server shows a setting that was set so: DateStyle gets an order as well."""
+    """How the server may show this setting: DateStyle also shows an order."""
     return tuple(text.lower() for text in (wanted, *(f"{wanted}, {order}" for order in ("MDY", "DMY", "YMD"))))
 
 
 def _proxy(connection: psycopg.Connection[Any]) -> list[Finding]:
-    """Poolers answer for many server processes, so they can't return the pid of the one that will run our query."""
+    """A pooler answers for many server processes, so it can't return the pid of the one that will run our query."""
     pids = {connection.info.backend_pid}
     for _ in range(3):
         row = connection.execute("select pg_backend_pid()").fetchone()

@@ -56,7 +56,7 @@ def _usable(connection: psycopg.Connection[Any], slot: Slot) -> Finding:
 
 
 def _reader(connection: psycopg.Connection[Any], pid: int) -> str | None:
-    """The name of the application that reads a slot; None where it has left by now."""
+    """The name of the application that reads a slot; None if it has left by now."""
     row = connection.execute(
         "select coalesce(application_name, '') from pg_stat_activity where pid = %s", (pid,)
     ).fetchone()
@@ -103,7 +103,7 @@ def room_finding(what: str, name: str, *, used: int, limit: int, needed: int) ->
 
 
 def _prepared(connection: psycopg.Connection[Any]) -> list[Finding]:
-    """Prepared transactions, which nobody ends by leaving: a new slot waits for them."""
+    """Prepared transactions, which don't end with a session: a new slot waits for them."""
     rows = connection.execute(
         "select gid, database, prepared::text from pg_prepared_xacts order by prepared"
     ).fetchall()

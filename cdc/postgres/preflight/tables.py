@@ -45,7 +45,7 @@ def table_findings(
         problems += _fits_root(relation, is_keyed=name not in append_only)
         problems += _heirs(relation)
         findings += problems or [ok(relation.subject, _described(relation, keys.get(name), name in append_only))]
-        # PostgreSQL refuses any update of a table without identity, so none leaves a large value as it was.
+        # PostgreSQL refuses any update of a table without identity, so none leaves a large value out.
         if any(member.identity_columns() for member in (relation, *relation.leaves)):
             large += _large_values(relation)
         findings += _opaque_types(relation)
@@ -57,7 +57,7 @@ def table_findings(
 
 
 def key_of(relation: Relation, configured: tuple[str, ...] | None) -> tuple[str, ...]:
-    """The columns that key the events: the configured ones, else the primary key; empty when there is neither."""
+    """The columns that key the events: the configured ones, else the primary key; empty if there is neither."""
     if configured:
         return configured
     return relation.primary.columns if relation.primary is not None else ()
@@ -130,7 +130,7 @@ def _not_capturable(relation: Relation) -> Finding | None:
 
 
 def _partitions(relation: Relation) -> list[Finding]:
-    """Partitions whose changes never get into the WAL."""
+    """Partitions whose changes never reach the WAL."""
     foreign = [leaf for leaf in relation.leaves if leaf.kind == "f"]
     unlogged = [leaf for leaf in relation.leaves if leaf.kind == "r" and leaf.persistence == "u"]
     findings = []
@@ -179,12 +179,12 @@ def _append_only(relation: Relation) -> list[Finding]:
         ]
     if any(member.identity_columns() for member in (relation, *relation.leaves)):
         return []
-    # Whoever configures append_only says that the application never does that.
+    # Configuring append_only states that the application never does that.
     return [_no_identity(relation, _all_full(relation), "it has no key and no replica identity", told=warning)]
 
 
 def _all_full(relation: Relation) -> str:
-    """REPLICA IDENTITY FULL for a table and its partitions, which ALTER TABLE doesn't reach through it."""
+    """REPLICA IDENTITY FULL for a table and its partitions, which ALTER TABLE doesn't reach through the table."""
     return "\n".join(
         member.as_owner(full_identity_sql(member))
         for member in (relation, *(leaf for leaf in relation.leaves if leaf.is_table))
@@ -208,7 +208,7 @@ def _keyed(relation: Relation, configured: tuple[str, ...] | None) -> list[Findi
     index = _index_over(relation, key)
     findings = _configured_key(relation, configured, index) if configured else []
     if relation.column_names.issuperset(key):
-        # What the findings before propose will be there by then.
+        # The fixes of the earlier findings will exist by then.
         name = index.name if index is not None else _index_name(relation, key)
         findings += _delivered(relation, key, index=index, identity_index=name if findings else None)
     return findings
@@ -224,7 +224,7 @@ def _index_name(relation: Relation, key: Sequence[str]) -> str:
 
 
 def _index_over(relation: Relation, key: Sequence[str]) -> Index | None:
-    """The index that makes the key one; an immediate one where there are several."""
+    """The unique index over exactly the key, preferably an immediate one."""
     candidates = [index for index in relation.indexes if index.tells_rows_apart and set(index.columns) == set(key)]
     return next((index for index in candidates if index.is_immediate), candidates[0] if candidates else None)
 
@@ -256,7 +256,7 @@ def _no_key(relation: Relation) -> Finding:
 
 
 def _configured_key(relation: Relation, key: tuple[str, ...], index: Index | None) -> list[Finding]:
-    """Whether the columns can be a key at all: they exist, are unique together and are never null."""
+    """Whether the columns can be a key: they exist, are unique together and are never null."""
     table = relation.name.sql
     missing = [column for column in key if column not in relation.column_names]
     if missing:
@@ -364,9 +364,9 @@ def _columns(names: Sequence[str]) -> str:
 
 
 def _fits_root(relation: Relation, *, is_keyed: bool) -> list[Finding]:
-    """Partitions whose old rows look other than the root's: the stream describes them as the root."""
+    """Partitions whose old rows differ from the root's: the stream describes them as the root's."""
     root_columns = relation.identity_columns()
-    if not relation.leaves or (is_keyed and not root_columns):  # what the root itself lacks is a finding already
+    if not relation.leaves or (is_keyed and not root_columns):  # the root's own lack is a finding already
         return []
     full = relation.identity is ReplicaIdentity.FULL
     wrong = [
@@ -392,7 +392,7 @@ def _fits_root(relation: Relation, *, is_keyed: bool) -> list[Finding]:
 
 
 def _large_values(relation: Relation) -> list[str]:
-    """The columns whose large values PostgreSQL doesn't send again with an update that left them as they were."""
+    """The columns whose large values an update leaves out if it doesn't change them."""
     columns = relation.large_columns()
     return (
         [f"{relation.name} ({', '.join(columns)})"] if columns and relation.identity is not ReplicaIdentity.FULL else []
