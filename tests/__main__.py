@@ -26,10 +26,8 @@ from tests.services import shared_servers
 
 @dataclass(frozen=True)
 class Part:
-    """Tests that are chosen by their marks, and how pytest runs them. ``is_shared``: another part has the same ones.
-
-    ``files``: only those that may have such tests are loaded, by their part in ``tests.part_files``.
-    """
+    """Tests that are chosen by their marks, and how pytest runs them. ``is_shared``: another part has the same tests.
+    ``files``: loads only files that may have such tests, by their part in ``tests.part_files``."""
 
     marks: str
     options: tuple[str, ...] = ()
@@ -40,7 +38,7 @@ class Part:
 
 # Most of these tests wait for a server half of their time, and the busy ones leave half of the processor.
 BESIDE = ("-n", str(max(2, 3 * (os.cpu_count() or 1) // 2)), "--dist", "loadfile")
-# What is alone waits half of its time as well, and nothing of these does.
+# Tests that are alone wait half of their time as well, and these tests never wait.
 BESIDE_ALONE = ("-n", str(max(2, os.cpu_count() or 1)), "--dist", "loadfile")
 
 # The lanes of a step run beside each other, and the parts of a lane one after the other.
@@ -73,12 +71,12 @@ SOAK: Steps = (
 
 
 def main() -> int:
-    """Run all parts, also after one has failed; the exit code is that of the first that did."""
+    """Run all parts, even after a failure; returns the exit code of the first that failed."""
     parser = argparse.ArgumentParser(prog="python -m tests", description=__doc__)
     parser.add_argument("--soak", action="store_true", help="run what is too long for every change")
     parser.add_argument("arguments", nargs="*", help="for pytest, after --")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the servers are stopped all the same
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # stop the servers all the same
     if options.soak:
         os.environ["LOCKSTEP_HYPOTHESIS"] = "soak"
     began = time.monotonic()
@@ -93,7 +91,7 @@ def main() -> int:
 
 
 def _run(step: Sequence[Lane], reports: Path, arguments: Sequence[str]) -> list[int]:
-    """Run lanes beside each other. The first one's output is seen at once, that of the others when all are done."""
+    """Run lanes beside each other. The first one's output shows at once, the others' when all are done."""
     reports.mkdir()
     runs = [_LaneRun(lane, reports / str(number), arguments, is_seen=not number) for number, lane in enumerate(step)]
     try:
@@ -112,7 +110,7 @@ def _run(step: Sequence[Lane], reports: Path, arguments: Sequence[str]) -> list[
 
 
 class _LaneRun:
-    """A lane, of which one part at a time runs."""
+    """A lane. One part runs at a time."""
 
     def __init__(self, lane: Lane, reports: Path, arguments: Sequence[str], *, is_seen: bool) -> None:
         reports.mkdir()
@@ -136,7 +134,6 @@ class _LaneRun:
         return codes
 
     def stop(self) -> None:
-        """End what runs, and begin nothing more."""
         with self._lock:
             self._is_stopped = True
             if self._running is not None and self._running.poll() is None:
@@ -157,12 +154,12 @@ class _LaneRun:
             with report.with_suffix(".log").open("wb") as output:
                 process = subprocess.Popen(command, stdout=output, stderr=output)
         if part.niceness:
-            os.setpriority(os.PRIO_PROCESS, process.pid, part.niceness)  # what it starts has the same
+            os.setpriority(os.PRIO_PROCESS, process.pid, part.niceness)  # its children inherit it
         return process
 
 
 def _counts(report: Path) -> Counter[str]:
-    """How many tests ended how. A file that pytest wrote to a directory of ours."""
+    """How many tests ended how. pytest wrote the file to a directory of ours."""
     counts: Counter[str] = Counter()
     for case in ElementTree.parse(report).iter("testcase"):
         outcomes = [outcome.tag for outcome in case if outcome.tag in ("failure", "error", "skipped")]

@@ -1,4 +1,4 @@
-"""A bank: transfers between accounts of two tables, and what of it existed at some commit."""
+"""A bank: transfers between accounts in two tables, and the accounts that existed at each commit."""
 
 import random
 from collections.abc import Callable
@@ -13,10 +13,10 @@ State = frozenset[tuple[str, int, int]]
 
 
 class Bank:
-    """The accounts, and how they change. ``states`` has what existed, commit by commit."""
+    """The accounts, and how they change. ``states`` has the accounts that existed, commit by commit."""
 
     def __init__(self, write: Callable[[list[list[Change]]], object], seed: int) -> None:
-        """``write`` commits one transaction, which is published in these parts."""
+        """``write`` commits one transaction, published in these parts."""
         self._publish = write
         self._chance = random.Random(seed)
         self._balances: dict[tuple[str, int], int] = {}
@@ -24,7 +24,7 @@ class Bank:
         self._write([[self._set("c", number, 100) for number in range(OPENED)]])
 
     def transfer(self) -> None:
-        """From a checking account to a savings account, which may be a new one, or back. All of it closes the first."""
+        """Transfer from a checking to a savings account, maybe a new one, or back. Empty accounts are closed."""
         here = self._chance.choice([account for account, balance in self._balances.items() if balance])
         there = "s" if here[0] == "c" else "c", self._chance.randrange(OPENED)
         amount = self._chance.choice([self._balances[here], self._chance.randint(1, self._balances[here])])
@@ -33,7 +33,7 @@ class Bank:
         self._write([[self._set(*here, left) if left else self._close(*here), received]])
 
     def transfer_everything(self) -> None:
-        """A part of each account goes to another one, in one transaction that is published in parts."""
+        """Move a part of each account to another one, in one transaction that is published in parts."""
         accounts = list(self._balances)
         self._chance.shuffle(accounts)
         moved = [self._chance.randint(0, self._balances[account]) for account in accounts]
@@ -45,7 +45,6 @@ class Bank:
         self._write([changes[at : at + size] for at in range(0, len(changes), size)])
 
     def deposit(self) -> None:
-        """More money."""
         account = self._chance.choice(list(self._balances))
         self._write([[self._set(*account, self._balances[account] + 1)]])
 

@@ -7,7 +7,7 @@ from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.model.tag import Tag
 from sinks.contract import Batch, Progress
 
-# pg_type's oids of the built-in types that tests use; any other number does for the rest.
+# pg_type's oids of the built-in types that tests use. Other types get an arbitrary number.
 _OIDS = {
     "bool": 16, "bytea": 17, "int8": 20, "int2": 21, "int4": 23, "text": 25, "oid": 26, "json": 114, "float4": 700,
     "float8": 701, "date": 1082, "time": 1083, "timestamp": 1114, "timestamptz": 1184, "interval": 1186,
@@ -27,7 +27,7 @@ def column(
     type_name: str | None = None,
     type_modifier: int = -1,
 ) -> Column:
-    """A column of a built-in type; with ``type_name`` one whose declared type is another (an enum, a domain)."""
+    """A column of a built-in type; ``type_name`` declares it as another type (an enum, a domain)."""
     oid = _OIDS.get(value_type, _ENUM_OID) if type_name is None else _ENUM_OID
     declared = (value_type if type_name is None else type_name) + ("[]" if is_array else "")
     return Column(name, declared, value_type, is_array, oid, type_modifier)

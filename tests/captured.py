@@ -1,4 +1,4 @@
-"""A real capture of a test's own database, and what a new reader makes of its topics."""
+"""A real capture of a test's own database, and the rows that a new reader gets from its topics."""
 
 import itertools
 import os
@@ -30,7 +30,7 @@ from tests.topics import remove_later
 _numbers = itertools.count(1)
 _PATIENCE_S = 300.0
 _STOP_PATIENCE_S = 300.0
-"""A capture that is told to stop may be in a commit, for which it waits two minutes."""
+"""A capture that is stopped may be in a commit, which it waits for up to two minutes."""
 
 
 Row = dict[str, Any]
@@ -52,7 +52,7 @@ class Captured:
         batch: BatchSize = STREAM_BATCH,
         copy_batch: BatchSize = COPY_BATCH,
     ) -> None:
-        """``source`` and ``sections`` are more lines of lockstep.toml. ``batch`` is its own for the next start."""
+        """``source`` and ``sections`` are more lines of lockstep.toml. ``batch`` may be changed for the next start."""
         self.batch = batch
         self._copy_batch = copy_batch
         self.database = database
@@ -77,7 +77,6 @@ class Captured:
         remove_later(self.client, self.name)
 
     def configure(self, **changes: Any) -> None:
-        """Change settings of the source, for the next start."""
         source = self.config.source.model_copy(update=changes)
         self.config = self.config.model_copy(update={"source": source})
 
@@ -90,7 +89,6 @@ class Captured:
         return self
 
     def begin(self, **wrappers: Any) -> None:
-        """Start."""
         self.stopping.clear()
         self.error = None
         self._told = None
@@ -113,7 +111,7 @@ class Captured:
         self._told = committed.state
 
     def wait_for(self, words: str) -> None:
-        """Wait until it has said something."""
+        """Wait until it has said these words."""
         self._until(lambda: any(words in line for line in self.said), words)
 
     def _until(self, condition: Any, what: str, *, seconds: float = _PATIENCE_S) -> None:
@@ -125,14 +123,13 @@ class Captured:
             time.sleep(0.02)
 
     def stop(self) -> None:
-        """Let it finish its batch."""
         self.stopping.set()
         if self._thread is not None:
             self._thread.join(_STOP_PATIENCE_S)
             assert not self._thread.is_alive()
 
     def wait_error(self) -> BaseException:
-        """Wait until it has ended by itself, with an error."""
+        """Wait until it has ended with an error, and return that."""
         deadline = time.monotonic() + _PATIENCE_S
         while self.error is None:
             assert time.monotonic() < deadline, f"it goes on; it said {self.said}"
@@ -140,7 +137,7 @@ class Captured:
         return self.error
 
     def streams_or_error(self, while_waiting: Callable[[], None] = lambda: None) -> BaseException | None:
-        """Wait until it streams, or has ended with an error, which is returned."""
+        """Wait until it streams, or until it has ended with an error, which is returned."""
         deadline = time.monotonic() + _STOP_PATIENCE_S
         while self.error is None and not any("streaming from" in line for line in self.said):
             assert time.monotonic() < deadline, f"neither streams nor ends; it said {self.said}"
@@ -149,16 +146,15 @@ class Captured:
         return self.error
 
     def settle(self, *, seconds: float = _PATIENCE_S) -> None:
-        """Wait until everything that is committed now is published."""
         target = emit_heartbeat(self.database.connection)
         emitted = time.monotonic()
 
         def published() -> bool:
             nonlocal emitted
-            # To read the topic each time would take more of the machine than capture does.
+            # Reading the topic each time would cost more than capture does.
             state = self._told
             if time.monotonic() - emitted > 1:
-                # Others write to the server as well: the target may lie after the commit that was to reach it.
+                # Others write to the server as well: the target may lie after the commit that should reach it.
                 emit_heartbeat(self.database.connection)
                 emitted = time.monotonic()
                 state = read_state(self.client, self.name, self.config.slot)
@@ -171,7 +167,7 @@ class Captured:
         self._until(published, "published", seconds=seconds)
 
     def wait_quiet(self) -> None:
-        """Wait until it has also looked for what the stream doesn't show, and has copied what that was."""
+        """Wait until it has also looked for changes that the stream doesn't show, and has copied them."""
         self.settle()
         time.sleep(3 * self.config.source.heartbeat_interval_s)
         self.settle()
@@ -188,22 +184,19 @@ class Captured:
         return self.config.topics()[TableName.parse(table)]
 
     def events(self, table: str) -> list["Published"]:
-        """All records of a table, partition after partition."""
+        """All records of a table, partition by partition."""
         return [
             Published(record.partition, record.key, record.value)
             for record in TopicReader(self.client).records(self.topic(table))
         ]
 
     def schemas(self, table: str) -> list[SchemaRecord]:
-        """The table's shapes, oldest first."""
         records = read_schema_records(self.client, self.name)
         return [record for record in records if record.table.name == TableName.parse(table)]
 
     def rows(self, table: str, *, by_tag: bool = False) -> dict[bytes, Row]:
-        """What a reader makes of the topic: the newest row per key, in the newest shape by ``__schema`` alone.
-
-        ``by_tag``: of a key, the event with the greatest tag counts, as in a sink. Else the last one does.
-        """
+        """The rows of the topic for a reader: the newest of each key, in the newest shape, by ``__schema`` alone.
+        ``by_tag``: the event with the greatest tag counts, as in a sink. Otherwise the last event does."""
         return _folded(self.events(table), self.schemas(table), by_tag=by_tag)
 
     def source_rows(self, table: str) -> dict[bytes, Row]:
@@ -223,7 +216,7 @@ class Captured:
             return shapes[name], [dict(row) for row in SourceRows(connection, shapes).rows(shapes[name], where)]
 
     def assert_equal(self, *tables: str) -> None:
-        """Every table, as its topic tells it, is the source's: to a new reader, and to a sink that was always there."""
+        """Every table's topic gives the source's rows, to a new reader and to a sink that was always there."""
         self.settle()
         names = tables or [str(name) for name in self.config.source.table_names]
         for table in names:
@@ -234,8 +227,6 @@ class Captured:
 
 @dataclass(frozen=True)
 class Published:
-    """A record of a table's topic."""
-
     partition: int
     key: bytes
     value: bytes | None
@@ -284,7 +275,7 @@ def _folded(events: Sequence[Published], records: Sequence[SchemaRecord], *, by_
 
 
 def assert_same_rows(table: str, actual: Mapping[bytes, Row], expected: Mapping[bytes, Row], where: str = "") -> None:
-    """Raises AssertionError with the first keys that differ; ``where`` says where the actual rows are."""
+    """Raise AssertionError with the first keys that differ; ``where`` says where the actual rows are."""
     different = [key for key in actual.keys() | expected.keys() if actual.get(key) != expected.get(key)]
     shown = [(key, _short(actual.get(key)), _short(expected.get(key))) for key in sorted(different)[:3]]
     assert not different, (
@@ -297,7 +288,7 @@ def _short(row: Row | None) -> object:
 
 
 def carried(row: Row, record: SchemaRecord) -> Row:
-    """A row of the shape before in a record's shape: renamed columns, defaults of added ones, without dropped ones."""
+    """A row of the previous shape in a record's shape: renamed columns, defaults of added ones, no dropped ones."""
     change = record.change
     values = {}
     for column in record.table.columns:
@@ -318,10 +309,8 @@ StartCapture = Callable[..., Captured]
 
 @pytest.fixture(name="capture")
 def _capture(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[StartCapture]:
-    """Starts capture of tables of the test's database, or ``of`` another one; ends it with the test.
-
-    ``publication`` is what follows ``for`` in the statement that creates one. Without it, capture makes its own.
-    """
+    """Starts capture of tables of the test's database, or ``of`` another one. Ends it with the test. ``publication`` is
+    what follows ``for`` in the statement that creates one. Without it, capture creates its own."""
     made: list[Captured] = []
 
     def make(

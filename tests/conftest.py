@@ -1,9 +1,9 @@
 """Fixtures of every test folder, and how much Hypothesis tries.
 
-Markers say where a test runs. Nothing runs beside one that is ``alone``: it changes a server for everybody or needs the
-whole machine. One that is ``busy`` keeps a core at work: they run one after the other beside all else, and two at once
-when nothing else is left. ``make soak`` runs what is marked ``soak``, ``make test`` all others. ``live`` needs servers.
-``unit`` is what needs neither servers nor Spark, by its folder.
+Markers say where a test runs. An ``alone`` test changes a server for everybody or needs the whole machine, so nothing
+runs beside it. A ``busy`` test keeps a core at work: busy tests run one after the other beside all else, and two at
+once when nothing else is left. ``make soak`` runs tests marked ``soak``, ``make test`` all others. ``live`` needs
+servers. ``unit``, set by the folder, needs neither servers nor Spark.
 """
 
 import os
@@ -21,7 +21,7 @@ pytest_plugins = [
 
 _EXAMPLES = 30
 
-# No deadlines: how long an example takes says more about the machine than about the code.
+# No deadlines: an example's duration says more about the machine than about the code.
 settings.register_profile("work", deadline=None, max_examples=_EXAMPLES)
 # In CI the same examples at each run, so that a change is judged by what it changes.
 settings.register_profile(
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Tell failures when they happen: whoever has to end a run that takes too long still learns what was wrong."""
+    """Report failures at once, so that they are known even if a long run is ended early."""
     terminal = config.pluginmanager.getplugin("terminalreporter")
     if terminal is not None:
         config.pluginmanager.register(_Failures(terminal))

@@ -1,4 +1,4 @@
-"""Lines of ``COPY ... TO STDOUT`` as PostgreSQL writes them, and the values of those that a snapshot's reader reads."""
+"""Lines of ``COPY ... TO STDOUT`` as PostgreSQL writes them, and the values that a snapshot's reader reads."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,19 +14,18 @@ _ESCAPED = re.compile(b"[" + b"".join(map(re.escape, _ESCAPES)) + b"]")
 
 
 def escaped(value: bytes | None) -> bytes:
-    """As PostgreSQL writes a value."""
+    """A value as PostgreSQL writes it."""
     if value is None:
         return b"\\N"
     return _ESCAPED.sub(lambda match: _ESCAPES[match[0]], value)
 
 
 def copy_line(row: Sequence[Any]) -> bytes:
-    """As PostgreSQL writes a row, with its newline."""
+    """A row as PostgreSQL writes it, with its newline."""
     return b"\t".join(map(escaped, row)) + b"\n"
 
 
 def snapshot_rows(reader: Any, table: Table, **options: Any) -> Iterator[Fields]:
-    """The values of a table's rows, from a ``SnapshotReader``."""
     for lines in reader.lines(table, **options):
         for line in lines:
             yield split_row(bytes(line)[:-1])

@@ -1,4 +1,4 @@
-"""Databases of a test's own, and what a slot of theirs streams."""
+"""Databases of a test's own, and what their slots stream."""
 
 import time
 import uuid
@@ -30,7 +30,7 @@ _PATIENCE_S = 300.0
 
 
 def until(condition: Callable[[], Any], *, seconds: float = _PATIENCE_S, every_s: float = 0.01) -> Any:
-    """Wait for something to become true, and return it. What is dear to ask is asked less often."""
+    """Wait for something to become true, and return it. Expensive conditions are checked less often."""
     deadline = time.monotonic() + seconds
     while not (result := condition()):
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s"
@@ -39,13 +39,13 @@ def until(condition: Callable[[], Any], *, seconds: float = _PATIENCE_S, every_s
 
 
 def password_of(dsn: str) -> str | None:
-    """The password that libpq finds in the connection string's passfile; None where it names none."""
+    """The password that libpq finds in the connection string's passfile; None without a passfile."""
     passfile = conninfo_to_dict(dsn).get("passfile")
     return None if passfile is None else Path(str(passfile)).read_text().strip().rpartition(":")[2]
 
 
 def create_login(server: psycopg.Connection[Any], role: str, dsn: str, attributes: str = "login") -> None:
-    """Make a role that the passfile of the server's connection string lets in."""
+    """Create a role that the passfile of the server's connection string lets in."""
     server.execute(
         sql.SQL("create role {} {} password {}").format(
             sql.Identifier(role),
@@ -56,15 +56,14 @@ def create_login(server: psycopg.Connection[Any], role: str, dsn: str, attribute
 
 
 def url_of(url: str, database: str) -> str:
-    """The URL of another database of that server."""
     return make_url(url).set(database=database).render_as_string(hide_password=False)
 
 
 class Database:
-    """A database that nobody else uses; slots and roles made through it go with it."""
+    """A database that nobody else uses. Slots and roles made through it are removed with it."""
 
     def __init__(self, server_dsn: str, *, options: str = "") -> None:
-        """Create it; ``options`` are those of CREATE DATABASE."""
+        """``options`` are those of CREATE DATABASE."""
         self.name = f"test_{uuid.uuid4().hex[:12]}"
         self.dsn = make_conninfo(server_dsn, dbname=self.name)
         self._server_dsn = server_dsn
@@ -93,7 +92,6 @@ class Database:
             self.connection.execute(statement.encode())
 
     def value(self, query: str, *parameters: object) -> Any:
-        """The first value of a query's only row."""
         row = self.connection.execute(query.encode(), parameters).fetchone()
         assert row is not None
         return row[0]
@@ -106,42 +104,39 @@ class Database:
         return name
 
     def let_in(self, role: str) -> None:
-        """Give a role that was made without a password the one of the passfile."""
+        """Give a role without a password the passfile's."""
         password = sql.Literal(password_of(self._server_dsn))
         self.connection.execute(sql.SQL("alter role {} password {}").format(sql.Identifier(role), password))
 
     def source(self, *tables: TableName, user: str | None = None) -> SourceSettings:
-        """Settings to capture tables of it, as its owner or as ``user``."""
+        """Settings to capture its tables, as its owner or as ``user``."""
         dsn = self.dsn if user is None else make_conninfo(self.dsn, user=user)
         return SourceSettings(dsn=dsn, tables=tuple(str(table) for table in tables) or ("public.t",))
 
     def shape(self, name: TableName) -> Table:
-        """A table as the catalogue describes it."""
         return load_tables(self.connection, [name], None)[name]
 
     def slot_name(self) -> str:
-        """A name for a new slot."""
         self._slots += 1
         return f"{self.name}_{self._slots}"
 
     def publish_all(self) -> None:
-        """A publication of every table, also of those to come."""
+        """Publish every table, including later ones."""
         self.execute(f"create publication {PUBLICATION} for all tables")
 
     def create_slot(self) -> tuple[str, Lsn]:
-        """A slot that stays, and where it starts."""
+        """A permanent slot, and where it starts."""
         name = self.slot_name()
         with ReplicationConnection(self.source()) as connection:
             return name, connection.create_slot(name, temporary=False).consistent_point
 
     def drop_slot(self, slot: str) -> None:
-        """Drop a slot once its reader has left."""
         idle = "select 1 from pg_replication_slots where slot_name = %s and not active"
         until(lambda: self.connection.execute(idle, (slot,)).fetchone())
         self.connection.execute("select pg_drop_replication_slot(%s)", (slot,))
 
     def stream(self, slot: str, at: Lsn, *, user: str | None = None) -> list[tuple[int, Message]]:
-        """Everything that is committed by now, from ``at``. Confirms nothing, so it can be read again."""
+        """Everything committed so far, from ``at``. Confirms nothing, so it can be read again."""
         return [(lsn, decode(payload)) for lsn, payload in self.payloads(slot, at, user=user)]
 
     def payloads(self, slot: str, at: Lsn, *, user: str | None = None) -> list[tuple[int, bytes]]:
@@ -164,7 +159,7 @@ class Database:
         return received
 
     def started(self, slot: str, at: Lsn, user: str | None = None) -> ReplicationConnection:
-        """A started stream; an earlier reader that has left may still hold the slot for a moment."""
+        """A started stream. An earlier reader that has left may still hold the slot for a moment."""
 
         def attempt() -> ReplicationConnection | None:
             connection = ReplicationConnection(self.source(user=user))
@@ -206,7 +201,6 @@ class Database:
 
 @pytest.fixture
 def database(endpoints: Endpoints) -> Iterator[Database]:
-    """An empty database for one test."""
     created = Database(endpoints.source_dsn)
     try:
         yield created
@@ -216,7 +210,6 @@ def database(endpoints: Endpoints) -> Iterator[Database]:
 
 @pytest.fixture
 def warehouse_database(endpoints: Endpoints) -> Iterator[Database]:
-    """The same on the warehouse's server."""
     created = Database(endpoints.warehouse_dsn)
     try:
         yield created

@@ -12,6 +12,5 @@ def rejected(
     partition: int = 2,
     offset: int = 17,
 ) -> DeadLetter:
-    """A dead letter of a row of public.orders."""
     position = Position("shop.public.orders", partition, offset)
     return DeadLetter("search", generation, position, key, "0" * 28, reason, 5_000, b"", 0)

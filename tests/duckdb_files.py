@@ -1,4 +1,4 @@
-"""Warehouses in a DuckDB file: opened as a job does, and read as anybody does."""
+"""Warehouses in a DuckDB file: opened as a job does, and read as any reader does."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,7 +37,7 @@ def sinks_of(file: Path, **settings: Any) -> Iterator[Open]:
 
 
 def read(file: Path, query: str) -> list[Any]:
-    """As any reader does it, who knows nothing of us."""
+    """Read as any reader does that knows nothing of us."""
     with duckdb.connect(str(file), read_only=True) as connection:
         connection.execute("set timezone = 'UTC'")
         return [tuple(row.values()) for row in connection.sql(query).to_arrow_table().to_pylist()]

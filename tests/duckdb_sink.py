@@ -1,4 +1,4 @@
-"""A real destination that needs no server, for tests of what the one in memory isn't able to do."""
+"""A real destination that needs no server, for tests of what the one in memory can't do."""
 
 from pathlib import Path
 

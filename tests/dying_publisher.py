@@ -1,4 +1,4 @@
-"""A capture whose process ends at one of its commits, in the test's own process."""
+"""A capture that dies at one of its commits, in the test's own process."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ class Killed(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The ``number``-th commit of the process, from 1, with the topics that were sent to since it began.
+    """The process's ``number``-th commit, from 1. ``topics`` are those sent to since it began.
 
-    ``ranges`` says how many ranges of the first copy were sent since then, and ``read`` how many commits, this one
-    included, had rows that were read from their table.
+    ``ranges`` counts the ranges of the first copy sent since then, ``read`` the commits, including this one, with rows
+    that were read from their table.
     """
 
     number: int
@@ -29,7 +29,7 @@ class Commit:
 
 
 class DyingPublisher:
-    """Ends the process at the first commit of which ``dies`` says so: before Kafka has it, or after."""
+    """Ends the process at the first commit for which ``dies`` returns True, before Kafka has it or after."""
 
     def __init__(
         self, publisher: TransactionalPublisher, dies: Callable[[Commit], bool], *, before: bool = False
@@ -75,5 +75,4 @@ class DyingPublisher:
 def dying(
     dies: Callable[[Commit], bool], *, before: bool = False
 ) -> Callable[[TransactionalPublisher], DyingPublisher]:
-    """For ``wrap_publisher``."""
     return lambda publisher: DyingPublisher(publisher, dies, before=before)

@@ -1,4 +1,4 @@
-"""The two edges of capture in memory: a scripted stream, a publisher that remembers, and a clock that they move."""
+"""The two edges of capture in memory: a scripted stream, a publisher that records, and a clock that they move."""
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -35,26 +35,22 @@ class Journal(list[tuple[str, int]]):
 
 
 class Time:
-    """A clock that only moves when somebody moves it."""
-
     def __init__(self) -> None:
         """Any instant will do."""
         self.now_s = 5000.0
 
     def pass_by(self, seconds: float) -> None:
-        """Let time pass."""
         self.now_s += seconds
 
     def clock(self) -> Clock:
-        """As the loop wants it."""
         return Clock(lambda: self.now_s, lambda: int(self.now_s * 1e6))
 
 
 class ScriptedStream:
-    """Sends bursts; when the reader has waited twice in a row for nothing, the next burst is there."""
+    """Sends bursts. The next one arrives when the reader has waited twice in a row for nothing."""
 
     def __init__(self, time: Time, journal: Journal, *bursts: Burst) -> None:
-        """``exhausted`` once the reader waits for a burst after the last."""
+        """``exhausted`` is True once the reader waits for a burst after the last."""
         self._time = time
         self._journal = journal
         self._bursts = [list(burst) for burst in bursts]
@@ -90,7 +86,7 @@ class ScriptedStream:
 
 
 def slowest_pace() -> Pace:
-    """As it is after a while with a broker that is out of breath. Some quick commits bring it back."""
+    """The pace after a while with an exhausted broker. Some quick commits bring it back."""
     pace = commit_pace(CaptureSettings())
     for _ in range(10):
         pace.took(60.0)
@@ -98,10 +94,9 @@ def slowest_pace() -> Pace:
 
 
 class MemoryPublisher:
-    """Keeps what was committed. ``fail_at`` counts commits from 0; the failing one may still have been durable."""
+    """Stores what was committed. Commit ``fail_at``, from 0, fails; it may be ``durable`` all the same."""
 
     def __init__(self, journal: Journal, *, fail_at: int | None = None, durable: bool = False) -> None:
-        """Nothing is open yet."""
         self._journal = journal
         self._fail_at = fail_at
         self._durable = durable
@@ -160,7 +155,6 @@ class MemoryPublisher:
 
     @property
     def events(self) -> list[Event]:
-        """Everything that was committed."""
         return [event for batch in self.batches for event in batch]
 
 

@@ -1,4 +1,4 @@
-"""A log without a database: writes events as capture does, so that what reads the log can be tested by itself."""
+"""A log without a database: writes events as capture does, so that readers of the log can be tested alone."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,6 @@ _FIRST_LSN = 0x100_0000
 
 
 def one_broker_topics(**changes: int) -> TopicSettings:
-    """Settings for one broker."""
     return TopicSettings(**{"partitions": 4, "replication_factor": 1, **changes})
 
 
@@ -78,7 +77,7 @@ def encoder(table: Table) -> TableEncoder:
 
 
 def value_bytes(table: Table, op: str, row: Row, *, lsn: int, seq: int, commit_time_ms: int = 0) -> bytes:
-    """An event's value as it is on the topic; ``row`` holds the key alone for a delete."""
+    """An event's value as it is on the topic. For a delete, ``row`` holds only the key."""
     encode = encoder(table)
     text = encode.row([field(row.get(column.name)) for column in table.columns])
     before, after = (text, b"null") if op == "d" else (b"null", text)
@@ -90,7 +89,7 @@ class Log:
     """A pipeline's topics, and capture's part in writing them."""
 
     def __init__(self, kafka: KafkaSettings, pipeline: str, tables: Sequence[Table]) -> None:
-        """Create the topics, publish the tables' shapes, fence whoever wrote here before."""
+        """Create the topics, publish the tables' shapes, and fence earlier writers."""
         self.kafka = kafka
         self.pipeline = pipeline
         self.tables = list(tables)
@@ -121,21 +120,19 @@ class Log:
         commit_time_ms: int = 0,
         progress: bool = True,
     ) -> int:
-        """One source transaction in one Kafka transaction; returns its LSN, which a watermark may reach.
-
-        Without ``progress``, no record of that is written, as for the rows of a copy.
-        """
+        """Commit one source transaction in one Kafka transaction; returns its LSN, which a watermark may reach. Without
+        ``progress``, writes no progress record, as for the rows of a copy."""
         self._send(changes, commit_time_ms)
         self.lsn += 8
         self._seq = 0
-        # Naming the topics makes it write progress at once, where capture would wait a moment under load.
+        # Naming the topics makes it write progress at once; capture would wait a moment under load.
         topics = [self.topic(table) for table in self.tables] if progress else []
         state = self._state(self.lsn - 8, len(changes), commit_time_ms)
         self._publisher.commit(state, schemas, covering=topics, progress=progress)
         return self.lsn
 
     def commit_part(self, changes: Sequence[Change]) -> None:
-        """The beginning of the transaction that is committed next, or more of it, in a Kafka transaction of its own."""
+        """Commit the beginning, or more, of the next committed transaction, in a Kafka transaction of its own."""
         self._send(changes)
         state = self._state(self.lsn, self._seq, 0)
         self._publisher.commit(state, covering=[self.topic(table) for table in self.tables])
@@ -175,7 +172,7 @@ class Log:
         """Delete a table's topic and create it again, as somebody might by hand."""
         self.delete_topic(table)
         self._create_topics()
-        self._publisher = self._open_publisher()  # it learns at its start which topics there are
+        self._publisher = self._open_publisher()  # it learns at its start which topics exist
 
     def delete_topic(self, table: Table) -> None:
         """Delete a table's topic, as somebody might by hand."""
@@ -185,10 +182,10 @@ class Log:
         admin.delete_topics([self.topic(table)], operation_timeout=15)[self.topic(table)].result(15)
         while self._cluster.partition_counts([self.topic(table)]):
             pass
-        self._publisher = self._open_publisher()  # the one before has written to it, and asks for its end
+        self._publisher = self._open_publisher()  # the previous one has written to the topic, and asks for its end
 
     def delete_records(self, table: Table) -> None:
-        """Delete all that is in a table's topic, as somebody might by hand."""
+        """Delete all records of a table's topic, as somebody might by hand."""
         from confluent_kafka import TopicPartition
         from confluent_kafka.admin import AdminClient
 

@@ -1,4 +1,4 @@
-"""How many examples Hypothesis tries where a test says it itself."""
+"""The number of examples for tests that set it themselves."""
 
 from hypothesis import settings
 
@@ -6,5 +6,5 @@ _IN_SOAK = 10
 
 
 def examples(number: int) -> int:
-    """That many at each run, ten times as many in ``make soak``."""
+    """This many in each run, ten times as many in ``make soak``."""
     return number * _IN_SOAK if settings.get_current_profile_name() == "soak" else number

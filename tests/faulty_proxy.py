@@ -1,4 +1,4 @@
-"""A TCP proxy before one server that can be told to be in trouble: slow, or refusing every HTTP request."""
+"""A TCP proxy before one server, which can be slow or refuse every HTTP request."""
 
 import socket
 import threading
@@ -8,7 +8,7 @@ from typing import Self
 
 
 class FaultyProxy:
-    """Passes bytes on. Connections that are open when its behaviour changes are cut."""
+    """Passes bytes on. A change of behaviour cuts the open connections."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
@@ -27,15 +27,14 @@ class FaultyProxy:
 
     @property
     def refused(self) -> int:
-        """How many requests it has refused."""
         return self._refused
 
     def be_slow(self, delay_s: float) -> None:
-        """From now on, every piece of an answer takes so long."""
+        """From now on, every piece of an answer takes this long."""
         self._become(delay_s=delay_s, status=None)
 
     def refuse(self, status: int) -> None:
-        """From now on, every HTTP request is answered with this status."""
+        """From now on, every HTTP request gets this status."""
         self._become(delay_s=0.0, status=status)
 
     def be_well(self) -> None:
@@ -80,7 +79,7 @@ class FaultyProxy:
         try:
             server = socket.create_connection(self._target, timeout=5)
         except OSError:
-            client.close()  # as nobody at the server's port would do it, only later
+            client.close()  # like a port without a server, only later
             return
         server.settimeout(None)
         with self._lock:

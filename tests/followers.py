@@ -1,4 +1,4 @@
-"""A sink in memory that reads the topics from their beginning on, and judges by tags alone, as sinks do."""
+"""A sink in memory that reads the topics from their beginning, and judges by tags alone, as sinks do."""
 
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_reader import TopicReader
@@ -7,7 +7,7 @@ from tests.captured import Captured, Published, Row, carried
 
 
 class _Table:
-    """What is known of one topic: the newest event of each key, deletes among them, and what to read next."""
+    """What is known of one topic: the newest event of each key, including deletes, and what to read next."""
 
     def __init__(self, identity: str) -> None:
         self.identity = identity
@@ -16,10 +16,8 @@ class _Table:
 
 
 class Follower:
-    """Of a key, the event with the greatest tag counts; one with the same tag is there already.
-
-    A topic that was deleted is read anew, as its sinks have to be built again.
-    """
+    """Of each key, the event with the greatest tag counts; an equal tag is there already. A deleted topic is read from
+    its beginning, since its sinks must be rebuilt."""
 
     def __init__(self, captured: Captured) -> None:
         self._captured = captured

@@ -45,7 +45,7 @@ def lease_of(store: MemoryStore, gate: BatchGate, now: Time) -> GenerationLease:
 
 
 class AskedRecords(MemorySink):
-    """Keeps which records were asked for, and how many requests that took."""
+    """Records which records were asked for, and in how many requests."""
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
@@ -61,7 +61,7 @@ class AskedRecords(MemorySink):
 
 
 def set_aside(tables: SinkTables, opened: OpenedSink, asides: Mapping[TableName, Aside]) -> GenerationLease:
-    """Have a job know these as the ones that it has set aside. Returns its lease, of generation 1."""
+    """Make a job know these as the tables that it has set aside. Returns its lease, of generation 1."""
     lease = GenerationLease(opened, 1)
     lease.claim(opened.sink.claim)
     paused = [table for table, aside in asides.items() if aside.state is AsideState.PAUSED]

@@ -1,4 +1,4 @@
-"""A broker that knows its users, and lets each do only what the docs say to grant it."""
+"""A broker with users, each of whom may do only what the docs say to grant."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,25 +30,25 @@ _TYPES: Final = {
 
 
 class GuardedKafka:
-    """``address`` asks for a login by SCRAM. Who comes in the other way, as the tests do, may do everything."""
+    """``address`` requires a login by SCRAM. The other listener, which tests use, allows everything."""
 
     def __init__(self, inner: str, address: str) -> None:
         self.address = address
         self._admin = AdminClient({"bootstrap.servers": inner, "log_level": 0})
 
     def add_user(self, name: str) -> None:
-        """Its password is ``PASSWORD``. It has no right yet."""
+        """Its password is ``PASSWORD``. It has no rights yet."""
         add_scram_user(self._admin, name)
 
     def grant(self, user: str, resource: str, operations: Iterable[str], *, pipeline: str) -> None:
-        """A row of the docs' tables: ``topics `<pipeline>.*` ``, and what may be done with them."""
+        """Grant a row of the docs' tables: ``topics `<pipeline>.*` ``, and what may be done with them."""
         bindings = _bindings(user, resource, operations, AclPermissionType.ALLOW, pipeline)
         for future in self._admin.create_acls(bindings).values():
             future.result(300)
 
     @contextmanager
     def denied(self, user: str, resource: str, operation: str, *, pipeline: str) -> Iterator[None]:
-        """Meanwhile the user may not do this, whatever else is granted."""
+        """Until the block ends the user may not do this, whatever else is granted."""
         (binding,) = _bindings(user, resource, [operation], AclPermissionType.DENY, pipeline)
         for created in self._admin.create_acls([binding]).values():
             created.result(300)

@@ -71,7 +71,7 @@ def _published(shape: Table) -> PublishedTable:
 
 
 class Answers:
-    """What is asked of source, topics and memory. A shape is taken as it was known, and no topic has anything."""
+    """Answers for source, topics and memory. Shapes stay as they were known, and no topic holds anything."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ def assembler(
     notices: Sequence[str] = (),
     **known: Any,
 ) -> Assembler:
-    """An assembler that goes on from a state. ``known`` is what else is known of relations."""
+    """An assembler that continues from a state. ``known`` is what else is known of relations."""
     begin = at or state()
     progress = StreamProgress(
         position=(begin.commit_lsn, begin.seq),
@@ -128,19 +128,19 @@ def assembler(
 
 
 def relations(*shapes: Table) -> list[Relation]:
-    """How the stream describes them; the first has ``RELATION_ID``, the next ones have the numbers after it."""
+    """How the stream describes them. The first has ``RELATION_ID``, the next ones the numbers after it."""
     return [relation(shape, RELATION_ID + index) for index, shape in enumerate(shapes or (table(),))]
 
 
 def events(
     follower: Assembler, messages: Iterable[tuple[int, Message]], answers: Answers | None = None
 ) -> Sequence[Event]:
-    """Everything that the messages come to."""
+    """All events of these messages."""
     return [event for lsn, message in messages for event in fed(follower, message, lsn, answers)]
 
 
 def fed(follower: Assembler, message: Message, lsn: int = 0, answers: Answers | None = None) -> Iterator[Event]:
-    """What one message comes to, event by event, as the loop publishes it."""
+    """The events of one message, one by one, as the loop publishes them."""
     outcome = follower.feed(message, lsn)
     yield from outcome if isinstance(outcome, tuple) else followed(outcome, answers)
 
@@ -160,5 +160,5 @@ def followed(steps: Steps, answers: Answers | None = None) -> Iterator[Event]:
 
 
 def copied(follower: Assembler, published: PublishedTable) -> None:
-    """The stream is at a copy of the table, and has described it as it is known."""
+    """The stream has reached a copy of the table, and has described the table as it is known."""
     assert not list(followed(follower.relations.replace(published)))

@@ -1,4 +1,4 @@
-"""The jobs in a process of their own, as the command runs them: where a kill, a signal or the cluster is the point.
+"""The jobs in a process of their own, as the command runs them: for kills, signals and the cluster.
 
 Spark's JVM takes twelve seconds of both cores to start. All other tests use Spark in their own process
 (``tests.spark_session``).
@@ -26,7 +26,7 @@ from stack.jars import jar_set
 from tests.job_reports import Reports, seen
 
 ENDING = {"spark.default.parallelism": "1"}
-"""Settings of Spark that leave no task for a batch that goes on: each ends where the log ends."""
+"""Settings of Spark that leave no task for a batch that goes on: each batch ends where the log ends."""
 
 
 def spark_settings(directory: Path, **changes: Any) -> SparkSettings:
@@ -108,7 +108,7 @@ class JobProcess(Reports):
         return self.finish()
 
     def kill(self) -> None:
-        """End the driver as a crash would; its JVM finds its standard input closed and ends by itself."""
+        """End the driver as a crash would. Its JVM finds its standard input closed and ends by itself."""
         if self._process.poll() is None:
             self._process.kill()
         self.finish()
@@ -123,7 +123,7 @@ class JobProcess(Reports):
 def run_sinks(
     *, pipeline: str, kafka: KafkaSettings, tables: Sequence[TableName], spark: SparkSettings, **arguments: Any
 ) -> int:
-    """``jobs.driver.run_sinks`` of these tables; ``arguments`` are all but its source."""
+    """``jobs.driver.run_sinks`` for these tables; ``arguments`` are all but its source."""
     from jobs import driver
 
     return driver.run_sinks(driver.Source(pipeline, kafka, tables, spark), **arguments)

@@ -1,4 +1,4 @@
-"""What a job under test has told so far, and waiting for what it is still to tell."""
+"""The reports of a job under test, and waiting for more of them."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ def seen(report: Report) -> Seen:
     """A report as a dictionary; an error is its text."""
     fields: Seen = {"report": type(report).__name__}
     for name, value in asdict(report).items():
-        # As a report from another process comes, through JSON.
+        # Like a report from another process, which comes through JSON.
         fields[name] = (
             str(value) if isinstance(value, Exception) else list(value) if isinstance(value, tuple) else value
         )
@@ -24,24 +24,24 @@ def seen(report: Report) -> Seen:
 
 
 class Reports:
-    """Reports in the order in which they came. ``poll`` of a subclass says whether more may come."""
+    """Reports in the order in which they came. A subclass's ``poll`` says whether more may come."""
 
     def __init__(self) -> None:
         self.reports: list[Seen] = []
         self._arrived = threading.Condition()
 
     def poll(self) -> int | None:
-        """The exit code once it has ended and everything it told is here, else None."""
+        """The exit code once it has ended and all its reports are here, else None."""
         raise NotImplementedError
 
     def add(self, report: Seen) -> None:
-        """Keep a report and wake up who waits for one."""
+        """Add a report and wake up those that wait for one."""
         with self._arrived:
             self.reports.append(report)
             self._arrived.notify_all()
 
     def wait_for(self, what: str, timeout_s: float = 300, since: int = 0, **fields: Any) -> Seen:
-        """The first report of this class with these fields, from the report with index ``since`` on."""
+        """The first report of this class with these fields, from index ``since`` on."""
         return self.wait_until(
             lambda report: (
                 report["report"] == what and all(report.get(name) == value for name, value in fields.items())
@@ -51,7 +51,7 @@ class Reports:
         )
 
     def wait_until(self, matches: Callable[[Seen], bool], timeout_s: float = 300, since: int = 0) -> Seen:
-        """The first report that matches. Fails at the time-out, and when the job has ended without one."""
+        """The first report that matches. Fails at the time-out, and if the job has ended without one."""
         deadline = time.monotonic() + timeout_s
         with self._arrived:
             while True:
@@ -66,10 +66,9 @@ class Reports:
                 self._arrived.wait(min(remaining, 0.2))
 
     def total(self, field: str) -> int:
-        """The sum of a field over all batches."""
         return sum(report[field] for report in self.reports if report["report"] == "StatusReport")
 
     def told(self) -> str:
-        """The last reports but those of watermarks, of which there are many, for whoever reads a failed test."""
+        """The last reports except the many of watermarks, to explain a failed test."""
         telling = [report for report in self.reports if report["report"] != "WatermarkRaised"]
         return "\n".join(map(str, telling[-50:]))

@@ -1,4 +1,4 @@
-"""Three brokers of Kafka on this machine, each of them a controller too, that are killed and started one by one."""
+"""Three brokers of Kafka on this machine, each also a controller, which are killed and started one by one."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ _READY_S = 120
 
 _SETTINGS = {
     **KAFKA_OVERRIDES,
-    # Every record is on all brokers, and acknowledged by two of them at least.
+    # Every record is on all brokers, and at least two of them acknowledge it.
     "default.replication.factor": "3",
     "min.insync.replicas": "2",
     "offsets.topic.replication.factor": "3",
@@ -38,7 +38,7 @@ _SETTINGS = {
     "transaction.state.log.num.partitions": "6",
     "share.coordinator.state.topic.replication.factor": "3",
     "share.coordinator.state.topic.min.isr": "2",
-    # A broker that is back leads its partitions again, so that each kill finds leaders.
+    # A broker that is back leads its partitions again, so that each kill hits leaders.
     "leader.imbalance.check.interval.seconds": "2",
     "leader.imbalance.per.broker.percentage": "0",
 }
@@ -88,7 +88,6 @@ class KafkaCluster:
         self._kill_all()
 
     def kill(self, node: int) -> None:
-        """``kill -9`` of a broker."""
         process.kill(self._running.pop(node)[0])
 
     def start(self, node: int) -> None:
@@ -97,7 +96,7 @@ class KafkaCluster:
         self._wait_complete(NODES)
 
     def leader_of(self, topic: str, partition: int) -> int:
-        """The node that leads a partition now, -1 for none. Raises KafkaException when no broker answers."""
+        """The node that leads a partition now, -1 for none. Raises KafkaException if no broker answers."""
         return int(self._metadata().topics[topic].partitions[partition].leader)
 
     def coordinator_of(self, transactional_id: str) -> int:
@@ -108,8 +107,8 @@ class KafkaCluster:
     def view(self, topics: Collection[str]) -> str:
         """What the brokers know of all transactions, and of the producers that write to these topics.
 
-        A partition with an open transaction, whose coordinator calls it complete, has lost the marker: read-committed
-        readers get no further there.
+        A partition whose transaction is open although its coordinator calls it complete has lost the marker:
+        read-committed readers get no further there.
         """
         told = [f"nodes {sorted(self._running)} of {NODES} run"]
         try:
@@ -124,7 +123,7 @@ class KafkaCluster:
         return "\n".join(told)
 
     def is_open(self, topic: str, partition: int) -> bool:
-        """Whether a transaction is open at a partition, as its leader sees it."""
+        """Whether a transaction is open at a partition, according to its leader."""
         with self._java_admin() as admin:
             return any(
                 producer.currentTransactionStartOffset().isPresent() for producer in admin.producers(topic, partition)
@@ -137,7 +136,7 @@ class KafkaCluster:
         self._running[node] = started, tail
 
     def _wait_complete(self, nodes: Collection[int]) -> None:
-        """Until these brokers are there, and in sync in all of their partitions."""
+        """Wait until these brokers answer, and are in sync in all of their partitions."""
         deadline = time.monotonic() + _READY_S
         while not self._is_complete(nodes):
             for node, (running, tail) in self._running.items():
@@ -158,7 +157,7 @@ class KafkaCluster:
         )
 
     def _metadata(self) -> ClusterMetadata:
-        """From a client of its own: one that is kept goes on with what it once knew."""
+        """From a new client each time: a kept one goes on with what it once knew."""
         return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0}).list_topics(timeout=10)
 
     @contextmanager
@@ -171,7 +170,7 @@ class KafkaCluster:
             redirect_stderr=subprocess.DEVNULL,
             die_on_exit=True,
         )
-        # Objects that Python collects, in whichever thread, would tell the JVM over a connection that nobody closes.
+        # With memory management, objects that Python collects would call the JVM over a connection that nobody closes.
         parameters = GatewayParameters(port=port, auto_convert=True, enable_memory_management=False)
         gateway = JavaGateway(gateway_parameters=parameters)
         try:
@@ -196,11 +195,10 @@ class _JavaAdmin:
         return self._admin.describeTransactions([transactional_id]).description(transactional_id).get()
 
     def transactions(self) -> list[str]:
-        """All of them."""
         names = [listed.transactionalId() for listed in self._admin.listTransactions().all().get()]
         return [f"{name}: {self.transaction(name)}" for name in names]
 
     def producers(self, topic: str, partition: int) -> Any:
-        """The producers that a partition's leader knows, with where their open transactions begin."""
+        """The producers that a partition's leader knows, with the begin of their open transactions."""
         at = self._jvm.org.apache.kafka.common.TopicPartition(topic, partition)
         return self._admin.describeProducers([at]).partitionResult(at).get().activeProducers()

@@ -11,7 +11,7 @@ from stack.kafka import Kafka
 
 @contextmanager
 def running_kafka(server: Kafka, taken: Mapping[str, int], directory: Path) -> Iterator[str]:
-    """Start it on ``main`` and ``controller`` of these ports, and yield its address; kill it at the end."""
+    """Start it on the ports ``main`` and ``controller``, and yield its address; kill it at the end."""
     both = {name: taken[name] for name in ("main", "controller")}
     running, tail = process.spawn(server.prepare(both, directory))
     assert running is not None, tail.last(20)

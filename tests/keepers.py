@@ -17,7 +17,7 @@ def log_of(
     ids: Mapping[str, str] | None = None,
     uncopied: str = "",
 ) -> LogFacts:
-    """A log of these topics, each of the table that the last part of its name says, with one partition."""
+    """A log of these topics, each with one partition, and with the table that the last part of its name says."""
     kept_ms = dict.fromkeys(topics, retention_ms) if isinstance(retention_ms, int) else retention_ms
     facts = {topic: TopicFacts((ids or {}).get(topic, "id"), 1, kept_ms[topic]) for topic in topics}
     tables = {topic: TableName("public", topic.rpartition(".")[2]) for topic in topics}

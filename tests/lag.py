@@ -22,7 +22,7 @@ def source_facts(**changes: Any) -> SourceFacts:
 
 
 def sink_facts(name: str = "cache", generation: int = 1, **changes: Any) -> SinkFacts:
-    """A live generation that has everything of that."""
+    """A live generation that has applied all of that."""
     facts = SinkFacts(
         name,
         generation,
@@ -36,5 +36,5 @@ def sink_facts(name: str = "cache", generation: int = 1, **changes: Any) -> Sink
 
 
 def applied_stage(name: str, lsn: int | None = 10) -> Stage:
-    """The stage of a sink's live generation, which has everything up to there."""
+    """The stage of a sink's live generation, which has applied everything up to ``lsn``."""
     return Stage(f"{APPLIED}{name}", lsn, 0, 0.0, 0, sink_facts(name, watermark_lsn=lsn or 0))

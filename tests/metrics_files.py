@@ -118,7 +118,7 @@ ROWS: tuple[tuple[str, tuple[tuple[str, str, str, str], ...]], ...] = (
 
 
 def definitions() -> list[Definition]:
-    """Of the core and of extensions."""
+    """Those of the core and of extensions."""
     return [*DEFINITIONS.values(), *(definition for each in installed() for definition in each.metrics())]
 
 
@@ -163,12 +163,11 @@ def _panels() -> Iterator[dict[str, Any]]:
 
 
 def dashboard_text() -> str:
-    """The file."""
     return json.dumps(dashboard(), indent=1) + "\n"
 
 
 def rows() -> list[str]:
-    """The lines of the docs' tables, one of each process."""
+    """The lines of the docs' tables, one table for each process."""
     lines: list[str] = []
     for part in Part:
         lines += ["", f"| of {part.value} | meaning |", "| --- | --- |"]
@@ -180,12 +179,11 @@ def rows() -> list[str]:
 
 
 def in_page() -> list[str]:
-    """The same, as the page has them."""
+    """The same lines as the page has them now."""
     return lines_between(_PAGE, _BEGIN, _END)
 
 
 def expressions() -> Iterator[str]:
-    """Every expression of the dashboard and of the rules."""
     import yaml
 
     for _, panels in ROWS:
@@ -208,7 +206,6 @@ def series() -> dict[str, tuple[str, ...]]:
 
 
 def path() -> Path:
-    """The page with the table."""
     return _PAGE
 
 

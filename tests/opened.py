@@ -8,7 +8,6 @@ from sinks.contract import OpenedSink
 
 @contextmanager
 def closing_sink(opened: OpenedSink) -> Iterator[OpenedSink]:
-    """Close it at the end of the block."""
     try:
         yield opened
     finally:

@@ -16,10 +16,10 @@ _TIGHT = {"http.max_content_length": "1mb", "indexing_pressure.memory.limit": "7
 
 @contextmanager
 def opensearch_2() -> Iterator[str]:
-    """A node of its own; its address."""
+    """A node of its own; yields its address."""
     chosen_java = java.for_kafka()
     patch = pytest.MonkeyPatch()
-    # Any Java that is said to be older starts version 2.
+    # With a Java that passes for an older one, version 2 starts.
     patch.setattr(
         java, "for_opensearch", lambda: replace(chosen_java, major=min(chosen_java.major, java.JAVA_OPENSEARCH_3 - 1))
     )

@@ -1,4 +1,4 @@
-"""A PostgreSQL of a test's own, which can be taken back to an earlier moment as by a snapshot of its volume."""
+"""A PostgreSQL of a test's own, which can go back to an earlier moment, as by a snapshot of its volume."""
 
 import shutil
 import subprocess
@@ -16,7 +16,7 @@ from tests.services import temporary_directory
 
 
 class OwnServer:
-    """A PostgreSQL that nobody else uses, whose files are kept and taken back."""
+    """A PostgreSQL that nobody else uses, whose files are saved and put back."""
 
     def __init__(self, directory: Path) -> None:
         self._stack = Stack(directory, light=True, durable=False)
@@ -29,7 +29,6 @@ class OwnServer:
 
     @cached_property
     def database(self) -> Database:
-        """A database of it."""
         return Database(self.dsn)
 
     def stop(self) -> None:
@@ -42,18 +41,18 @@ class OwnServer:
 
     @contextmanager
     def stopped(self) -> Iterator[Path]:
-        """Its files, while it is stopped."""
+        """Stops it; yields its files."""
         self.stop()
         yield self._files
         self.start()
 
     def keep(self, moment: str = "kept") -> None:
-        """Keep the files as they are now."""
+        """Save the files as they are now."""
         with self.stopped() as files:
             _copy(files, self._directory / moment)
 
     def take_back(self, moment: str = "kept", *, as_standby: bool = False) -> None:
-        """Begin again with the files that were kept; as a standby of nobody, where it is to be promoted."""
+        """Begin again with the saved files; ``as_standby`` of no primary, so that it can be promoted."""
         with self.stopped() as files:
             shutil.rmtree(files)
             _copy(self._directory / moment, files)

@@ -1,7 +1,7 @@
-"""Files that have no test of a part aren't loaded: ``pytest -p tests.part_files --part busy``.
+"""Skips loading files without a test of a part: ``pytest -p tests.part_files --part busy``.
 
-To load all files takes nine seconds of processor time, and a run of all tests has seven processes that do it. A file
-names the marks of its tests itself, so its text says enough.
+Loading all files takes nine seconds of processor time, and a run of all tests has seven processes that load them. A
+file names its tests' marks, so its text says enough.
 """
 
 from pathlib import Path
@@ -16,11 +16,11 @@ UNIT = (
     *_TESTS.glob("extensions/*/unit"),
     *_TESTS.glob("extensions/*/property"),
 )
-"""What is there is ``unit`` unless a mark says something else."""
+"""Tests there are ``unit`` unless a mark says something else."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``others`` has what isn't in one of the other parts."""
+    """``others`` has the tests that are in none of the other parts."""
     parser.addoption("--part", choices=PARTS, required=True, help="load the files that may have tests of this part")
 
 
@@ -32,7 +32,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def may_have(part: str, path: Path, text: str) -> bool:
-    """Whether tests of this part can be in a file with this text. Pure."""
+    """Whether a file with this text can have tests of this part. Pure."""
     is_unit = any(map(path.is_relative_to, UNIT))
     if part == "unit":
         return is_unit or "mark.unit" in text

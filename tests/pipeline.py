@@ -65,7 +65,6 @@ class Process(subprocess.Popen[bytes]):
             )
 
     def told(self) -> str:
-        """What it has written so far."""
         return self.log.read_text()
 
 
@@ -73,7 +72,7 @@ _HEAP = 'conf = { "spark.driver.memory" = "512m" }'
 
 
 class Running(Protocol):
-    """A process, or what runs in a thread of this one."""
+    """A process, or something that runs in a thread of this one."""
 
     def poll(self) -> int | None:
         """The exit code once it has ended."""
@@ -85,7 +84,7 @@ class Running(Protocol):
 
 
 def quick(endpoints: Endpoints) -> Endpoints:
-    """The same, by which a Redis server that hangs is noticed soon."""
+    """The same, with a short time-out for a Redis server that hangs."""
     return replace(endpoints, redis_url=f"{endpoints.redis_url}?socket_timeout=1.5")
 
 
@@ -105,8 +104,7 @@ class Pipeline:
     ) -> None:
         """``replicas``: on how many brokers each topic is; one of several may be down. ``more`` are lines for
         configuration sections: ``kafka``, ``capture``, ``snapshot``, ``spark`` or a sink's (``search``, ``cache``,
-        ``warehouse``).
-        """
+        ``warehouse``)."""
         self.endpoints = endpoints
         self.directory = directory
         self.name = name
@@ -186,7 +184,7 @@ url = "{self.endpoints.warehouse_url}"
         return self._processes[-1]
 
     def run(self, *command: str, ends_with: int = 0, timeout_s: float = 600) -> str:
-        """A command's standard output, once it has ended with this code."""
+        """Run a command and return its standard output, once it has ended with this code."""
         done = subprocess.run(
             [sys.executable, "-m", "lockstep", *command, "--config", str(self.path)],
             capture_output=True,
@@ -202,7 +200,7 @@ url = "{self.endpoints.warehouse_url}"
         return self.start("tests.crash.capture_process", "--config", str(self.path), *extra)
 
     def start_apply(self) -> Process:
-        """Apply to all sinks in a process of its own, with a Spark of its own: for kills and signals."""
+        """Apply to all sinks in a process with a Spark of its own, for kills and signals."""
         return self.start("lockstep", "apply", "--config", str(self.path))
 
     def apply(self, spark: SparkSession, *sinks: str, once: bool = False) -> Job:
@@ -218,13 +216,13 @@ url = "{self.endpoints.warehouse_url}"
         return rebuild
 
     def stop(self, process: Process, *, timeout_s: float = 300.0) -> int:
-        """SIGTERM, and wait for the exit code."""
+        """Send SIGTERM, and wait for the exit code."""
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         return process.wait(timeout_s)
 
     def wait_ended(self, process: Process, *, timeout_s: float = 300.0) -> int:
-        """The exit code. A process that doesn't end says where it is before the test fails."""
+        """The exit code. A process that doesn't end writes its stacks before the test fails."""
         try:
             return process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -232,7 +230,7 @@ url = "{self.endpoints.warehouse_url}"
             raise AssertionError(f"still running after {timeout_s:.0f} s: {process.told()[-8000:]}") from None
 
     def tell_where(self, process: Process) -> None:
-        """Have a process that seems to hang write all its threads' stacks to its log."""
+        """Make a process that seems to hang write all its threads' stacks to its log."""
         if process.poll() is None:
             process.send_signal(signal.SIGUSR1)
             time.sleep(1)
@@ -271,7 +269,7 @@ url = "{self.endpoints.warehouse_url}"
         wait_until(streaming, what="capture streams")
 
     def wait_published(self, *processes: Process, timeout_s: float = 300.0) -> None:
-        """Wait until all that is committed now has been published. None of these captures may end."""
+        """Wait until everything committed now is published. None of these captures may end."""
         with self.sql() as connection:
             target = emit_heartbeat(connection)
 
@@ -280,15 +278,15 @@ url = "{self.endpoints.warehouse_url}"
                 assert process.poll() is None, process.told()
             try:
                 state = self.state()
-            except Unavailable:  # while brokers change places
+            except Unavailable:  # while brokers change roles
                 return False
             return state is not None and state.end_lsn >= target
 
-        # Each look reads a topic, beside the capture that is waited for.
+        # Each look reads a topic, which slows the capture that is waited for.
         wait_until(published, what=f"published up to {target:X}", timeout_s=timeout_s, every_s=0.25)
 
     def wait_applied(self, applier: Running, *, timeout_s: float = 300.0) -> None:
-        """Wait until every sink has applied all that is committed now."""
+        """Wait until every sink has applied everything committed now."""
         with self.sql() as connection:
             target = emit_heartbeat(connection)
 
@@ -322,7 +320,7 @@ url = "{self.endpoints.warehouse_url}"
     # What the topics should hold, and what they do.
 
     def make_oracle(self) -> None:
-        """A second slot over the same WAL; what it decodes without interruption is what the topics must hold."""
+        """Create a second slot over the same WAL. Its uninterrupted decoding is what the topics must hold."""
         with self.sql() as connection:
             connection.execute(
                 "select pg_create_logical_replication_slot(%s, 'pgoutput')", (f"{self.config.slot}_oracle",)
@@ -358,7 +356,7 @@ url = "{self.endpoints.warehouse_url}"
         }
 
     def change_accounts(self, text: str) -> None:
-        """Have rows of its table ``account`` change, go and come."""
+        """Change, delete and insert rows of table ``account``."""
         table = f"{self.name}.account"
         with self.sql() as connection:
             for statement in (
@@ -369,7 +367,7 @@ url = "{self.endpoints.warehouse_url}"
                 connection.execute(statement.encode())
 
     def newest_rows(self) -> dict[tuple[str, bytes], Any]:
-        """What compaction would leave: the last event of every key, if it isn't a delete."""
+        """What compaction would leave: the last event of every key, unless it is a delete."""
         newest: dict[tuple[str, bytes], Any] = {}
         for events in self.published(snapshot=True).values():
             for topic, key, value, _ in events:
@@ -494,7 +492,6 @@ class Traffic(threading.Thread):
 
 @contextmanager
 def traffic(pipeline: Pipeline, **options: Any) -> Iterator[Traffic]:
-    """Traffic for the length of the block."""
     thread = Traffic(pipeline, **options)
     thread.start()
     try:
@@ -504,13 +501,13 @@ def traffic(pipeline: Pipeline, **options: Any) -> Iterator[Traffic]:
 
 
 class Writes(Protocol):
-    """What goes on committing."""
+    """Something that goes on committing."""
 
     transactions: int
 
 
 def kill_a_job(pipeline: Pipeline, *, begun: Callable[[], bool], writes: Writes) -> None:
-    """Start to apply in another process, and kill it after some traffic that it was there for."""
+    """Start to apply in another process, and kill it once it has seen some traffic."""
     job = pipeline.start_apply()
     wait_until(begun, what="the job has begun")
     seen = writes.transactions

@@ -1,4 +1,4 @@
-"""A reader that polls as any user of a store would, in a thread beside what a test does."""
+"""A reader that polls as any user of a store would, in a thread beside the test."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class Poller(ABC):
-    """What is read is the subclass' matter: ``_poll`` goes on until ``over`` is set."""
+    """A subclass says what to read: its ``_poll`` goes on until ``over`` is set."""
 
     def __init__(self) -> None:
         self.over = threading.Event()

@@ -1,4 +1,4 @@
-"""Programs that come from the system's packages: `.ci/packages` installs what CI's machines lack."""
+"""Programs from the system's packages; `.ci/packages` installs those that CI's machines lack."""
 
 import shutil
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def needs(program: str) -> str:
-    """The program's path; the test is skipped where it isn't installed."""
+    """The program's path; skips the test if it isn't installed."""
     path = shutil.which(program)
     if path is None:
         pytest.skip(f"{program} isn't installed; it comes from the system's packages, as in .ci/packages")

@@ -1,4 +1,4 @@
-"""Small proxies of TCP and HTTP between a client and a server, as poolers, load balancers and ends of TLS do."""
+"""Small TCP and HTTP proxies between a client and a server, like poolers, load balancers and TLS terminators."""
 
 import http.client
 import selectors
@@ -22,10 +22,8 @@ JSON: Final = "application/json"
 
 @contextmanager
 def proxy(targets: Sequence[Address], greeting: Callable[[bytes], bytes] = lambda message: message) -> Iterator[int]:
-    """Listen on a port of its own; connections go to the targets in turn. Yields the port.
-
-    ``greeting`` may change each server message up to the first ReadyForQuery; later bytes pass as they are.
-    """
+    """Listen on a port of its own; connections go to the targets in turn. Yields the port. ``greeting`` may change each
+    server message up to the first ReadyForQuery; later bytes pass unchanged."""
     listener = socket.create_server(("127.0.0.1", 0))
     open_sockets: list[socket.socket] = [listener]
 
@@ -58,7 +56,7 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
 
 
 def _greet(server: socket.socket, client: socket.socket, greeting: Callable[[bytes], bytes]) -> None:
-    """Passes whole messages through ``greeting`` until the server is ready. The client must not ask for TLS."""
+    """Pass whole messages through ``greeting`` until the server is ready. The client must not ask for TLS."""
     with suppress(OSError, EOFError):
         kind = b""
         while kind != b"Z":
@@ -79,16 +77,14 @@ def _exactly(source: socket.socket, size: int) -> bytes:
 
 
 def other_process(message: bytes) -> bytes:
-    """A pooler's greeting: the process that it names is none of the server's."""
+    """A pooler's greeting: the process that it names isn't one of the server's."""
     return message[:5] + struct.pack("!I", 1) + message[9:] if message.startswith(b"K") else message
 
 
 @contextmanager
 def tls_proxy(target: Address, context: ssl.SSLContext, *, speaks_postgres: bool = False) -> Iterator[int]:
-    """Listen with TLS on a port of its own, and pass on to the target without. Yields the port.
-
-    ``speaks_postgres``: a client asks whether it may speak TLS before it does.
-    """
+    """Listen with TLS on a port of its own, and pass on to the target without. Yields the port. ``speaks_postgres``: a
+    client asks for TLS before it uses it."""
     listener = socket.create_server(("127.0.0.1", 0))
     plain: list[socket.socket] = []
 
@@ -110,7 +106,7 @@ def tls_proxy(target: Address, context: ssl.SSLContext, *, speaks_postgres: bool
     try:
         yield listener.getsockname()[1]
     finally:
-        # Each thread closes what it has once its socket has ended.
+        # Each thread closes its sockets once they have ended.
         for one in (listener, *plain):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -119,12 +115,12 @@ def tls_proxy(target: Address, context: ssl.SSLContext, *, speaks_postgres: bool
 
 def _pass_both_ways(secret: ssl.SSLSocket, server: socket.socket) -> None:
     """Until either of them ends."""
-    # Not by ``select.select``, which fails at descriptors of 1,024 and more.
+    # ``select.select`` would fail at descriptors of 1,024 and more.
     with selectors.PollSelector() as both:
         both.register(secret, selectors.EVENT_READ, server)
         both.register(server, selectors.EVENT_READ, secret)
         while True:
-            # What was decrypted already makes no socket readable.
+            # Bytes that are already decrypted don't make the socket readable.
             ways = [(secret, server)] if secret.pending() else [(key.fileobj, key.data) for key, _ in both.select()]
             for source, target in ways:
                 data = source.recv(65536)
@@ -139,7 +135,7 @@ def before(
     change: Callable[[BaseHTTPRequestHandler, bytes, Callable[[bytes], Answer]], Answer | None],
     tls: ssl.SSLContext | None = None,
 ) -> Iterator[str]:
-    """A reverse proxy before a server. ``change`` gets request, body and what sends it on; None cuts the connection."""
+    """A reverse proxy. ``change`` gets request, body and a function that sends it on; None cuts the connection."""
     target = urlsplit(url)
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Changes of types, keys, tables and publications at random, which are undone at once, later or never."""
+"""Random changes of types, keys, tables and publications, which are undone at once, later or never."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Detour:
 
 
 class Detours:
-    """Gives statements. ``names`` are those by which each table may be found."""
+    """Makes statements. ``names`` are the names under which each table may be found."""
 
     def __init__(self, picks: Picks, publication: Publication) -> None:
         self._picks = picks
@@ -25,7 +25,7 @@ class Detours:
         self.names: dict[str, list[str]] = {table: [f"public.{table}", f"away.{table}"] for table in TABLES}
 
     def makes(self) -> list[tuple[Callable[[], str], int]]:
-        """What makes a statement, and how often it is to."""
+        """Each maker of statements, with its weight."""
         return [(self._type, 2), (self._key, 2), (self._detour, 5), (self._way_back, 3), (self._replace, 1)]
 
     def _type(self) -> str:
@@ -134,7 +134,7 @@ class Detours:
         return detours
 
     def _of_entries(self) -> Sequence[Detour]:
-        """A table leaves the publication, or is in it with some columns or rows alone."""
+        """A table leaves the publication, or stays in it with only some columns or rows."""
         table, twin = self._picks.one_of(["a", "one", "two", "m"]), self._twin()
         alter = f"alter publication {self._publication.name}"
         narrow = self._picks.one_of(
@@ -158,7 +158,7 @@ class Detours:
         return self._picks.one_of(["one", "two"])
 
     def _change(self, table: str) -> str:
-        """Of rows of a table."""
+        """A statement that changes rows of a table."""
         if table == "m":
             return self._picks.row_of_moved_key()
         return f"update {table} set words = 'unseen' where id < {self._picks.id()}"
@@ -176,7 +176,7 @@ class Detours:
         return self._back.pop(self._picks.chance.randrange(len(self._back)))
 
     def _replace(self) -> str:
-        """Another table comes under a name."""
+        """Another table takes a name."""
         number = self._picks.number()
         entry = "" if self._publication.kind != "listed" else f"; {self._publication.entry('a')}"
         return self._picks.one_of(

@@ -23,7 +23,7 @@ from tests.random_tables import LOG, TABLES
 from tests.topics import configure
 
 _DIES_S = 3.0
-"""How long a capture that is to be killed may take to get to its end; it may never get there."""
+"""How long a capture may take to reach the point where it is to die; it may never get there."""
 
 
 class Servers(Protocol):
@@ -59,10 +59,8 @@ class _DyingStream:
 
 
 class Faults:
-    """Strikes one after the other. ``work`` runs some statements.
-
-    ``servers`` are restarted, if they are the round's own.
-    """
+    """Causes one fault after the other. ``work`` runs some statements. ``servers`` are restarted, if the round has its
+    own."""
 
     def __init__(
         self,
@@ -82,7 +80,7 @@ class Faults:
         self._work = work
 
     def strike(self) -> None:
-        """One of them. Capture runs afterwards."""
+        """Cause one fault. Capture runs afterwards."""
         kinds: list[tuple[Callable[[], None], int]] = [
             (self._stops, 20),
             (self._killed, 25),
@@ -250,7 +248,7 @@ class Faults:
         self._operator.say("topics are compacted")
         present = TopicAdmin(self._captured.client).all_partition_counts()
         topics = [topic for topic in self._captured.config.topics().values() if topic in present]
-        # Deletes are remembered as long as by default: a sink isn't away longer.
+        # Deletes are kept as long as by default: no sink is away longer.
         settings = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.001", "min.compaction.lag.ms": "0"}
         configure(
             self._captured.client,

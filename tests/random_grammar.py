@@ -1,6 +1,6 @@
-"""Statements at random: DDL and DML over the tables of a round, with changes that are undone at once, later or never.
+"""Random DDL and DML over the tables of a round, with changes that are undone at once, later or never.
 
-Nothing is run here. What the stream doesn't tell is among it, and what a publication leaves out.
+Nothing is run here. Some changes don't show in the stream, and some are left out by a publication.
 """
 
 import itertools
@@ -13,7 +13,7 @@ from tests.random_tables import Picks, Publication
 
 
 class Grammar:
-    """Gives statements; by the same seed the same ones, as far as the tables are the same."""
+    """Makes statements: the same seed gives the same ones, as long as the tables are the same."""
 
     def __init__(self, chance: random.Random, database: Database, publication: Publication) -> None:
         self._picks = Picks(chance, database)
@@ -142,7 +142,7 @@ class Grammar:
         return f"truncate {self._picks.one_of(tables)}"
 
     def _message(self) -> str:
-        """Each message has a row beside it, or its number in the statement where no transaction holds it."""
+        """Each message has a row beside it; outside a transaction, the statement has its number."""
         if self._picks.chance.random() < 0.3:
             return f"select pg_logical_emit_message(false, 'audit', 'at once {self._picks.number()}', true)"
         size = self._picks.one_of([0, 0, 20_000])
@@ -157,7 +157,7 @@ class Grammar:
         return self._picks.one_of(["a", "b", "p", "k", "one", "log"])
 
     def _name(self) -> str:
-        """Of a column: a new one, or one that was there before and may be again."""
+        """A column's name: a new one, or one that existed before and may again."""
         if self._used and self._picks.chance.random() < 0.4:
             return self._picks.one_of(self._used)
         self._used.append(next(self._names))

@@ -1,7 +1,7 @@
-"""What an operator does in a round of random statements where capture stops by design: what its message says.
+"""The operator in a round of random statements: when capture stops by design, it does what the message says.
 
-That is SQL of the hint, topics that are deleted, a slot that is dropped, `lockstep recover`. A stop that names none of
-it fails the round.
+That is the hint's SQL, deleting topics, dropping a slot, `lockstep recover`. A stop that names none of them fails the
+round.
 """
 
 import re
@@ -24,14 +24,14 @@ from tests.dying_publisher import Killed
 from tests.random_tables import TABLES, Publication, put_back
 
 _STOPS_MAX = 25
-"""Capture may stop for one reason after the other, a table each; more than so many are no way on."""
+"""Capture may stop for one reason after the other, a table each. More stops than this lead nowhere."""
 
 _BUSY_S = 5.0
 """How long the sessions may keep capture from starting."""
 
 
 class Operator:
-    """``names`` are those by which each table may be found. ``rest`` ends all transactions of the sessions."""
+    """``names`` are those under which each table may be found. ``rest`` ends all transactions of the sessions."""
 
     def __init__(
         self,
@@ -69,12 +69,12 @@ class Operator:
         raise AssertionError(f"capture stops again and again, last with: {self._captured.error}")
 
     def _unlock_after(self, since: float) -> None:
-        """Capture waits for whoever alters a table, and for those who write when a slot is made: our own sessions."""
+        """End our sessions' transactions: capture waits for one that alters a table, or writes while a slot is made."""
         if time.monotonic() - since > _BUSY_S:
             self._rest()
 
     def mend(self, error: BaseException) -> None:
-        """Do what the message of a stop says; raises it where it says nothing."""
+        """Do what the message of a stop says; raises it if it says nothing."""
         if isinstance(error, Killed):
             return
         if not isinstance(error, LockstepError):
@@ -88,7 +88,7 @@ class Operator:
         topics = [topic for name, topic in self._captured.config.topics().items() if re.search(rf"{topic}\b", text)]
         if "the source isn't ready" in text:
             if text == self._not_ready or not self._run_sql(text):
-                self.put_back()  # what is missing is none of the things that the message knows
+                self.put_back()  # the message knows nothing of what is missing
                 text = ""  # the message may come again much later, when its statement helps again
             self._not_ready = text
         elif found := re.search(r"leaves out key columns of (\S+):", text):
@@ -112,7 +112,7 @@ class Operator:
             raise error
 
     def put_back(self) -> None:
-        """All tables are where they were, published, with keys."""
+        """Put all tables back in place, published and with keys."""
         for statement in put_back(self._database, self._publication, self._names):
             self._note(statement)
             try:
@@ -121,7 +121,7 @@ class Operator:
                 self.say(f"refused: {error}")
 
     def put_missing_back(self) -> None:
-        """Where a table isn't published under its name: capture says so and goes on, and the table's copy waits."""
+        """Put unpublished tables back: capture reports them and goes on, but their copies wait."""
         names = [TableName("public", table) for table in TABLES]
         if len(memberships(self._database.connection, self._publication.name, names)) < len(names):
             self.say("tables are put back, for which capture would wait")
@@ -139,7 +139,7 @@ class Operator:
                 say=self._captured.said.append,
             )
         except Unavailable as error:
-            self.say(f"not recovered: {error}")  # the next start says again what is wrong
+            self.say(f"not recovered: {error}")  # the next start reports again what is wrong
         except LockstepError as error:
             self.mend(error)
             self._recover()
@@ -147,7 +147,7 @@ class Operator:
             assert agreed is not None
 
     def _run_sql(self, text: str) -> bool:
-        """Run the statements that a message names; whether one did something."""
+        """Run the statements that a message names; returns whether one succeeded."""
         done = 0
         for statement in re.findall(r"(?:(?:alter|create) (?:table|publication)|select pg_drop)[^;\n]*(?=;)", text):
             self._note(statement)

@@ -44,11 +44,11 @@ from tests.random_tables import KEYED, LOG, SETUP, TABLES, Publication
 from tests.services import KAFKA_OVERRIDES, temporary_directory
 
 _RESTORE_EVERY = 4
-"""One in so many rounds, by its seed, has a source that is taken back to an earlier moment."""
+"""One round in this many, by its seed, has a source that is taken back to an earlier moment."""
 
 _FAULT_SHARE = 0.04
 _READ_EVERY = 40
-"""After so many statements the sink in memory reads on."""
+"""After this many statements the sink in memory reads on."""
 
 
 class Round:
@@ -80,13 +80,13 @@ class Round:
 
     def _session(self) -> psycopg.Connection[Any]:
         connection = psycopg.connect(self._database.dsn, autocommit=True)
-        # One thread serves all sessions: whoever would wait for another fails.
+        # One thread serves all sessions, so a session that would wait for another one fails.
         connection.execute("set lock_timeout = '30ms'")
         connection.execute("set statement_timeout = '5s'")
         return connection
 
     def run(self, statements: int) -> None:
-        """Run so many statements. Raises AssertionError when topics and tables differ."""
+        """Run this many statements. Raises AssertionError if topics and tables differ."""
         self._begin()
         self._work_with_faults(statements)
         self._judge()
@@ -124,7 +124,7 @@ class Round:
             self._captured.begin(
                 wrap_publisher=dying(lambda commit, number=number: commit.number == number, before=before)
             )
-            # Messages of before are no part of it.
+            # Earlier messages are no part of it.
             until(lambda: self._captured.error is not None or self._has_begun())
             if self._has_begun():
                 self._work(self.random.choice([5, 15]))
@@ -138,7 +138,7 @@ class Round:
         try:
             state = read_state(self._captured.client, self._captured.name, self._captured.config.slot)
         except LockstepError:
-            return False  # there is no topic of it so far
+            return False  # it has no topic yet
         return state is not None and state.handoff > 0
 
     def _work_with_faults(self, statements: int) -> None:
@@ -198,13 +198,13 @@ class Round:
     # The judge.
 
     def _settle(self) -> None:
-        """Wait until capture has done all; where it stops, or waits for a table, do what it says."""
+        """Wait until capture has done everything. If it stops, or waits for a table, do what it says."""
         self._rest()
         self.operator.put_missing_back()
         for _ in range(10):
             try:
                 self._captured.wait_quiet()
-            except Exception as error:  # the one that capture has ended with, among them
+            except Exception as error:  # including the one that capture has ended with
                 self.operator.mend(error)
                 self.operator.go_on()
             else:
@@ -269,7 +269,7 @@ class Round:
 
 
 def _sections(chance: random.Random) -> str:
-    """Settings of capture: what is on by default, and what isn't."""
+    """Settings of capture, on or off by default."""
     return f"[snapshot]\nworkers = {chance.choice([0, 0, 2])}"
 
 
@@ -277,7 +277,6 @@ def _sections(chance: random.Random) -> str:
 def prepared(
     seed: int, source_dsn: str, kafka: str, directory: Path, *, servers: Servers | None = None
 ) -> Iterator[Round]:
-    """A round, ready to run."""
     chance = random.Random(-seed)
     database = Database(source_dsn)
     try:
@@ -310,7 +309,7 @@ def prepared(
 
 
 def rounds(minutes: float, stack: Stack, seeds: Iterator[int], statements: int) -> int:
-    """Rounds until the time is over, on servers that nobody else uses; returns how many failed."""
+    """Run rounds until the time is over, on servers that nobody else uses; returns how many failed."""
     endpoints = stack.up(["postgres", "kafka"])
     total: Counter[str] = Counter()
     deadline = time.monotonic() + 60 * minutes
@@ -353,7 +352,6 @@ def rounds(minutes: float, stack: Stack, seeds: Iterator[int], statements: int) 
 
 
 def main() -> int:
-    """Rounds until the time is over."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seed", type=int, help="run this one round")

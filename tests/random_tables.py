@@ -61,7 +61,7 @@ SETUP = (
 
 @dataclass(frozen=True)
 class Publication:
-    """How the tables of a round are published: each by an entry of its own, with all tables, or with its schema."""
+    """How a round's tables are published: each by an entry of its own, with all tables, or with its schema."""
 
     name: str
     kind: Literal["listed", "all", "schemas"]
@@ -74,18 +74,18 @@ class Publication:
 
     @property
     def put_back(self) -> str:
-        """Settings as they are to be."""
+        """Restores its settings."""
         return f"alter publication {self.name} set (publish_via_partition_root = true, {_PUBLISH_ALL})"
 
     def entry(self, table: str) -> str:
-        """The statement that publishes a table, whole."""
+        """The statement that publishes a whole table."""
         if self.kind == "schemas":
             return f"alter publication {self.name} add tables in schema public"
         return f"alter publication {self.name} add table {table}"
 
 
 class Picks:
-    """What is chosen at random: numbers, texts, and names as the catalogue has them by now."""
+    """Random choices: numbers, texts, and names as the catalogue has them now."""
 
     def __init__(self, chance: random.Random, database: Database) -> None:
         self.chance = chance
@@ -96,14 +96,13 @@ class Picks:
         return self.chance.choice(choices)
 
     def number(self) -> int:
-        """Another one each time."""
         return next(self._numbers)
 
     def id(self) -> int:
         return self.chance.randrange(30)
 
     def text(self) -> str:
-        """SQL of one."""
+        """SQL of a text."""
         length = self.chance.choice([0, 5, 300, 2500, 9000, 60_000])
         return self.one_of(["null", f"noise({length}, {self.id()})", "'quo\"te''s \\ , {}'"])
 
@@ -112,12 +111,12 @@ class Picks:
         return None if row is None else str(row[0])
 
     def label(self) -> str:
-        """Of the enum of k's key."""
+        """A label of k's key's enum."""
         labels = "select enumlabel from pg_enum where enumtypid = 'label'::regtype order by random() limit 1"
         return str(self._look(labels))
 
     def column(self, number: int) -> str:
-        """The name of a column of m by now; its columns take each other's names."""
+        """The present name of a column of m, whose columns take each other's names."""
         query = f"select attname from pg_attribute where attrelid = to_regclass('m') and attnum = {number}"
         return str(self._look(query))
 
@@ -130,7 +129,7 @@ class Picks:
         return found or "none"
 
     def row_of_moved_key(self) -> str:
-        """A statement about rows of m, whose key may be another one by now."""
+        """A statement about rows of m, whose key may have changed."""
         first, second, words = self.column(1), self.column(2), self.column(4)
         number = self.id()
         return self.one_of(
@@ -146,10 +145,8 @@ class Picks:
 
 
 def put_back(database: Database, publication: Publication, names: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Statements after which every table is there, logged, with a key that its changes deliver, and published.
-
-    ``names`` are those by which each may be found now. Every statement is asked for after the one before was run.
-    """
+    """Statements after which every table exists, logged, published, and with a key that its changes deliver. ``names``
+    are those under which each may be found now. Run each statement before asking for the next."""
     for table in TABLES:
         if _oid(database, f"public.{table}") is None:
             yield from _found(database, table, names[table])

@@ -1,4 +1,4 @@
-"""Readers of a sink as applications are: through alias, pointer and views, never satisfied with an older row."""
+"""Readers of a sink as applications are: through alias, pointer and views, and never content with an older row."""
 
 import threading
 import time
@@ -14,16 +14,16 @@ import urllib3
 from stack.stack import Endpoints
 
 _READS_MIN = 100
-"""So many at least, or nothing was watched. An idle machine does ten times as many in a second or two."""
+"""With fewer, nothing was watched. An idle machine does ten times as many in a second or two."""
 
 Read = Callable[[int], int | None]
-"""The counter of a row, or None when the row isn't there."""
+"""The counter of a row, or None if the row doesn't exist."""
 
 _PAUSE_S = 0.002
 
 
 class Reader(threading.Thread):
-    """Reads the counters of some rows in turn until it is told to stop."""
+    """Reads the counters of some rows in turn until it is stopped."""
 
     def __init__(self, name: str, read: Read, keys: range) -> None:
         super().__init__(daemon=True, name=name)
@@ -44,7 +44,7 @@ class Reader(threading.Thread):
                     self.problems.append(f"{type(error).__name__}: {error}"[:500])
                     continue
                 finally:
-                    # Hundreds of reads a second, and yet not all of a core that those who write need, too.
+                    # Hundreds of reads a second, without taking a whole core from the writers.
                     time.sleep(max(_PAUSE_S, time.monotonic() - began))
                 self.reads += 1
                 if counter is None:
@@ -61,7 +61,7 @@ class Reader(threading.Thread):
 
 @contextmanager
 def reading(reads: Mapping[str, AbstractContextManager[Read]], keys: range) -> Iterator[list[Reader]]:
-    """Readers for the length of the block; at its end nothing may have been wrong."""
+    """Readers until the block ends; then nothing may have been wrong."""
     with ExitStack() as closing:
         readers = [Reader(name, closing.enter_context(read), keys) for name, read in reads.items()]
         for reader in readers:
@@ -78,7 +78,7 @@ def reading(reads: Mapping[str, AbstractContextManager[Read]], keys: range) -> I
 
 @contextmanager
 def search_reader(endpoints: Endpoints, alias: str, column: str) -> Iterator[Read]:
-    """By searching, which shows what was refreshed."""
+    """By searching, which shows only refreshed documents."""
     pool = urllib3.PoolManager()
 
     def read(key: int) -> int | None:

@@ -1,4 +1,4 @@
-"""An HTTP server that a test's messages are posted to."""
+"""An HTTP server to which a test's messages are posted."""
 
 import contextlib
 import http.server
@@ -11,11 +11,11 @@ from typing import Any
 
 
 class Receiver:
-    """An HTTP server that keeps what it is sent, and answers with ``status``. Connections stay open, as long as it is.
+    """An HTTP server that stores the documents sent to it, and answers with ``status``. It keeps connections open.
 
-    ``connections`` counts them, and ``asked`` the documents that came. With ``endless`` an answer begins with the
-    status and the first of these, and goes on with the second, again and again. ``refuses`` says of a document with
-    which status it is refused, None: not at all.
+    ``connections`` counts them, and ``asked`` the documents that came. With ``endless``, an answer begins with the
+    status and the first of the two, and repeats the second for ever. ``refuses`` returns the status with which a
+    document is refused; None: it isn't.
     """
 
     def __init__(self, port: int = 0) -> None:
@@ -80,7 +80,7 @@ class Receiver:
         return [(document["kind"], document["name"]) for document in self.documents]
 
     def end_connections(self) -> None:
-        """Close all that are open, as a server does with those that it hears nothing of."""
+        """Close all open connections, as a server does with silent ones."""
         for connection in list(self._open):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Rows through the compiled kernel and through Python, to compare what comes of them."""
+"""Rows through the compiled kernel and through Python, to compare the results."""
 
 import os
 import shlex
@@ -39,7 +39,7 @@ def can_compile() -> bool:
 
 
 def compiled() -> RowEncoding:
-    """The compiled kernel. Without one the test is skipped, which is all right only where none can be built."""
+    """The compiled kernel. Without one, skips the test, which is fine only if none can be built."""
     encoding = row_encoding("auto")
     if encoding.module is None:
         pytest.skip(f"run make setup: {encoding.why}" if can_compile() else NO_COMPILER)
@@ -48,7 +48,7 @@ def compiled() -> RowEncoding:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of frames: batches, states, the error that ended it, and what is remembered of large values."""
+    """The result of frames: batches, states, the error that ended it, and what is remembered of large values."""
 
     batches: Sequence[Sequence[Event]]
     states: Sequence[CaptureState]
@@ -61,7 +61,7 @@ class Outcome:
 
 
 class CountingKernel:
-    """Says how many rows it encoded."""
+    """Records how many rows it encoded."""
 
     def __init__(self, kernel: Any, rows: list[int]) -> None:
         self._kernel = kernel
@@ -82,7 +82,7 @@ def outcome(
     encoded: list[int] | None = None,
     **options: Any,
 ) -> Outcome:
-    """Capture these frames, by Python where there is no ``encoding``. Lengths of runs go to ``encoded``."""
+    """Capture these frames, by Python if there is no ``encoding``. Lengths of runs go to ``encoded``."""
     memory = MemoryStore()
     capture = Capture(frames, shapes=shapes, parts={"memory": memory}, **options)
     for index, published in enumerate(capture.assembler.relations.tables.values()):

@@ -6,8 +6,7 @@ test needs them. Two variables change that:
 * `LOCKSTEP_TEST_STACK=<directory>` uses a stack that is up there already and leaves it up: quick while developing
   (`python -m stack up --directory <directory>`).
 * `LOCKSTEP_TEST_SERVERS=containers` starts the same servers through testcontainers, for machines with a Docker engine.
-  This way has not been run where these tests were written, since no engine was there: only its imports and types are
-  checked.
+  Only its imports and types are checked: it was never run, for lack of an engine.
 """
 
 import os
@@ -32,15 +31,15 @@ from stack.valkey import SETTINGS as VALKEY_SETTINGS
 from tests.topics import remove_left
 
 KAFKA_OVERRIDES = {
-    # The cleaner wakes up often enough that a test of compaction takes some seconds. Each time it looks at every
-    # partition of every compacted topic, and all tests pay for that.
+    # The cleaner wakes up often enough that a test of compaction takes some seconds. It isn't more often, because it
+    # looks at every partition of every compacted topic, which slows all tests.
     "log.cleaner.backoff.ms": "1000",
-    # A killed broker may register again only when its last session is over, nine seconds later by default.
+    # A killed broker may register again only when its last session is over, after nine seconds by default.
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
 }
 
-# Confluent's numbering of the same broker: testcontainers' start script knows the layout of this image only.
+# Confluent's number for the same broker: testcontainers' start script knows only this image's layout.
 _CONFLUENT_KAFKA = "8.0.2"
 
 _STACK = "LOCKSTEP_TEST_STACK"
@@ -49,7 +48,7 @@ _SHARED = pytest.StashKey[ExitStack]()
 
 
 class Services(Protocol):
-    """What a test may do to the servers; `Stack` is one, `Containers` the other."""
+    """What a test may do to the servers: `Stack` or `Containers`."""
 
     def endpoints(self) -> Endpoints:
         """Where they are."""
@@ -58,7 +57,7 @@ class Services(Protocol):
         """Start one again, on the same port with the same data."""
 
     def stop(self, name: str) -> None:
-        """Stop one in its orderly way."""
+        """Stop one in order."""
 
     def kill(self, name: str) -> None:
         """End one as a crash would."""
@@ -71,11 +70,9 @@ class Services(Protocol):
 
 
 class Containers:
-    """The same servers as containers."""
-
     def __init__(self) -> None:
         """Describe them; nothing is started yet."""
-        # Imported here: only those who ask for containers need a Docker client.
+        # Imported here: only containers need a Docker client.
         from testcontainers.community.kafka import KafkaContainer
         from testcontainers.community.opensearch import OpenSearchContainer
         from testcontainers.community.postgres import PostgresContainer
@@ -87,7 +84,7 @@ class Containers:
             self._ports[name] = ports.pick(taken=self._ports.values())
         kafka = KafkaContainer(f"confluentinc/cp-kafka:{_CONFLUENT_KAFKA}").with_kraft()
         for key, value in {**KAFKA_SETTINGS, **KAFKA_OVERRIDES}.items():
-            # The container's own start script settles who listens where.
+            # The container's own start script decides on the listeners.
             if not key.endswith("listener.name") and not key.endswith("listener.names"):
                 kafka.with_env(f"KAFKA_{key.upper().replace('.', '_')}", value)
         opensearch = OpenSearchContainer(f"opensearchproject/opensearch:{versions.OPENSEARCH_3}")
@@ -108,17 +105,14 @@ class Containers:
             container.with_bind_ports(container.port, self._ports[name])
 
     def up(self) -> None:
-        """Start them one after the other."""
         for container in self._containers.values():
             container.start()
 
     def down(self) -> None:
-        """Remove them and their data."""
         for container in self._containers.values():
             container.stop()
 
     def endpoints(self) -> Endpoints:
-        """Where they are."""
         addresses = {
             name: f"{container.get_container_host_ip()}:{self._ports[name]}"
             for name, container in self._containers.items()
@@ -138,35 +132,30 @@ class Containers:
         )
 
     def start(self, name: str) -> None:
-        """Start the container again."""
         self._containers[name].get_wrapped_container().start()
 
     def stop(self, name: str) -> None:
-        """Stop the container and keep it."""
         self._containers[name].get_wrapped_container().stop()
 
     def kill(self, name: str) -> None:
-        """SIGKILL to everything in the container."""
         self._containers[name].get_wrapped_container().kill()
 
     def freeze(self, name: str) -> None:
-        """Freeze the container's control group."""
         self._containers[name].get_wrapped_container().pause()
 
     def thaw(self, name: str) -> None:
-        """Let it go on."""
         self._containers[name].get_wrapped_container().unpause()
 
     @staticmethod
     def _postgres(container_class: Any, database: str, settings: dict[str, str]) -> Any:
         options = " ".join(f"-c {key}={value}" for key, value in {**settings, "fsync": "off"}.items())
-        # No password: the server trusts whoever reaches it, as the local stack does.
+        # No password: the server trusts everybody who reaches it, as the local stack does.
         container = container_class(f"postgres:{versions.POSTGRES_SERVER}", username=USER, dbname=database)
         return container.with_env("POSTGRES_HOST_AUTH_METHOD", "trust").with_command(f"postgres {options}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give the workers of one run one directory, so that they share its servers; the first to need them starts them."""
+    """Give a run's workers one directory, so that they share servers; the first to need them starts them."""
     if not getattr(config.option, "numprocesses", None) or {_STACK, _SERVERS} & os.environ.keys():
         return
     directory = config.stash[_SHARED] = ExitStack()
@@ -175,14 +164,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Stop them, whatever came of the tests."""
+    """Stop them, even after failures."""
     if directory := config.stash.get(_SHARED, None):
         directory.close()
 
 
 @contextmanager
 def shared_servers() -> Iterator[Path]:
-    """A directory for servers that several processes use. At its end they are stopped, if any was started."""
+    """A directory for servers that several processes share. Started servers are stopped at its end."""
     with temporary_directory() as directory:
         try:
             yield directory
@@ -194,7 +183,7 @@ def shared_servers() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Services]:
-    """All servers, ready; stopped and their data removed at the end, unless other processes use them too."""
+    """All servers, ready. Stopped and removed at the end, unless other processes use them too."""
     if existing := os.environ.get(_STACK):
         stack = _stack(Path(existing))
         _up(stack)
@@ -218,11 +207,8 @@ def _stack(directory: Path) -> Stack:
 
 
 def _up(stack: Stack) -> None:
-    """Start the servers; once more where a start failed.
-
-    Some starts failed within seconds, and their message was lost. It goes past pytest's capture, so that the log of
-    the run keeps it.
-    """
+    """Start the servers; try once more if a start fails. Some starts failed within seconds, and their message was lost.
+    It bypasses pytest's capture now, so that the log keeps it."""
     try:
         stack.up()
     except StackError as error:
@@ -236,7 +222,6 @@ _brokers: list[str] = []
 
 @pytest.fixture(scope="session")
 def endpoints(stack: Services) -> Endpoints:
-    """Where the servers are."""
     endpoints = stack.endpoints()
     _brokers.append(endpoints.kafka_bootstrap)
     return endpoints
@@ -244,7 +229,7 @@ def endpoints(stack: Services) -> Endpoints:
 
 @pytest.fixture(scope="module", autouse=True)
 def topics_of_a_file_go_with_it() -> Iterator[None]:
-    """The brokers are shared by all files, and used by some of them."""
+    """Removes them: the brokers are shared by all files."""
     yield
     for bootstrap in _brokers:
         remove_left(bootstrap)
@@ -252,7 +237,7 @@ def topics_of_a_file_go_with_it() -> Iterator[None]:
 
 @contextmanager
 def temporary_directory() -> Iterator[Path]:
-    """A folder for one stack. Others may pass through it: for root's tests PostgreSQL runs as another user."""
+    """A directory for one stack. Others may pass through it: for root's tests, PostgreSQL runs as another user."""
     path = Path(tempfile.mkdtemp(prefix="lockstep-test-"))
     path.chmod(0o755)
     try:

@@ -1,6 +1,6 @@
 """Files of tests that two processes share: ``pytest -p tests.sharing --claims DIR``, one of them with ``--backwards``.
 
-Each runs the files that the other one hasn't begun. So both are at work until none is left, however long each takes.
+Each runs the files that the other hasn't begun. So both work until none is left, however long each file takes.
 """
 
 from collections.abc import Iterator
@@ -10,14 +10,14 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Both must be given the same directory, which is empty to begin with."""
+    """Both get the same directory, which is empty at first."""
     parser.addoption("--claims", type=Path, required=True, help="where each file has a mark once somebody runs it")
     parser.addoption("--backwards", action="store_true", help="begin with the last file")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of a file stay in order, since they may share what they begin with."""
+    """A file's tests stay in order, since they may share state."""
     if config.getoption("--backwards"):
         files: dict[Path, list[pytest.Item]] = {}
         for item in items:
@@ -26,9 +26,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """As pytest's own, for the tests of files that are claimed here: the next file before the last test of one."""
+    """Like pytest's own loop, for files that are claimed here. Claims the next file before the last test of one."""
     if session.testsfailed or session.config.option.collectonly:
-        return None  # it couldn't collect all, or isn't to run any: pytest says so
+        return None  # not everything was collected, or nothing is to run: pytest reports that
     wanted = _claimed(session)
     item = next(wanted, None)
     while item is not None:

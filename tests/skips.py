@@ -1,4 +1,4 @@
-"""In CI a test that is skipped fails, unless it is about something that the server's version doesn't have."""
+"""In CI a skipped test fails, unless it is about something that the server's version lacks."""
 
 import os
 from collections.abc import Generator
@@ -19,12 +19,12 @@ EXPECTED = frozenset(
         "virtual columns came with 18",
     }
 )
-"""The reasons that are no failure anywhere."""
+"""Reasons that are no failure anywhere."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Turn an unexpected skip into a failure where ``CI`` is set."""
+    """Turn an unexpected skip into a failure if ``CI`` is set."""
     report = yield
     if report.skipped and call.excinfo is not None and isinstance(call.excinfo.value, pytest.skip.Exception):
         reason = call.excinfo.value.msg

@@ -1,6 +1,6 @@
 """A Spark standalone cluster on this machine: a master and workers as processes of the installed PySpark.
 
-Its executors run a Python of their own in which nothing is installed, so what tasks import is what the job has shipped.
+Its executors run a Python of their own with nothing installed, so tasks import only what the job has shipped.
 """
 
 import json
@@ -86,20 +86,19 @@ class SparkCluster:
         return done.returncode == 0
 
     def workers_alive(self) -> int:
-        """How many workers the master knows as alive; 0 while it doesn't answer."""
+        """How many workers the master considers alive; 0 while it doesn't answer."""
         try:
             with urlopen(f"http://{ports.HOST}:{self._page}/json/", timeout=5) as answer:
                 state: dict[str, Any] = json.load(answer)
         except (OSError, json.JSONDecodeError):
-            return 0  # no answer in time, or a page that isn't JSON: the master has only begun to answer
+            return 0  # no answer in time, or no JSON: the master has only begun to answer
         return int(state["aliveworkers"])
 
     def pythons(self, worker: ProcessId) -> list[ProcessId]:
-        """The Python processes of this worker's executors, those that fork the others first."""
+        """The Python processes of this worker's executors; those that fork the others come first."""
         return [member for member in process.family(worker) if _DAEMON in _command(member)]
 
     def executors(self, worker: ProcessId) -> list[ProcessId]:
-        """The JVMs of this worker's executors."""
         return [member for member in process.family(worker) if _EXECUTOR in _command(member)]
 
     def kill_worker(self, number: int) -> None:
@@ -107,7 +106,7 @@ class SparkCluster:
         process.kill(self._workers.pop(number))
 
     def start_worker(self, number: int) -> None:
-        """Start one that was killed; returns when the master knows it."""
+        """Start a killed worker again; returns when the master knows it."""
         self._spawn_worker(number)
         self._wait_alive()
 
@@ -130,7 +129,7 @@ class SparkCluster:
         )
 
     def _wait_alive(self) -> None:
-        """Until the master knows all workers that were started."""
+        """Wait until the master knows all workers that were started."""
         deadline = time.monotonic() + _READY_S
         while self.workers_alive() < len(self._workers):
             if time.monotonic() > deadline or not all(map(process.is_alive, (*self._master, *self.workers))):

@@ -1,4 +1,4 @@
-"""Jobs, and builds of generations, in the tests' own process and its one Spark: what starts there starts at once."""
+"""Jobs, and builds of generations, in the tests' own process and its one Spark, where they start at once."""
 
 import threading
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class _Here(Reports):
         self._thread.start()
 
     def _run(self) -> int:
-        """The exit code."""
+        """Returns the exit code."""
         raise NotImplementedError
 
     def _work(self) -> None:
@@ -63,13 +63,13 @@ class _Here(Reports):
         return self._code
 
     def close(self) -> None:
-        """Stop it if it still runs. What it failed with is of no interest any more."""
+        """Stop it if it still runs. Ignores its error."""
         self._stop.set()
         self._thread.join(120)
 
 
 class Job(_Here):
-    """Sinks that are applied to. ``run`` is ``run_sinks`` or ``apply_sinks`` with everything but its last arguments."""
+    """A job that applies. ``run`` is ``run_sinks`` or ``apply_sinks`` with everything but its last arguments."""
 
     def __init__(self, spark: SparkSession, run: Callable[..., int]) -> None:
         self._spark = spark
@@ -87,13 +87,12 @@ class Job(_Here):
         return code
 
     def stop(self) -> int:
-        """Ask it to stop, and wait."""
         self.ask_to_stop()
         return self.finish()
 
 
 class Rebuild(_Here):
-    """A ``rebuild``. What it says is a report ``Said`` with its ``text``."""
+    """A ``rebuild``. Each sentence of it is a report ``Said`` with its ``text``."""
 
     def __init__(
         self, spark: SparkSession, config: Config, sink: str, *, switch_over: bool = False, **options: Any
@@ -123,11 +122,10 @@ class Rebuild(_Here):
         return "\n".join(report["text"] for report in list(self.reports) if report["report"] == "Said")
 
     def wait_says(self, words: str) -> None:
-        """Wait for a sentence with these words."""
         self.wait_until(lambda report: words in report.get("text", ""))
 
     def finish(self, timeout_s: float = 300) -> Rebuilt:
-        """Wait for its end; returns what came out. Raises what it failed with."""
+        """Wait for its end; returns the result. Raises its error."""
         self.wait_ended(timeout_s)
         if self.error is not None:
             raise self.error
@@ -135,7 +133,7 @@ class Rebuild(_Here):
         return self._result
 
     def failed(self) -> LockstepError:
-        """Wait for its end; returns what it failed with."""
+        """Wait for its end; returns its error."""
         self.wait_ended(300)
         assert isinstance(self.error, LockstepError), self.error or self._result
         return self.error

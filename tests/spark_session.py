@@ -1,7 +1,7 @@
 """Spark in the tests' own process: one for all of them.
 
-A second session in a process gets the first one's JVM with its class path and settings, whatever it asks for. So there
-is one here, with all that a job has. ``tests.spark_here`` runs jobs in it, and ``tests.job_process`` those that need a
+A second session in a process gets the first one's JVM, class path and settings, whatever it asks for. So there is one
+session, with everything that a job needs. ``tests.spark_here`` runs jobs in it, ``tests.job_process`` those that need a
 process.
 """
 
@@ -36,7 +36,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_is_left_in_spark() -> Iterator[None]:
-    """No query outlives its module, and no worker keeps the sinks that the module's jobs have opened there."""
+    """No query outlives its module, and no worker keeps sinks open that the module's jobs opened."""
     yield
     for session in _shared:
         assert [query.name for query in session.streams.active] == []
@@ -46,7 +46,7 @@ def _nothing_is_left_in_spark() -> Iterator[None]:
 
 
 def python_workers(driver: int) -> list[psutil.Process]:
-    """The processes in which Spark's tasks apply rows, of the Spark that this process has started."""
+    """The processes in which the tasks of this process's Spark apply rows."""
     parents: dict[psutil.Process, int] = {}
     for process in psutil.Process(driver).children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
@@ -57,7 +57,7 @@ def python_workers(driver: int) -> list[psutil.Process]:
 
 
 def worker_with(state: Path) -> psutil.Process:
-    """The worker of this process's Spark that has the state of a view in this directory open, once there is one."""
+    """The worker of this process's Spark that has a view's state in this directory open, once there is one."""
 
     def found() -> psutil.Process | None:
         for worker in python_workers(os.getpid()):
@@ -72,7 +72,7 @@ def worker_with(state: Path) -> psutil.Process:
 
 
 def _is_daemon(process: psutil.Process) -> bool:
-    """PySpark's daemon or a worker, which it forks."""
+    """Whether it is PySpark's daemon, or a worker that it forks."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE and any(
             word.startswith("jobs.") and word.endswith("daemon") for word in process.cmdline()

@@ -13,7 +13,7 @@ from sinks.memory import MemorySink, MemoryStore
 
 @dataclass
 class SteppingStore(MemoryStore):
-    """With the next offsets of the batches, stored with their rows."""
+    """Also stores the batches' next offsets with their rows."""
 
     next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
 
@@ -49,6 +49,5 @@ class SteppingSink(MemorySink, WholeSteps):
 
 
 def open_stepping(store: SteppingStore, generation: int = 1, **refusing: Any) -> OpenedSink:
-    """A store opened for one generation."""
     sink = SteppingSink(store, generation, **refusing)
     return OpenedSink(sink, sink, sink, whole=sink)

@@ -103,7 +103,7 @@ def rows(store: MemoryStore) -> dict[object, object]:
 
 
 class Recording(MemorySink):
-    """Remembers the batches it is given."""
+    """Records the batches that it gets."""
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store, 1)
@@ -115,7 +115,7 @@ class Recording(MemorySink):
 
 
 class Failing(MemorySink):
-    """Raises what it is told to."""
+    """Raises this error."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(MemoryStore(), 1)

@@ -66,18 +66,17 @@ def dotted_name(path: Path) -> str:
 
 @cache
 def parsed(path: Path) -> ast.Module:
-    """A module's code."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
 @cache
 def imports_within(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
-    """Those of a module, at its top or in a function."""
+    """The imports of a module, at its top or in a function."""
     return tuple(node for node in ast.walk(parsed(path)) if isinstance(node, ast.Import | ast.ImportFrom))
 
 
 def imports_of(path: Path, known: Set[str]) -> set[str]:
-    """The modules of ours that one imports, at its top or in a function."""
+    """Our modules that a module imports, at its top or in a function."""
     names_imported = set()
     for node in imports_within(path):
         if isinstance(node, ast.Import):
@@ -95,7 +94,7 @@ KNOW_A_KIND: Mapping[str, str] = {
     "extensions.streams.jobs.sql_plans": "results of stream queries are in a warehouse",
     "migrations.warehouse": "they are the warehouse's",
 }
-"""Modules and packages outside of ``sinks`` that may import a kind of sink, each with its reason."""
+"""Modules and packages outside ``sinks`` that may import a kind of sink, each with its reason."""
 
 
 def test_no_other_module_knows_a_kind_of_sink() -> None:
@@ -209,7 +208,7 @@ _WAITS = re.compile(r"_?\w*(TIMEOUT|PATIENCE|GIVE_UP|LET_GO|OBEYED|SILEN|STUCK|S
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_a_long_wait_is_among_all_others_with_its_reason(path: Path) -> None:
-    """But for what ``lag`` calls stalled, which is no wait, and for how rarely something is tried again."""
+    """Except what ``lag`` calls stalled, which is no wait, and how rarely something is tried again."""
     if path in (ROOT / "cdc/model/timeouts.py", ROOT / "monitor/stalls.py"):
         return
     for node in parsed(path).body:
@@ -238,11 +237,11 @@ OF_LIBRARIES: Mapping[str, str] = {
     "_timers": "the same",
     "_instantiatedSession": "nothing else says which session PySpark takes for the only one",
 }
-"""Names of libraries' that begin like private ones, with the reason why tests use them. KafkaError's codes do, too."""
+"""Libraries' names that begin like private ones, with the reason why tests use them. KafkaError's codes do, too."""
 
 
 def _own_members(code: ast.Module) -> set[str]:
-    """The private names that classes of a test's module give their objects."""
+    """The private names that a test module's classes give their objects."""
     names = {
         node.attr
         for node in ast.walk(code)
@@ -265,10 +264,8 @@ _BY_NAME = ("getattr", "setattr", "delattr", "hasattr", "__getattribute__", "__s
 
 
 def reached_into(code: ast.Module) -> Iterator[str]:
-    """The private names that a test's module uses and doesn't define, and objects that are made without a constructor.
-
-    Where they are looked up or replaced by name, too: ``setattr(module, "_name", ...)``.
-    """
+    """The private names that a test module uses and doesn't define, and objects made without a constructor. Includes
+    those looked up or replaced by name: ``setattr(module, "_name", ...)``."""
     own = _own_members(code)
     for node in ast.walk(code):
         match node:
@@ -297,7 +294,7 @@ def reached_into(code: ast.Module) -> Iterator[str]:
 
 
 def test_a_test_reaches_into_nothing_private() -> None:
-    """It calls what users call: else it holds fast how something is done, and not what is promised."""
+    """It calls what users call. Otherwise it fixes how something is done, not what is promised."""
     found = {path: list(reached_into(parsed(path))) for path in TESTS}
     assert {name_of(path): lines for path, lines in found.items() if lines} == {}
 

@@ -33,7 +33,7 @@ BUDGETS: Final = {
     "lines of the core": 87_886,
     "lines of extensions": 14_411,
     "lines of stack and bench": 9_238,
-    "lines of tests": 94_438,
+    "lines of tests": 94_332,
     "words of docs": 43_081,
     "settings": 166,
 }
@@ -61,7 +61,7 @@ EXCEPTIONS: Final[dict[str, dict[str, str]]] = {
         "views/view.py: View": "steps, building and output change one state, in one transaction of it",
     },
 }
-"""What is over a limit, and why that is its best shape. Nothing is listed that is within it."""
+"""What is over a limit, and why that is its best shape. Nothing within its limit is listed."""
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -85,7 +85,7 @@ def _subclasses(known: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def _settings() -> list[str]:
-    """Each setting where it is declared; a section is one, and so is each setting in it; ``added`` holds sections."""
+    """Each setting where it is declared. A section is one, and so is each setting in it; ``added`` holds sections."""
     for path in _files(*CORE, *EXTENSIONS):
         if "Settings)" in path.read_text(encoding="utf-8"):
             importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
@@ -145,7 +145,7 @@ def _attributes(of: ast.AST) -> set[str]:
 
 
 def _complex() -> list[str]:
-    """As ruff counts the branches of a function."""
+    """The functions with too many branches, as ruff counts them."""
     ruff = Path(sysconfig.get_path("scripts")) / "ruff"
     limit = f"lint.mccabe.max-complexity={COMPLEXITY_MAX}"
     command = [

@@ -1,4 +1,4 @@
-"""Work in threads of its own, beside each other or beside a test. What one of them raises, the test raises."""
+"""Work in threads beside each other or beside a test. What a thread raises, the test raises."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 def at_once(*works: Callable[[], object]) -> None:
-    """Do all of it at once. Returns when the last is done."""
+    """Run all of it at once. Returns when the last is done."""
     with ThreadPoolExecutor(len(works)) as pool:
         futures = [pool.submit(work) for work in works]
     for future in futures:
@@ -16,7 +16,7 @@ def at_once(*works: Callable[[], object]) -> None:
 
 @contextmanager
 def beside(*works: Callable[[threading.Event], object]) -> Iterator[None]:
-    """Work goes on beside the block, until the event that it gets is set at the end of the block."""
+    """Runs work beside the block. Each gets an event that is set at the end of the block."""
     over = threading.Event()
     with ThreadPoolExecutor(len(works)) as pool:
         futures = [pool.submit(work, over) for work in works]

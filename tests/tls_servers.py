@@ -1,7 +1,7 @@
-"""Servers that speak TLS, with certificates made here: a right one, and every kind of wrong one.
+"""Servers with TLS, and certificates made here: a right one, and every kind of wrong one.
 
-PostgreSQL and Kafka speak it themselves. OpenSearch's security plugin isn't among the stack's jars, and Valkey's wheel
-is built without TLS: a proxy ends TLS before these two.
+PostgreSQL and Kafka support TLS themselves. OpenSearch's security plugin isn't among the stack's jars, and Valkey's
+wheel is built without TLS: a proxy terminates TLS before these two.
 """
 
 import datetime
@@ -35,12 +35,12 @@ USER: Final = "lockstep"
 PASSWORD: Final = "a SCRAM p'ssword"
 
 SERVER_CERTIFICATES: Final = ("right", "wrong_name", "expired", "other_authority")
-"""What a server may show."""
+"""The certificates that a server may show."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pem:
-    """A certificate with those above it, and its key."""
+    """A certificate with its chain, and its key."""
 
     certificate: Path
     key: Path
@@ -48,7 +48,7 @@ class Pem:
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """All of one test: ``authority`` is the one that clients are told to trust."""
+    """All of one test. Clients are told to trust ``authority``."""
 
     folder: Path
     authority: Path
@@ -60,7 +60,7 @@ class Certificates:
 
 
 def make_certificates(folder: Path) -> Certificates:
-    """A right certificate of this machine's address, the wrong ones, and one of a client."""
+    """A right certificate for this machine's address, the wrong ones, and a client's."""
     signer, stranger = trustme.CA(), trustme.CA()
     authority = folder / "authority.pem"
     signer.cert_pem.write_to_path(authority)
@@ -82,7 +82,7 @@ def _write(folder: Path, name: str, leaf: trustme.LeafCert) -> Pem:
     pem = Pem(folder / f"{name}.pem", folder / f"{name}.key")
     pem.certificate.write_bytes(b"".join(blob.bytes() for blob in leaf.cert_chain_pems))
     key = serialization.load_pem_private_key(leaf.private_key_pem.bytes(), password=None)
-    # Java reads PKCS #8 alone.
+    # Java reads only PKCS #8.
     pem.key.write_bytes(
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
@@ -91,7 +91,7 @@ def _write(folder: Path, name: str, leaf: trustme.LeafCert) -> Pem:
 
 
 def server_context(certificates: Certificates, name: str, *, asks_for_ours: bool = False) -> ssl.SSLContext:
-    """For the end of TLS before a server that has none."""
+    """For a proxy that terminates TLS before a server without it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates[name].certificate, certificates[name].key)
     if asks_for_ours:
@@ -101,7 +101,7 @@ def server_context(certificates: Certificates, name: str, *, asks_for_ours: bool
 
 
 class TlsPostgres:
-    """A server of its own that takes connections with TLS only, but those that change its certificate."""
+    """A server of its own that accepts only TLS, except from connections that change its certificate."""
 
     def __init__(self, directory: Path, certificates: Certificates) -> None:
         self._certificates = certificates
@@ -121,7 +121,7 @@ class TlsPostgres:
         self._reload()
 
     def show(self, name: str) -> None:
-        """Show this certificate to whoever connects from now on."""
+        """Show this certificate to new connections."""
         pem = self._certificates[name]
         _give_to_owner(self._data / "server.crt", pem.certificate.read_bytes(), self._data)
         _give_to_owner(self._data / "server.key", pem.key.read_bytes(), self._data)
@@ -133,7 +133,6 @@ class TlsPostgres:
         self._control.execute(statement.encode())
 
     def remove(self) -> None:
-        """Stop it, and remove its files."""
         self._control.close()
         self._stack.remove()
 
@@ -143,7 +142,7 @@ class TlsPostgres:
         until(lambda: self._loaded_at() != before)
 
     def _loaded_at(self) -> object:
-        """When the process that forks new connections read its files last."""
+        """When the process that forks new connections last read its files."""
         with psycopg.connect(self.dsn) as connection:
             row = connection.execute("select pg_conf_load_time()").fetchone()
         assert row is not None
@@ -171,7 +170,7 @@ class TlsKafka:
         self.ports = dict(taken)
 
     def address(self, listener: str) -> str:
-        """``right`` and so on, ``mutual``, ``scram``."""
+        """``listener`` is ``right`` and so on, ``mutual`` or ``scram``."""
         return f"{HOST}:{self.ports[listener]}"
 
 

@@ -18,15 +18,13 @@ _left: list[tuple[str, str]] = []
 
 
 def remove_later(client: Mapping[str, str | int], pipeline: str) -> None:
-    """Have a pipeline's topics removed when the tests of this file are over.
-
-    What nobody needs any more costs all that follow: whoever lists topics gets thousands.
-    """
+    """Have a pipeline's topics removed after the tests of this file. Left topics slow everything that follows: listing
+    topics would return thousands."""
     _left.append((str(client["bootstrap.servers"]), f"{pipeline}."))
 
 
 def remove_left(bootstrap: str | None) -> None:
-    """Remove what is left on these brokers. All others that tests have used are gone with their topics."""
+    """Remove what is left on these brokers. Other brokers that tests used are gone with their topics."""
     prefixes = tuple(prefix for brokers, prefix in _left if brokers == bootstrap)
     _left.clear()
     if prefixes:
@@ -41,7 +39,7 @@ def event_of(message: Message) -> Event:
 
 
 def assign(consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
-    """Have a consumer read these partitions at once: it knows where they are."""
+    """Make a consumer read these partitions at once, since it knows their leaders."""
     find_leaders(consumer, {at.topic for at in partitions})
     consumer.assign(list(partitions))
 
@@ -49,10 +47,8 @@ def assign(consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
 def read_committed(
     client: Mapping[str, str | int], topics: Collection[str], *, of: Callable[[Message], Any] = event_of
 ) -> dict[tuple[str, int], list[Any]]:
-    """Every record of the topics up to where they end now: partition -> its events in order.
-
-    ``of``: what else is made of a record.
-    """
+    """Every record of the topics up to their present ends: partition -> its events in order. ``of`` makes something
+    else of a record."""
     counts = TopicAdmin(dict(client)).partition_counts(topics)
     partitions = [(topic, partition) for topic in topics for partition in range(counts[topic])]
     ends = TopicAdmin(dict(client)).end_offsets(partitions)
@@ -85,7 +81,7 @@ def read_committed(
 
 
 def configure(client: Mapping[str, str | int], topics: Collection[str], settings: Mapping[str, str]) -> None:
-    """Change settings of topics, and wait until the broker answers with them: it takes them up a moment later."""
+    """Change settings of topics, and wait until the broker answers with them: it applies them a moment later."""
     resources = [
         ConfigResource(
             ResourceType.TOPIC,
@@ -112,7 +108,7 @@ def configure(client: Mapping[str, str | int], topics: Collection[str], settings
 
 
 def compact_soon(client: Mapping[str, str | int], *topics: str) -> None:
-    """Let the broker compact topics as soon as it can, deletes included. A partition's next record rolls a segment."""
+    """Let the broker compact topics as soon as it can, including deletes. A partition's next record rolls a segment."""
     settings = {
         "segment.ms": "100",
         "min.cleanable.dirty.ratio": "0.001",

@@ -60,7 +60,7 @@ _EXAMPLES = (
 
 
 def rows() -> list[str]:
-    """The table's lines, head included."""
+    """The table's lines, including its head."""
     lines = ["| type | example in the event | OpenSearch | warehouse | in DuckDB |", "| --- | --- | --- | --- | --- |"]
     for name, value_type, text in _EXAMPLES:
         is_array = "[]" in name
@@ -87,7 +87,6 @@ def in_page() -> list[str]:
 
 
 def main() -> None:
-    """Write the table into the page."""
     write_between(PAGE, _BEGIN, _END, rows())
 
 

@@ -1,4 +1,4 @@
-"""Values of every type that PostgreSQL has, as SQL, and how an event's form of a value is given back to PostgreSQL."""
+"""Values of every type that PostgreSQL has, as SQL, and how to return an event's form of a value to PostgreSQL."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -44,7 +44,7 @@ _TEXTS = (
     "' blanks '",
 )
 
-# Type -> SQL of its values, to which whoever uses them adds NULL.
+# Type -> SQL of its values. Users add NULL.
 SCALARS: dict[str, tuple[str | Since, ...]] = {
     "boolean": ("true", "false"),
     "smallint": ("-32768", "32767"),

@@ -1,4 +1,4 @@
-"""Views in jobs under test: a log and a PostgreSQL that judges, both written alike, and what a sink holds of a view."""
+"""Views in jobs under test: a log and a judging PostgreSQL with the same writes, and what a sink holds of a view."""
 
 import random
 import uuid
@@ -66,7 +66,7 @@ WRITERS = ViewSettings(
     " on t.user_id = u.id group by u.id, u.name",
     tasks=2,
 )
-"""In two shards, between which tweets move that get another user."""
+"""In two shards. A tweet that gets another user may move between them."""
 
 TIMELINE = ViewSettings(
     name="timeline",
@@ -83,11 +83,8 @@ Rows = dict[tuple[JsonValue, ...], Mapping[str, JsonValue]]
 
 
 class ViewPipeline:
-    """One view over a log whose tables are in PostgreSQL as well. ``query`` is the view's in full, where all
-    rows of tables count.
-
-    ``states`` has the query's result after each transaction, by its LSN.
-    """
+    """One view over a log whose tables are in PostgreSQL as well. ``query`` is the view's whole query, for which all
+    rows of tables count. ``states`` has the query's result after each transaction, by its LSN."""
 
     def __init__(
         self,
@@ -138,16 +135,14 @@ class ViewPipeline:
     # --- writing ---
 
     def write(self, *changes: Change, progress: bool = True, at_ms: int = 0) -> int:
-        """One transaction, in the log and in the judge. Returns its LSN. ``progress``: its record is there as well.
-
-        ``at_ms`` is when it is committed, in milliseconds since 1970.
-        """
+        """Write one transaction to the log and to the judge. Returns its LSN. ``progress``: also writes its progress
+        record. ``at_ms`` is its commit time, in milliseconds since 1970."""
         self._write_judge(changes)
         self._time_ms = max(self._time_ms, whole_minutes(at_ms))
         return self._committed(self.log.commit(changes, progress=progress, commit_time_ms=at_ms))
 
     def write_in_parts(self, parts: Sequence[Sequence[Change]]) -> int:
-        """One transaction that is published in parts, each with a progress record of what was before it."""
+        """Write one transaction that is published in parts, each with a progress record of what was before it."""
         self._write_judge([change for part in parts for change in part])
         for part in parts[:-1]:
             self.log.commit_part(part)
@@ -189,7 +184,7 @@ class ViewPipeline:
     # --- jobs ---
 
     def arguments(self, settings: SinkSettings, **spark: Any) -> dict[str, Any]:
-        """What ``run_sinks`` takes."""
+        """The arguments of ``run_sinks``."""
         return {
             "pipeline": self.name,
             "kafka": self.log.kafka,
@@ -203,7 +198,7 @@ class ViewPipeline:
         return Job(spark, partial(run_sinks, **self.arguments(settings, **more)))
 
     def apply_once(self, spark: SparkSession, settings: SinkSettings, **more: Any) -> Job:
-        """The same for what the log holds now. Returns when it is done."""
+        """Apply what the log holds now. Returns when it is done."""
         job = Job(spark, partial(run_sinks, **self.arguments(settings, **more), once=True))
         job.finish()
         return job
@@ -220,7 +215,7 @@ class ViewPipeline:
         return ViewTopicInput(self.name, self.sink, 1, topic, self.log.kafka.topics.max_message_bytes)
 
     def steps(self, generation: int = 1) -> list[tuple[int, Rows]]:
-        """What a reader of the topic sees from its beginning to its end as of now: the rows at each step's LSN."""
+        """What a reader of the topic sees from its beginning to its present end: the rows at each step's LSN."""
         return steps_on_topic(self.log.kafka.client(), self.name, self.sink, generation, key=self.view.key)
 
     def task(self, settings: SinkSettings, **view: Any) -> Task:
@@ -251,12 +246,11 @@ class ViewPipeline:
         )
 
     def shards(self) -> list[Shard]:
-        """Those of the view."""
         assert self.sharding is not None
         return shards(self.sharding, self.view.tasks)
 
     def shard_tasks(self, settings: SinkSettings) -> list[Task]:
-        """Those of all shards, of one run."""
+        """The tasks of all shards, of one run."""
         task = self.task(settings, shards=tuple(self.shards()))
         return [
             of_shard(task, {part.at: part.end for part in told_to_shard(number, {})})[0]
@@ -277,13 +271,12 @@ class ViewPipeline:
         return stored
 
     def position(self) -> ViewPosition:
-        """That of the state, which nobody has open. Nobody goes on with the state by itself after that."""
+        """The position of a state that nobody has open. After this, no job goes on with the state by itself."""
         shapes = {table.name: table for table in self.tables}
         with closing(FileState(self.directory / "state", identity=identity(self.plan, shapes))) as state:
             return View(self.plan, shapes, state).position()
 
     def ends(self) -> Offsets:
-        """Where the tables' topics end."""
         cluster = TopicAdmin(self.log.kafka.client())
         topics = [self.log.topic(table) for table in self.tables]
         return cluster.committed_ends(partitions_of(topics, cluster.partition_counts(topics)))
@@ -303,7 +296,7 @@ def delivered(task: Task) -> Result:
 def steps_on_topic(
     client: Mapping[str, str | int], pipeline: str, view: str, generation: int, *, key: Sequence[str]
 ) -> list[tuple[int, Rows]]:
-    """See ``ViewPipeline.steps``. The newest record says up to where a reader goes."""
+    """See ``ViewPipeline.steps``. The newest record says how far a reader goes."""
     stored = read_compacted(client, control_topic(pipeline, VIEWS))[step_key(view, generation)]
     newest = ViewStep.from_bytes(stored.value, stored.what)
     rows: Rows = {}
@@ -337,7 +330,7 @@ def traffic(pipeline: ViewPipeline, transactions: int, *, seed: int = 1) -> int:
 
 
 def hits(pipeline: ViewPipeline, transactions: int, *, seed: int = 1) -> int:
-    """Random transactions over the tables of VISITORS; now and then all hits are gone. Returns the last LSN."""
+    """Random transactions over the tables of VISITORS, which sometimes delete all hits. Returns the last LSN."""
     chance = random.Random(seed)
     lsn = 0
     for number in range(transactions):

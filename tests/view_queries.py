@@ -1,4 +1,4 @@
-"""Queries and histories at random for views: all that is supported, over three small tables with many nulls."""
+"""Random queries and histories for views: everything that is supported, over three small tables with many nulls."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -84,12 +84,12 @@ class Question:
 
 @dataclass
 class _Writer:
-    """Writes one query. With ``exact`` it is for PostgreSQL, otherwise for what DuckDB does the same way."""
+    """Writes one query: with ``exact`` for PostgreSQL, otherwise what DuckDB answers the same way."""
 
     draw: Draw
     exact: bool
     scope: dict[str, list[str]] = field(default_factory=dict)
-    """The columns in reach by their kind."""
+    """The columns in reach, by their kind."""
 
     def one(self, *options: Any) -> Any:
         return self.draw(st.sampled_from(options))
@@ -254,7 +254,7 @@ class _Writer:
         return "(select * from a where g is not null) a join b using (t)", ["a.id", "b.id"]
 
     def compound(self, form: int) -> tuple[str, list[str]]:
-        """The same with joins on several equalities, as where all tables have a tenant."""
+        """The same with joins on several equalities, as if all tables have a tenant."""
         join = self.one("join", "left join", "left join")
         self.enter("x", "a")
         if form == 10:
@@ -288,14 +288,14 @@ class _Writer:
     # --- conditions without which others would fail ---
 
     def guarded(self) -> list[str]:
-        """Conditions one of which fails for rows that another one leaves out."""
+        """Conditions of which one fails for rows that another one leaves out."""
         columns = self.scope.get("int", ["1"])
         divisor = self.one(*columns)
         conditions = [f"({divisor} <> 0)", f"(({self.one(*columns, '12')} % {divisor}) {self.one('=', '<>')} 1)"]
         return conditions if self.maybe() else conditions[::-1]
 
     def guarded_subquery(self) -> Question:
-        """A subquery that fails for rows for which nobody asks."""
+        """A subquery that fails for rows that nobody asks for."""
         of_groups = f"{self.one('sum', 'count', 'max')}(12 % x.{self.one('id', 'y')})"
         inside = self.one(
             f"select {of_groups} from b x where x.id = a.b_id",
@@ -305,7 +305,7 @@ class _Writer:
         )
         guard = "not exists (select 1 from b z where z.id = a.b_id and (z.id = 0 or z.y = 0))"
         value = f"case when {guard} then ({inside}) end"
-        if self.maybe() or not self.exact:  # DuckDB computes all of what is joined
+        if self.maybe() or not self.exact:  # DuckDB computes everything that is joined
             return Question(f"select a.id as k0, {value} as v0 from a", ("k0",))
         made = "select x.id, 12 % x.id as q from b x"
         return Question(f"select a.id as k0, case when a.b_id <> 0 then s.q end as v0 from a left join ({made}) s"
@@ -375,7 +375,7 @@ class _Writer:
         return f"{self.one('asc', 'desc')} nulls {self.one('first', 'last')}"
 
     def typed(self, kind: str) -> str:
-        """A value for what takes any type. A literal alone has none."""
+        """A value for something that takes any type. A literal alone has none."""
         made = self.value(kind)
         return f"{made}::text" if made.startswith("'") else made
 
@@ -443,7 +443,7 @@ class _Writer:
         return f"{of}_build_object({', '.join([*values, *([more] if more else [])])})"
 
     def documents(self) -> Question:
-        """Objects with lists of objects in them, by joins and by subqueries that read columns around them."""
+        """Objects that contain lists of objects, by joins and by subqueries that read columns around them."""
         of = self.one("jsonb", "json")
         parent = f"'parent', (select {self.document('jsonb', 'b', 'b')} from b where b.id = x.b_id)"
         element = self.document(of, "x", "a", parent if self.maybe() else "")
@@ -514,12 +514,11 @@ def questions(draw: Draw, *, exact: bool) -> Question:
 
 
 RowWrite = tuple[str, Mapping[str, JsonValue], Mapping[str, JsonValue] | None]
-"""A table, a key, and the row that it has now; None where it was deleted."""
+"""A table, a key, and its present row; None if it was deleted."""
 
 
 @st.composite
 def writes(draw: Draw) -> RowWrite:
-    """One row that is written or deleted."""
     table = draw(st.sampled_from(["a", "a", "b", "c"]))
     key = draw(st.sampled_from(_KEYS[table]))
     if draw(st.integers(0, 3)) == 0:
@@ -533,7 +532,7 @@ def writes(draw: Draw) -> RowWrite:
 
 @st.composite
 def histories(draw: Draw) -> list[list[RowWrite]]:
-    """Transactions, each with the last write of each of its keys; now and then a whole table is emptied."""
+    """Transactions, each with the last write of each of its keys; sometimes a whole table is emptied."""
     steps: list[list[RowWrite]] = []
     for _ in range(draw(st.integers(1, 5))):
         step: list[RowWrite] = list(draw(st.lists(writes(), min_size=1, max_size=8)))
@@ -545,7 +544,6 @@ def histories(draw: Draw) -> list[list[RowWrite]]:
 
 
 def events(step: Sequence[RowWrite], lsn: int) -> list[RowEvent]:
-    """A transaction's events."""
     return [
         RowEvent(TableName("public", table), key, str(Tag(1, lsn, seq)), row, Position(table, 0, lsn * 100 + seq))
         for seq, (table, key, row) in enumerate(step, start=1)
@@ -553,7 +551,7 @@ def events(step: Sequence[RowWrite], lsn: int) -> list[RowEvent]:
 
 
 class KeptView:
-    """A view with a sink in memory: what its outputs make of it."""
+    """A view with a sink in memory that its outputs fill."""
 
     def __init__(
         self,
@@ -574,20 +572,20 @@ class KeptView:
         self.lsn = 0
 
     def step(self, step: Sequence[RowWrite], *, time_ms: int = 0) -> None:
-        """Bring in a transaction, and what came of it into the sink."""
+        """Apply a transaction, and its output to the sink."""
         self.lsn += 8
         at = {("a", 0): self.lsn}
         self.view.step(events(step, self.lsn), epoch=1, lsn=self.lsn, offsets=at, time_ms=time_ms)
         self.deliver()
 
     def killed_after(self, step: Sequence[RowWrite], *, lsn: int, time_ms: int, portions: int) -> None:
-        """A step of which nothing comes into the sink, and so many portions of the rows that are too old by then."""
+        """A step whose output doesn't reach the sink, and this many portions of the rows that are too old by then."""
         self.view.step(events(step, lsn), epoch=1, lsn=lsn, offsets={("a", 0): lsn}, time_ms=time_ms)
         for _ in range(portions):
             self.view.expire()
 
     def built_anew(self, history: Sequence[Sequence[RowWrite]], *, time_ms: int = 0) -> "KeptView":
-        """The same view after a history, built from the tables' rows as they are at its end."""
+        """The same view after a history, built from the tables' rows at its end."""
         rows = {(table, *key.values()): (table, key, row) for step in history for table, key, row in step}
         kept = KeptView(self.question, MemoryState(), retain=self.retain, shard=self.shard)
         kept.view.begin_building()
@@ -599,7 +597,7 @@ class KeptView:
         return kept
 
     def deliver(self) -> None:
-        """Bring all that is pending into the sink, without rows that are too old."""
+        """Bring all pending output into the sink, without rows that are too old."""
         while self.view.expire():
             pass
         while (output := self.view.pending(3)) is not None:

@@ -1,11 +1,11 @@
-"""Batches of tasks of views and of consistent sinks in processes of their own, which one server forks.
+"""Batches of tasks of views and of consistent sinks, in processes of their own that one server forks.
 
 A process is killed or stopped at a chosen point, or its files can't grow. Points are counted: before and after each
-transaction of the state, each write of rows to the sink and each commit to the view's topic; of a consistent sink
-before and after each write of a step, that of its offsets and that of its LSN.
+transaction of the state, each write of rows to the sink and each commit to the view's topic. For a consistent sink:
+before and after each write of a step, of its offsets and of its LSN.
 
-The server has loaded all that a task needs, which takes longer than a batch does. It opens no client and starts no
-thread: a fork has neither.
+The server has loaded everything that a task needs, which takes longer than a batch. It opens no client and starts no
+thread, since a fork has neither.
 """
 
 import io
@@ -32,7 +32,7 @@ ENDED = 0
 FAILED = 1
 KILLED = -signal.SIGKILL
 _BROKEN: Final = 70
-"""It has raised what no batch is to raise."""
+"""It has raised what no batch should raise."""
 
 _MODULES: Final = (
     "concurrent.futures.thread",
@@ -48,15 +48,13 @@ _MODULES: Final = (
     "sinks.warehouse.sink",
     "sqlalchemy.dialects.postgresql.psycopg",
 )
-"""What a task loads, with all that these load."""
+"""What a task loads, with everything that these load."""
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """What a process is to do. Without ``at`` no signal comes; without ``file_bytes`` files may grow.
-
-    With ``is_large`` a few rows count as many.
-    """
+    """What a process does. Without ``at`` no signal comes; without ``file_bytes`` files may grow. With ``is_large`` a
+    few rows count as many."""
 
     task: Task
     at: int
@@ -67,7 +65,7 @@ class _Batch:
 
 @dataclass(frozen=True)
 class _State:
-    """How a process has ended, and what it has said. One that stands still has no ``code``."""
+    """How a process has ended, and what it has said. A stopped process has no ``code``."""
 
     code: int | None
     said: str
@@ -85,27 +83,25 @@ class ViewTasks:
         )
 
     def close(self) -> None:
-        """End it, and whatever stands still there."""
+        """End it, with all stopped processes."""
         self._process.communicate()
 
     def run(self, task: Task, *, kill_at: int = 0, is_large: bool = False) -> int:
-        """Run one batch; with ``kill_at`` it is killed at that point. Returns ENDED, or KILLED.
-
-        With ``is_large`` a state is built as a large one, and five rows are written at once.
-        """
+        """Run one batch; with ``kill_at`` it is killed at that point. Returns ENDED or KILLED. With ``is_large`` a
+        state is built like a large one, and five rows are written at once."""
         state = self._waited(self._started(_Batch(task, kill_at, signal.SIGKILL, 0, is_large)))
         assert state.code in (ENDED, KILLED), state.said
         return state.code
 
     def failed(self, task: Task, *, file_bytes: int = 0) -> str:
-        """Run one batch that fails; with ``file_bytes`` no file can become larger. Returns what it failed with."""
+        """Run one batch that fails; with ``file_bytes`` no file can grow larger. Returns its error."""
         state = self._waited(self._started(_Batch(task, 0, signal.SIGKILL, file_bytes, is_large=False)))
         assert state.code == FAILED, state.said
         return state.said
 
     @contextmanager
     def stopped(self, task: Task, *, stop_at: int) -> Iterator[Callable[[], tuple[int, str]]]:
-        """One batch that stands still at that point. What is yielded wakes it up, and returns how it has ended."""
+        """One batch that stops at that point. Yields a function that wakes it up, and returns how it has ended."""
         pid = self._started(_Batch(task, stop_at, signal.SIGSTOP, 0, is_large=False))
         state = self._waited(pid)
         assert state.code is None, state.said
@@ -146,12 +142,12 @@ class ViewTasks:
 
 
 def serve() -> None:
-    """Answer a batch by the process that runs it, and a process by its state once it ends or stands still."""
+    """Answer a batch with the process that runs it, and a process with its state once it ends or stops."""
     for module in _MODULES:
         import_module(module)
     said: dict[int, IO[bytes]] = {}
     while sys.stdin.buffer.peek(1):
-        # Again and again from one stream: the module that a pickle names is loaded here and not in each process.
+        # All requests come from one stream: the module that a pickle names is loaded here and not in each process.
         request = pickle.load(sys.stdin.buffer)
         answer: object
         if isinstance(request, int):
@@ -179,7 +175,7 @@ def _state(pid: int, said: dict[int, IO[bytes]]) -> _State:
 
 
 def _run(batch: _Batch, output: IO[bytes]) -> NoReturn:
-    """In the new process, which ends here: its own standard streams, and nothing of the server's."""
+    """Runs in the new process, which ends here: with its own standard streams, and nothing of the server's."""
     code = _BROKEN
     try:
         with Path(os.devnull).open("rb") as nothing:

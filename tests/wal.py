@@ -49,18 +49,17 @@ def relation(table: Table, relation_id: int = RELATION_ID) -> Relation:
 
 
 def insert(*new: Field, of: int = RELATION_ID) -> Insert:
-    """One new row."""
     return Insert(of, new)
 
 
 def update(*new: Field, key: Fields | None = None, full: Fields | None = None, of: int = RELATION_ID) -> Update:
-    """A changed row, with the old key or the old row where the replica identity sends one."""
+    """A changed row, with the old key or the old row if the replica identity sends one."""
     old = KeyImage(key) if key is not None else FullImage(full) if full is not None else None
     return Update(of, old, new)
 
 
 def delete(*key: Field, of: int = RELATION_ID) -> Delete:
-    """A row that went, known by its key; the other columns are None."""
+    """A deleted row, known by its key; the other columns are None."""
     return Delete(of, KeyImage(key))
 
 
@@ -94,10 +93,8 @@ class History:
             commit_lsn += 0x1000
 
     def messages(self, *described: Relation, at: int = 0) -> list[tuple[int, Message]]:
-        """What a walsender sends from ``at``: whole transactions that commit there or later.
-
-        Each relation is described before its first row.
-        """
+        """What a walsender sends from ``at``: whole transactions that commit there or later. Each relation is described
+        before its first row."""
         sent = []
         known: set[int] = set()
         for transaction in self.transactions:
@@ -128,7 +125,6 @@ def _old(image: KeyImage | FullImage) -> bytes:
 
 
 def encode(message: Message) -> bytes:
-    """A message's bytes."""
     match message:
         case Begin(commit_lsn, time, xid):
             return b"B" + struct.pack("!QqI", commit_lsn, time, xid)
@@ -168,10 +164,8 @@ def data_frame(message: Message, lsn: int = 0) -> bytes:
 
 
 def keepalive_frame(wal_end: int, *, reply_requested: bool = False) -> bytes:
-    """What a server sends that has nothing to say."""
     return b"k" + struct.pack("!QqB", wal_end, COMMIT_TIME_US, reply_requested)
 
 
 def with_identity(shape: Relation, identity: str) -> Relation:
-    """The same relation with another replica identity."""
     return replace(shape, replica_identity=type(shape.replica_identity)(identity))
