@@ -1,5 +1,4 @@
 """Extensions, which the core works without. Each is a folder here and a line in ``ALL``; delete both to remove it.
-
 Importing this package loads none of them: Spark's executors import what an extension runs there, and lack the packages
 that its other parts need.
 """

@@ -31,7 +31,7 @@ COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
     "lines of the core": 87_886,
-    "lines of extensions": 14_411,
+    "lines of extensions": 14_305,
     "lines of stack and bench": 9_238,
     "lines of tests": 94_332,
     "words of docs": 43_081,

@@ -1,7 +1,4 @@
-"""The webhook that alerts are posted to.
-
-No error holds a header or the address, which may be a secret itself.
-"""
+"""The webhook that alerts are posted to. No error contains a header or the address, which may be secret."""
 
 import orjson
 
@@ -11,13 +8,11 @@ from extensions.alerts.settings import WEBHOOK_URL_VARIABLE
 
 
 def alert_webhook(settings: WebhookSettings) -> Webhook:
-    """Where alerts are posted."""
     return Webhook(settings, setting="alerts", variable=WEBHOOK_URL_VARIABLE)
 
 
 def post_alert(settings: WebhookSettings, message: Message) -> None:
-    """POST a message as JSON, over a connection of its own: they are rare. Returns once it is delivered.
-
+    """POST a message as JSON, over a connection of its own, since messages are rare. Returns once it is delivered.
     Raises Unavailable when it isn't, and ConfigurationError when a setting is wrong.
     """
     with alert_webhook(settings) as webhook:

@@ -13,7 +13,7 @@ _READ: Final = "anybody on the network path can read the alerts and the headers'
 
 
 def check_webhook(_: Reached, config: Config) -> list[Finding]:
-    """By its settings. Nothing is sent."""
+    """Checks the settings. Nothing is sent."""
     settings = config.section(AlertSettings).webhook
     if settings is None:
         return []

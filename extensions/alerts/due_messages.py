@@ -1,8 +1,8 @@
 """Which messages are due: when a condition opens, when it becomes critical, and when it is over. Pure.
 
-A condition that may pass by itself has to hold for ``OPEN_AFTER_S`` first, or for as long as it says itself, and every
-condition has to be gone for ``CLEAR_AFTER_S`` before it is over. So one that comes and goes is reported once. A
-condition stays as it was while it can't be judged.
+A condition that may pass by itself must hold for ``OPEN_AFTER_S`` or for its own period before it opens. Every
+condition must be gone for ``CLEAR_AFTER_S`` before it is over, so one that comes and goes is reported once. A condition
+that can't be judged stays as it was.
 """
 
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from typing import Any, Final
 from monitor.conditions import Condition, Findings, Key, Severity
 
 OPEN_AFTER_S: Final = 30.0
-"""A restart, a lost connection or a switch of a broker is over by then."""
+"""A restart, a lost connection or a change of brokers is over by then."""
 
 CLEAR_AFTER_S: Final = 60.0
-"""What comes again within a minute never was over for whoever looks at it."""
+"""A condition that returns within a minute was never over for an observer."""
 
 
 class Kind(StrEnum):
-    """What a message says of a condition."""
+    """What a message says about a condition."""
 
     OPENED = "opened"
     WORSE = "worse"
@@ -30,7 +30,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What is sent. ``id`` is the same for all messages about one time that a condition was open."""
+    """A message. ``id`` is the same for all messages about one period in which a condition was open."""
 
     id: str
     kind: Kind
@@ -54,9 +54,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A condition that holds, or was told and may be over. ``told`` is how bad it was said to be; None: not yet.
-
-    ``seen_ms`` is when it was first seen, ``gone_ms`` since when it isn't any more.
+    """A condition that holds, or that was reported and may be over. ``told`` is the reported severity; None: not yet
+    reported. ``seen_ms`` is when it was first seen, ``gone_ms`` since when it is gone.
     """
 
     condition: Condition
@@ -92,7 +91,7 @@ def take(
     pipeline: str,
     now_ms: int,
 ) -> tuple[dict[Key, Entry], list[Message]]:
-    """The book after a look that found this, and what is to be told now."""
+    """The book after a look with these findings, and the messages that are due now."""
     following: dict[Key, Entry] = {}
     messages: list[Message] = []
 
@@ -129,7 +128,7 @@ def take(
 
 
 def opened_of(book: Mapping[Key, Entry], *, pipeline: str, now_ms: int) -> list[Message]:
-    """What opens each condition that is told, for whoever wasn't told then."""
+    """The opening messages of all reported conditions, for a receiver that didn't get them then."""
     return [_message(Kind.OPENED, entry, pipeline=pipeline, now_ms=now_ms) for entry in book.values() if entry.told]
 
 

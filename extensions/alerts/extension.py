@@ -1,4 +1,4 @@
-"""Delivery of alerts, as Lockstep gets it."""
+"""The extension ``alerts``."""
 
 from typing import Final
 

@@ -1,7 +1,6 @@
-"""What is still to be delivered: a queue and a thread, so that the webhook doesn't hold up the look.
-
-A message is kept on disk before the webhook gets it, and leaves the queue once the webhook has taken it. So a message
-may come twice, where the process dies before that is kept as well; none is lost. Its id and kind are then the same.
+"""The messages to deliver: a queue and a thread, so that the webhook doesn't delay the next look. A message is on disk
+before the webhook gets it, and leaves the queue once the webhook has taken it. So no message is lost. One may come
+twice, with the same id and kind, if the process dies before the delivery is stored.
 """
 
 import collections
@@ -21,17 +20,16 @@ logger = logging.getLogger("lockstep.alerts")
 _WAIT_FIRST_S: Final = 1.0
 _WAIT_MAX_S: Final = 60.0
 _REFUSED_TRIES: Final = 5
-"""How often a message is tried that the webhook refuses for what it is, or with which our code fails: those behind it
-wait meanwhile."""
+"""How often a message is tried that the webhook refuses because of its content, or for which our code fails. Later
+messages wait meanwhile.
+"""
 _QUEUE_MAX: Final = 1000
-"""A webhook that is down for so long loses the oldest messages."""
+"""If a webhook is down for long, the oldest messages above this number are lost."""
 
 
 class Outbox:
-    """Delivers messages in order, again and again until the webhook takes them.
-
-    One that the webhook refuses for what it is, or with which our own code fails, is dropped after
-    ``_REFUSED_TRIES``. The log has it.
+    """Delivers messages in order, each again and again until the webhook takes it. A message that the webhook refuses
+    because of its content, or for which our own code fails, is dropped after ``_REFUSED_TRIES`` tries. The log has it.
     """
 
     def __init__(
@@ -41,9 +39,8 @@ class Outbox:
         delivered: Callable[[], None],
         wait_first_s: float = _WAIT_FIRST_S,
     ) -> None:
-        """``post`` is ``post_alert`` without its settings; without it nothing is kept.
-
-        ``delivered`` is called after each delivery.
+        """``post`` is ``post_alert`` with its settings bound; if it is None, messages are dropped. ``delivered`` is
+        called after each delivery.
         """
         self._delivered = delivered
         self._wait_first_s = wait_first_s
@@ -56,18 +53,18 @@ class Outbox:
             self._thread.start()
 
     def add(self, messages: Iterable[Message]) -> None:
-        """Have these delivered after those that are waiting."""
+        """Deliver these after the messages that are waiting."""
         with self._changed:
             self._queue.extend(messages)
             self._changed.notify_all()
 
     def left(self) -> list[Message] | None:
-        """What is still to be delivered, oldest first; None without a webhook."""
+        """The messages to deliver, oldest first; None without a webhook."""
         with self._changed:
             return None if self._thread is None else list(self._queue)
 
     def close(self) -> None:
-        """Deliver nothing more. Who is at it may go on for a few seconds."""
+        """Deliver nothing more. A delivery under way may go on for a few seconds."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -90,12 +87,12 @@ class Outbox:
                 logger.error(LogMessage("alert is dropped", subject, failure))
             tries = 0
             with self._changed:
-                if self._queue and self._queue[0] is message:  # a full queue may have lost it meanwhile
+                if self._queue and self._queue[0] is message:  # a full queue may have dropped it meanwhile
                     self._queue.popleft()
             self._delivered()
 
     def _next(self) -> Message | None:
-        """The oldest message, once there is one; None at the end."""
+        """Waits for the oldest message; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_closed)
             return None if self._is_closed else self._queue[0]
@@ -108,7 +105,7 @@ class Outbox:
 
 
 def _failure(post: Callable[[Message], None], message: Message) -> tuple[str | None, bool]:
-    """Why a message wasn't delivered, and whether that lies with the message."""
+    """Why a message wasn't delivered, and whether the message is the cause."""
     try:
         post(message)
     except DocumentRefused as refusal:

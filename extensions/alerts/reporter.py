@@ -1,4 +1,4 @@
-"""Takes what is wrong at each look, and tells whoever is to be told."""
+"""Takes the findings of each look, and reports what is due."""
 
 import logging
 import threading
@@ -20,15 +20,17 @@ logger = logging.getLogger("lockstep.alerts")
 
 
 class AlertReporter:
-    """As ``monitor.condition_watch.Reporter``. When its process ends, that of another one goes on where it was."""
+    """A ``monitor.condition_watch.Reporter``. When its process ends, another process goes on where it was."""
 
     def __init__(self, pipeline: str, settings: AlertSettings, directory: Path, *, retry_s: float = 1.0) -> None:
-        """``directory`` has what was told and is still to be delivered: without it alerts come again at a restart."""
+        """``directory`` stores what was reported and what is to be delivered. Without it, alerts come again after a
+        restart.
+        """
         self._pipeline = pipeline
         self._settings = settings
         self._retry_s = retry_s
         self._store = AlertStore(directory)
-        self._saving = threading.Lock()  # held while book and queues change together, and until both are on disk
+        self._saving = threading.Lock()  # held while book and queue change together, and until both are on disk
         self._book: Mapping[Key, Entry] = {}
         self._outbox: Outbox | None = None
         self._is_loaded = False
@@ -39,10 +41,9 @@ class AlertReporter:
         return {key for key, entry in self._book.items() if entry.told}
 
     def look(self, findings: Findings, *, now_ms: int) -> None:
-        """Take what was found. Waits for nobody who is told, and never raises.
-
-        Where the directory can't be used, everything is told anyway, and maybe told again after a restart. A file of it
-        that can't be read is left as it is, and nothing is kept until it can be read or is gone.
+        """Take the findings of a look. Waits for no delivery, and never raises. If the directory can't be used,
+        everything is reported anyway, perhaps again after a restart. A damaged file stays as it is, and nothing is
+        stored until it can be read or is gone.
         """
         try:
             if not self._is_loaded:
@@ -57,23 +58,22 @@ class AlertReporter:
             outbox = self._opened()
             self._book = book
             if messages:
-                # Who was told and what is to be delivered get to disk together, and before anybody is told: else
-                # a process that dies in between loses a message, or its successor tells it under another id.
+                # Book and queue get to disk together, and before any delivery. Otherwise a process that dies in between
+                # loses a message, or its successor sends it with another id.
                 self._write(outbox, messages)
                 outbox.add(messages)
 
     def close(self) -> None:
-        """Stop. What isn't delivered by then is delivered by the next process."""
+        """Stop. The next process delivers the rest."""
         if self._outbox is not None:
             self._outbox.close()
             self._save()
-        with self._saving:  # a delivery that ends later is kept no more: the directory is another process's by then
+        with self._saving:  # a delivery that ends later isn't stored: another process may own the directory by then
             self._outbox = None
 
     def _resume(self, state: State, *, now_ms: int) -> None:
-        """Go on where the process before was. What this one has told since it couldn't read that stays told.
-
-        A webhook that is new is told of what is open.
+        """Go on where the earlier process was. What this one has reported since it couldn't read that stays reported. A
+        new webhook gets a message for each open condition.
         """
         with self._saving:
             untold = {key: entry for key, entry in state.book.items() if key not in self._book}
@@ -102,7 +102,7 @@ class AlertReporter:
                 self._write(self._outbox)
 
     def _write(self, outbox: Outbox, further: Sequence[Message] = ()) -> None:
-        """Keep the book, the queue and what comes after it. ``_saving`` is held."""
+        """Store the book, the queue and ``further``, which comes after it. ``_saving`` must be held."""
         if not self._is_loaded:
             return
         told = {key: entry for key, entry in self._book.items() if entry.told}
@@ -119,7 +119,7 @@ class AlertReporter:
 
 
 def log_message(message: Message) -> None:
-    """One line in the log, of the severity that the message has. One that is over needs no advice."""
+    """Log a message with its severity. A condition that is over needs no advice."""
     condition = message.condition
     level = logging.WARNING if condition.severity is Severity.WARNING else logging.ERROR
     if message.kind in (Kind.CLEARED, Kind.TEST):
@@ -140,5 +140,4 @@ def log_message(message: Message) -> None:
 
 
 def reporter_of(config: Config) -> AlertReporter:
-    """By its settings."""
     return AlertReporter(config.pipeline.name, config.section(AlertSettings), config.watch_directory)

@@ -1,6 +1,5 @@
-"""What alerts keep on disk: who was told of what, and what is still to be delivered.
-
-``state.json`` is of the process whose turn it is (``monitor.reporter_lock``) alone.
+"""The state of alerts on disk: what was reported, and what is to be delivered. Only the process that holds
+``monitor.reporter_lock`` uses ``state.json``.
 """
 
 import contextlib
@@ -23,7 +22,7 @@ _FORMAT: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """``queue`` has what is still to be delivered, oldest first; None where there was no webhook."""
+    """``queue`` has the messages to deliver, oldest first; None if there was no webhook."""
 
     book: Mapping[Key, Entry] = field(default_factory=dict)
     queue: Sequence[Message] | None = None
@@ -37,7 +36,6 @@ class AlertStore:
         self._file = directory / "state.json"
 
     def load(self) -> State:
-        """What was saved last."""
         path = self._file
         try:
             document = orjson.loads(path.read_bytes())
@@ -54,7 +52,7 @@ class AlertStore:
             ) from error
 
     def save(self, state: State) -> None:
-        """Keep this. It is on disk when it returns."""
+        """The state is on disk when this returns."""
         document = {
             "format": _FORMAT,
             "open": [entry.to_json() for entry in state.book.values()],

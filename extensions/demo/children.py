@@ -1,6 +1,5 @@
-"""The demo's own processes: each in a session of its own with its log, watched, and never left behind.
-
-They are written down in a file as they start, so that the next run can end what a killed one couldn't.
+"""The demo's own processes: each in its own session with its own log, watched, and never left behind. A file lists them
+from their start, so that the next run can end those that a killed run left.
 """
 
 import json
@@ -21,7 +20,7 @@ from stack.process import Launch, ProcessId, Tail
 _LOG_LINES = 25
 _POLL_S = 0.05
 
-# As lockstep.log formats a record: date, time, level. A record ends where the next one begins.
+# The format of lockstep.log: date, time, level. A record ends where the next one begins.
 _DATE = r"\d{4}-\d\d-\d\d "
 _ERROR = re.compile(rf"^{_DATE}\S+ ERROR .*(?:\n(?!{_DATE}).+)*", re.MULTILINE)
 
@@ -36,7 +35,7 @@ class _Child:
 
 
 class Children:
-    """Python modules run as processes. ``hurried`` says that their end must not be waited for any longer."""
+    """Python modules run as processes. ``hurried`` returns True if nobody may wait for their end any longer."""
 
     def __init__(self, directory: Path, *, hurried: Callable[[], bool]) -> None:
         self._file = directory / "processes.json"
@@ -46,7 +45,7 @@ class Children:
         self._looked_at: dict[str, int] = {}
 
     def end_leftovers(self) -> int:
-        """Kill what an earlier run left; returns how many processes that were."""
+        """Kill the processes that an earlier run left. Returns their number."""
         try:
             recorded = [ProcessId(**entry) for entry in json.loads(self._file.read_text(encoding="utf-8"))]
         except FileNotFoundError:
@@ -61,9 +60,8 @@ class Children:
     def start(
         self, name: str, module: str, arguments: Sequence[str], *, may_end: bool = False, watches: bool = False
     ) -> None:
-        """Start ``python -m module``; one that ``may_end`` may finish. Raises LockstepError when it ends at once.
-
-        Errors in the log of one that ``watches`` are of others, and may be over in a moment.
+        """Start ``python -m module``; one that ``may_end`` may finish. Raises LockstepError when it ends at once. If it
+        ``watches``, errors in its log are about other processes, and may be over in a moment.
         """
         launch = Launch(
             command=[sys.executable, "-m", module, *arguments],
@@ -82,11 +80,10 @@ class Children:
         return self._logs / f"{name}.log"
 
     def last_line(self, name: str) -> str:
-        """What a child has printed last."""
         return _last_line(self.log(name))
 
     def check(self) -> None:
-        """Raises LockstepError when a child has ended, or lives on with an error in its log: its work is over then."""
+        """Raises LockstepError when a child has ended, or has logged an error: its work is over then."""
         for child in list(self._running.values()):
             if not processes.is_alive(child.process):
                 if child.may_end:
@@ -98,17 +95,17 @@ class Children:
                 raise LockstepError(f"{child.name} has failed:\n{error}", hint=f"the whole log: {child.tail.log}")
 
     def has_ended(self, name: str) -> bool:
-        """Whether a child that may end has done so."""
+        """Whether a child that may end has ended."""
         return not processes.is_alive(self._running[name].process)
 
     def failure(self, name: str) -> LockstepError:
-        """An error that shows the end of a child's log."""
+        """An error with the end of a child's log."""
         return _ended(name, self._running[name].tail)
 
     def stop(self, *names: str, grace_s: float) -> list[str]:
-        """Ask these children (all, when none is named) to end, kill what doesn't; returns who had to be killed."""
+        """Ask these children (default: all) to end, and kill those that don't. Returns the names of the killed ones."""
         chosen = [self._running[name] for name in names or list(self._running) if name in self._running]
-        # Before the request: once a parent is gone, nobody knows its children.
+        # Before the request: once a parent is gone, its children can't be found.
         families = {child.name: processes.family(child.process) for child in chosen}
         for child in chosen:
             processes.send(child.process, SIGTERM)
@@ -119,16 +116,15 @@ class Children:
             living = {name: family for name, family in living.items() if any(map(processes.is_alive, family))}
         for family in living.values():
             processes.kill(*family)
-        # Only now: whoever is interrupted while waiting calls this again.
+        # At the end: a caller that is interrupted while it waits calls this again.
         for child in chosen:
             del self._running[child.name]
         self._write()
         return list(living)
 
     def _logged_error(self, child: _Child) -> str:
-        """The first record of level ERROR that the child has logged since the last look, with its other lines.
-
-        One sink's failure doesn't end the others, nor the process that runs them all.
+        """The first record of level ERROR that the child has logged since the last look, with all of its lines. The
+        failure of one sink ends neither the other sinks nor their common process.
         """
         offset = self._looked_at.get(child.name, child.tail.offset)
         text = Tail(log=child.tail.log, offset=offset).text()

@@ -1,8 +1,6 @@
 """Runs the demonstration: servers, shop, traffic, snapshot, stream, three sinks, and the comparison of every row.
-
-Everything is below one directory: the servers' data in ``stack``, ``logs``, Spark's ``checkpoints``, and a
-``lockstep.toml`` that the other commands take. Each run empties its servers first, so it doesn't matter how the last
-one ended.
+Everything is in one directory: the servers' data in ``stack``, ``logs``, Spark's ``checkpoints``, and a
+``lockstep.toml`` for the other commands. Each run empties its servers first, so the end of the last run doesn't matter.
 """
 
 import contextlib
@@ -50,13 +48,13 @@ from stack.errors import StackError
 from stack.stack import Endpoints, Stack
 
 INTERRUPTED = 130
-"""The shell's number for a command that Ctrl-C ended before it had a result."""
+"""The shell's exit code for a command that Ctrl-C ended before it had a result."""
 
 _SEED = 20
 
 _WRITER, _CAPTURE, _APPLY, _DASHBOARD = "writer", "capture", "apply", "dashboard"
 _PORT = 8642
-"""Of the web page, where it is free."""
+"""The web page's port, if it is free."""
 
 
 _SCREEN_EVERY_S = 0.5
@@ -69,11 +67,11 @@ _PIPELINE_GRACE_S = 45.0
 
 
 def run_demo(*, seconds: float | None, as_json: bool, keep: bool, directory: Path, rate: float) -> int:
-    """Run until Ctrl-C, or for so many seconds of traffic and then compare; returns the exit code.
+    """Run until Ctrl-C, or for ``seconds`` of traffic and then compare. Returns the exit code.
 
-    0: stopped by hand without ``seconds``, or every row of every sink is equal to the source's and nothing was
-    rejected. With ``as_json`` standard output has one JSON document, whatever happened. Raises LockstepError and
-    StackError, and ConfigurationError, before anything is touched, for a directory with what no demo made.
+    It is 0 if it was stopped by hand without ``seconds``, or if every row of every sink equals the source's and nothing
+    was rejected. With ``as_json``, standard output always has one JSON document. Raises LockstepError and StackError.
+    Raises ConfigurationError before any change for a directory with files that no demo made.
     """
     directory = directory.absolute()
     check_directory(directory)
@@ -103,7 +101,7 @@ def run_demo(*, seconds: float | None, as_json: bool, keep: bool, directory: Pat
 
 @contextlib.contextmanager
 def _only_one(directory: Path) -> Iterator[None]:
-    """One demo at a time per directory: a second would empty the servers under the first one's feet."""
+    """Allow one demo at a time per directory: a second one would empty the servers of the first."""
     with (directory / LOCK).open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -124,7 +122,8 @@ class _Demo:
         self._seconds = seconds
         self._interrupts = interrupts
         self._as_json = as_json
-        # Servers that run for some minutes, all on one machine: a compiler that takes its time would take the demo's.
+        # The servers run for minutes, all on one machine: an optimizing compiler would take processor time from the
+        # demo.
         self._stack = Stack(directory / "stack", light=True)
         self._children = Children(directory, hurried=interrupts.hurried)
         self._config_file = directory / CONFIGURATION
@@ -133,9 +132,8 @@ class _Demo:
         self._rebuild = SearchRebuild(self._config_file, self._children, interrupts, seconds=seconds, say=self._say)
 
     def run(self) -> int:
-        """Everything up to the result; returns the exit code. Leaves servers and processes to ``stop``.
-
-        Raises StackError when a server doesn't start, and LockstepError when the rest fails.
+        """Do everything up to the result. Returns the exit code. ``stop`` ends the servers and processes. Raises
+        StackError when a server doesn't start, and LockstepError for other failures.
         """
         killed = self._children.end_leftovers()
         if killed:
@@ -150,13 +148,13 @@ class _Demo:
         rows = count_rows(source)
         self._say(f"created {len(rows)} tables with {sum(rows.values()):,} rows")
         self._write_rate()
-        # The writer comes first: the handoff from snapshot to stream happens under traffic, as it does in life.
+        # The writer comes first, so that the handoff from snapshot to stream happens under traffic, as in real life.
         self._start(
             _WRITER,
             "extensions.demo.writer",
             ["--dsn", endpoints.source_dsn, "--rate-file", str(self._rate_file), "--seed", str(_SEED)],
         )
-        # Spark takes longest to start, and the jobs wait for the topics by themselves.
+        # Spark takes longest to start, and the jobs wait for the topics.
         self._start(_APPLY, "lockstep", ["apply", "--config", str(self._config_file)])
         self._start(_CAPTURE, "lockstep", ["capture", "--config", str(self._config_file)])
         self._start(_DASHBOARD, "extensions.demo.page", ["--config", str(self._config_file)], watches=True)
@@ -185,7 +183,7 @@ class _Demo:
         return self._finish(load(self._config_file), source, collector)
 
     def stop(self, *, keep: bool) -> None:
-        """End every process, then the servers unless they are to stay. Never interrupted, and bounded in time."""
+        """End every process, then the servers unless ``keep``. Can't be interrupted, and takes a limited time."""
         with contextlib.suppress(psycopg.Error, LockstepError):
             self._closing.close()
         self._say("stopping")
@@ -203,11 +201,10 @@ class _Demo:
         self._say("stopped")
 
     def check(self) -> None:
-        """Raises LockstepError when a process has ended by itself."""
         self._children.check()
 
     def counts(self) -> Counts:
-        """What the writer has reported last."""
+        """The writer's last report."""
         try:
             return Counts(**json.loads(self._children.last_line(_WRITER)))
         except (ValueError, TypeError):  # it hasn't reported yet
@@ -220,14 +217,14 @@ class _Demo:
     def _write_rate(self) -> None:
         unfinished = self._rate_file.with_suffix(".new")
         unfinished.write_text(f"{self._pace.rate:g}", encoding="utf-8")
-        unfinished.replace(self._rate_file)  # the writer never sees half of it
+        unfinished.replace(self._rate_file)  # the writer never reads half of it
 
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self._began
 
     def _say(self, what: str) -> None:
-        with contextlib.suppress(OSError):  # a terminal that was closed must not keep us from cleaning up
+        with contextlib.suppress(OSError):  # a closed terminal must not prevent the clean-up
             say(f"{self.elapsed_s:6.1f} s  {what}")
 
     def _start(self, name: str, module: str, arguments: Sequence[str], *, watches: bool = False) -> None:
@@ -235,7 +232,7 @@ class _Demo:
             self._children.start(name, module, arguments, watches=watches)
 
     def _prepare(self, endpoints: Endpoints) -> Config:
-        """Empty servers, no checkpoints, and the configuration of this run."""
+        """Empty the servers, delete checkpoints, and write the configuration of this run."""
         empty(endpoints)
         for states in ("checkpoints", "views"):
             rmtree(self._directory / states, ignore_errors=True)
@@ -256,7 +253,7 @@ class _Demo:
             time.sleep(_LOOK_EVERY_S)
 
     def _watch_on_screen(self, traffic: Traffic, endpoints: Endpoints, addresses: RenderableType) -> None:
-        """The queries are printed once, above what changes: people can scroll back to them, and copy them later."""
+        """The queries are printed once, above the changing part, so that people can scroll back and copy them."""
         with Live(console=err, auto_refresh=False) as live:
             while not traffic.is_over(self._seconds):
                 self.check()
@@ -302,7 +299,7 @@ class _Demo:
 
 
 def _near(endpoints: Endpoints, directory: Path) -> Endpoints:
-    """With the paths of password files as people need them who are where they have run the demo."""
+    """The endpoints with paths of password files relative to the current directory."""
     dsns = {
         name: getattr(endpoints, name).replace(f"{directory}/", f"{shown(directory)}/")
         for name in ("source_dsn", "warehouse_dsn")

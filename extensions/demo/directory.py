@@ -1,4 +1,4 @@
-"""The demo's directory: each run overwrites a file, deletes checkpoints and empties servers in it."""
+"""The demo's directory. Each run overwrites a file, deletes checkpoints and empties servers in it."""
 
 from pathlib import Path
 from typing import Final
@@ -9,7 +9,7 @@ from stack.directory import DEFAULT_DIRECTORY, STATE_FILE
 
 CONFIGURATION: Final = "lockstep.toml"
 LOCK: Final = "demo.lock"
-"""Made before anything else. Where it is, a demo was, even one that ended before it had written its configuration."""
+"""Created before anything else: it marks a directory of a demo, even of one that wrote no configuration."""
 
 
 def check_directory(directory: Path) -> None:
@@ -19,13 +19,12 @@ def check_directory(directory: Path) -> None:
     if not directory.exists() or not any(directory.iterdir()):
         return
     head = _head(directory / CONFIGURATION)
-    # A demo that was killed may have left no configuration, or an empty one.
+    # A killed demo may have left no configuration, or an empty one.
     if not (head == FIRST_WORDS or (not head and (directory / LOCK).exists())):
         raise _refused(f"{directory} holds files that no demo made, and a demo would overwrite or delete them")
 
 
 def _head(file: Path) -> str:
-    """As much of it as the first words take; nothing where there is no file."""
     try:
         with file.open("rb") as content:
             return content.read(len(FIRST_WORDS.encode())).decode("utf-8", "replace")
@@ -38,6 +37,8 @@ def _refused(why: str) -> ConfigurationError:
 
 
 def shown(path: Path) -> Path:
-    """A path for people, who run commands where they have run the demo: from there, where it is below that."""
+    """A path for people, who run commands where they ran the demo: relative to the current directory if it is below
+    that.
+    """
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

@@ -1,4 +1,4 @@
-"""Queries to try, one per sink, as commands; ``python -m extensions.demo.examples`` runs them without a client."""
+"""Example queries, one per sink, as commands. ``python -m extensions.demo.examples`` runs them without a client."""
 
 import argparse
 import json
@@ -34,7 +34,7 @@ _JOIN = (
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """``command`` is for a shell; ``run`` gives the same answer, as text, without the client that it names."""
+    """``command`` is for a shell; ``run`` returns the same answer as text, without the command's client."""
 
     title: str
     command: str
@@ -42,7 +42,7 @@ class Example:
 
 
 def examples(endpoints: Endpoints, *, order: int) -> list[Example]:
-    """One query per sink, with an order that is there."""
+    """One query per sink. ``order`` must exist."""
     url = (
         f"{endpoints.opensearch_url}/{alias_name(PIPELINE, _PRODUCTS)}/_search"
         f"?q={quote(_SEARCH)}&sort=price:desc&size=3&_source_includes=sku,title,price&pretty"
@@ -64,7 +64,7 @@ def examples(endpoints: Endpoints, *, order: int) -> list[Example]:
 
 def some_order(connection: psycopg.Connection[Any]) -> int | None:
     """An order from the middle: old enough to have arrived everywhere, too new to be archived soon."""
-    # With its schema: sessions of ours search none but pg_catalog.
+    # With its schema: our sessions search only pg_catalog.
     query = f"select id from {_ORDERS} order by id offset (select count(*) / 2 from {_ORDERS}) limit 1"
     row = connection.execute(query.encode()).fetchone()
     return None if row is None else int(row[0])
@@ -88,7 +88,7 @@ def _query(dsn: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run all of them; 1 when one had no answer. Raises StackError where the demo's servers were never up."""
+    """Run all of them; 1 when one had no answer. Raises StackError if the demo's servers have never run."""
     parser = argparse.ArgumentParser(
         prog="python -m extensions.demo.examples", description="run the demo's example queries"
     )

@@ -1,4 +1,4 @@
-"""The demo: everything on this machine, with a sample shop and live traffic."""
+"""The extension ``demo``."""
 
 from typing import Final
 

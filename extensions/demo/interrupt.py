@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM for a program that has processes to end: the first breaks the work off, none the clean-up."""
+"""Ctrl-C and SIGTERM for a program that has to end processes: the first one interrupts the work, none the clean-up."""
 
 import signal
 import threading
@@ -12,8 +12,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 class Interrupts:
     """While it is open, the first signal raises KeyboardInterrupt, unless ``disarm`` came first; later ones only hurry.
-
-    KeyboardInterrupt is raised once at most, so whoever has caught it can clean up undisturbed.
+    KeyboardInterrupt is raised at most once, so its handler can clean up undisturbed.
     """
 
     def __init__(self) -> None:
@@ -25,11 +24,10 @@ class Interrupts:
 
     @property
     def received(self) -> int | None:
-        """The first signal that came."""
         return self._received[0] if self._received else None
 
     def hurried(self) -> bool:
-        """Whether a second one came."""
+        """Whether a second signal came."""
         return self._hurry.is_set()
 
     def disarm(self) -> None:
@@ -38,7 +36,7 @@ class Interrupts:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """A signal in here raises at the end of the block: what is begun in it is also written down."""
+        """A signal in this block raises at its end: a process that is started in it is also recorded."""
         self._deferred += 1
         try:
             yield

@@ -1,20 +1,19 @@
-"""What the demo reads out of a lag report. Pure."""
+"""Facts from a lag report for the demo. Pure."""
 
 from monitor.lag import IN_KAFKA, LagReport, Stage
 
 
 def is_published(lag: LagReport) -> bool:
-    """Whether anything is known to be complete in Kafka; the snapshot is, when it is done."""
+    """Whether anything is known to be complete in Kafka, as the snapshot is once it is done."""
     return any(stage.name == IN_KAFKA and stage.lsn is not None for stage in lag.stages)
 
 
 def applied_lsns(lag: LagReport) -> dict[str, int | None]:
-    """Sink -> the LSN up to which it has applied everything."""
     return {stage.sink.label: stage.lsn for stage in lag.stages if stage.sink is not None}
 
 
 def slowest_sink(lag: LagReport) -> tuple[str, float] | None:
-    """The sink that is furthest behind for its readers, with its seconds; None while one has applied nothing yet."""
+    """The live sink that is furthest behind, and its seconds; None while one has applied nothing yet."""
     stages = [stage for stage in lag.stages if stage.sink is not None and stage.sink.is_live]
     behind = [(stage.sink.label, stage.seconds_behind) for stage in stages if stage.sink and stage.lsn is not None]
     known = [(label, seconds) for label, seconds in behind if seconds is not None]
@@ -22,7 +21,7 @@ def slowest_sink(lag: LagReport) -> tuple[str, float] | None:
 
 
 def lag_sentence(lag: LagReport) -> str:
-    """How many seconds capture and each sink are behind, and who has applied nothing yet; in few words."""
+    """How many seconds capture and each sink are behind, and which have applied nothing yet, in few words."""
     named = {
         "capture" if stage.sink is None else stage.sink.label: stage
         for stage in lag.stages

@@ -1,20 +1,20 @@
-"""How fast the demo's shop is written to: as fast as this machine follows. Pure: lag and time are arguments."""
+"""The rate of the demo's writes: as fast as this machine follows. Pure: lag and time are arguments."""
 
 from typing import Final
 
 FOLLOWS_S: Final = 3.0
-"""Sinks that are no more than so many seconds behind follow."""
+"""Sinks follow if they are at most this many seconds behind."""
 
 _STEPS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 40.0, *(50.0 * 2.0**doubled for doubled in range(12)))
 _FIRST: Final = 10.0
 _SETTLES_S: Final = 8.0
-"""For so long a rate is looked at before it is changed: sinks need seconds to show what it does to them."""
+"""How long a rate stays at least: sinks need seconds to show its effect."""
 _AGAIN_S: Final = 60.0
-"""A rate that was too much isn't tried again before: traffic at a machine's limit is no fun to look at."""
+"""How long a rate that was too high isn't tried again: a machine at its limit makes a poor demo."""
 
 
 class TrafficPace:
-    """Transactions a second, from few ones up to ``most`` while all sinks follow, and fewer while they don't."""
+    """Transactions a second: rising up to ``most`` while all sinks follow, falling while they don't."""
 
     def __init__(self, most: float, *, now_s: float) -> None:
         self._steps = [*(step for step in _STEPS if step < most), most]
@@ -25,18 +25,16 @@ class TrafficPace:
 
     @property
     def rate(self) -> float:
-        """In transactions a second."""
         return self._steps[self._at]
 
     @property
     def most(self) -> float:
-        """The rate that is never exceeded."""
         return self._steps[-1]
 
     def look(self, behind_s: float | None, *, now_s: float, is_building: bool = False) -> bool:
-        """Take in how many seconds the last of the sinks is behind, None while a sink hasn't begun. Whether the rate
-        is another one now. While a sink is built anew there is no more traffic than at first: both take processor
-        time."""
+        """Take in how many seconds the slowest sink is behind, None while a sink hasn't begun. Returns whether the rate
+        has changed. While a sink is rebuilt the rate stays at its first value or below: both take processor time.
+        """
         if is_building and self._at > self._first:
             self._at, self._since_s = self._first, now_s
             return True
@@ -47,7 +45,7 @@ class TrafficPace:
         most = self._first if is_building else len(self._steps) - 1
         if not 0 <= at <= most or (follows and at >= self._too_much and now_s < self._again_s):
             return False
-        if not (follows or self._is_falling or is_building):  # what comes after a fall works off what was too much
+        if not (follows or self._is_falling or is_building):  # later falls work off the first one's excess
             self._too_much, self._again_s = self._at, now_s + _AGAIN_S
         self._at, self._since_s, self._is_falling = at, now_s, not follows
         return True

@@ -1,6 +1,5 @@
-"""The demo's web page: the dashboard, and a timeline beside it; ``python -m extensions.demo.page --config <file>``.
-
-The timeline is read from the view's changes, as they come. What people do there is written to PostgreSQL alone.
+"""The demo's web page: the dashboard, and a timeline beside it; ``python -m extensions.demo.page --config <file>``. The
+timeline is read live from the view's changes. The page writes only to PostgreSQL.
 """
 
 import argparse
@@ -63,9 +62,8 @@ class People(Document):
 
 
 class Committed(Document):
-    """What has been committed: readers have it when they are at this LSN, and perhaps earlier.
-
-    ``committed_ms`` is the server's clock just after the commit. ``tweet`` is a new one's id.
+    """What has been committed: readers have it when they are at this LSN, and perhaps earlier. ``committed_ms`` is the
+    server's clock just after the commit. ``tweet`` is a new one's id.
     """
 
     lsn: str
@@ -74,10 +72,12 @@ class Committed(Document):
 
 
 def add_timeline(app: FastAPI, source: SourceSettings) -> None:
-    """The page, and what it asks for and has written."""
+    """Add the page and its requests."""
 
     def write(statement: Callable[..., int | None], *values: Any, otherwise: str) -> tuple[int, Committed]:
-        """Run it, and say when it was committed. Raises LockstepError with ``otherwise`` where it does nothing."""
+        """Run a statement, and say when it was committed. Raises LockstepError with ``otherwise`` if it changes
+        nothing.
+        """
         with _connected(source) as connection:
             done = statement(connection, *values)
             committed_ms = now_ms()
@@ -123,10 +123,10 @@ def add_timeline(app: FastAPI, source: SourceSettings) -> None:
 
 @contextmanager
 def _connected(source: SourceSettings) -> Iterator[psycopg.Connection[Any]]:
-    """Raises as ``connect``, and what PostgreSQL answers as one of our errors."""
+    """Raises as ``connect``, and PostgreSQL's errors as ours."""
     with connect(source, application="lockstep demo page") as connection:
         try:
-            connection.execute("set search_path = public")  # as applications have it
+            connection.execute("set search_path = public")  # as in applications
             yield connection
         except psycopg.Error as error:
             raise connection_error(error) from error

@@ -1,8 +1,8 @@
 """Empties the demo's own servers, so that every run begins alike whatever the last one left behind.
 
-A killed run leaves a slot with a reader, topics with an open transaction, indexes, keys, tables. The stack below the
-demo's directory is the demo's alone, so everything in it goes: nothing has to be recognised, and nothing can be
-overlooked. Its clients are imported here and not in the pipeline, which has no use for removing what it didn't make.
+A killed run leaves a slot with a reader, topics with an open transaction, indexes, keys, tables. The stack in the
+demo's directory belongs to the demo alone, so everything in it is deleted, and nothing can be overlooked. The pipeline
+doesn't have these clients, since it never removes what it didn't make.
 """
 
 import json
@@ -26,7 +26,7 @@ _POLL_S = 0.1
 
 
 def empty(endpoints: Endpoints) -> None:
-    """Remove all databases' contents, topics, indexes and keys. Raises LockstepError when a server keeps something."""
+    """Delete all databases' contents, topics, indexes and keys. Raises LockstepError if anything is left."""
     _recreate_database(endpoints.source_dsn)
     _recreate_database(endpoints.warehouse_dsn)
     _delete_topics(endpoints.kafka_bootstrap)
@@ -44,7 +44,7 @@ def _recreate_database(dsn: str) -> None:
 
 
 def _drop_slots(connection: psycopg.Connection[Any], database: str) -> None:
-    """A slot keeps its database from being dropped, and its reader keeps the slot."""
+    """A slot prevents its database from being dropped, and its reader prevents the slot from being dropped."""
     deadline = time.monotonic() + DEMO_ANSWERS_S
     while slots := connection.execute(
         "select slot_name, active_pid from pg_replication_slots where database = %s", (database,)
@@ -64,7 +64,7 @@ def _drop_slots(connection: psycopg.Connection[Any], database: str) -> None:
 
 
 def _delete_topics(bootstrap: str) -> None:
-    """Delete all but Kafka's own, and wait until nobody sees them: a name is free only then."""
+    """Delete all topics except Kafka's own, and wait until they are gone: only then are their names free."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     deadline = time.monotonic() + DEMO_ANSWERS_S
     try:
@@ -74,14 +74,14 @@ def _delete_topics(bootstrap: str) -> None:
             if time.monotonic() > deadline:
                 raise LockstepError(f"Kafka keeps {len(topics)} topics of the last run")
             for future in admin.delete_topics(topics, operation_timeout=DEMO_ANSWERS_S).values():
-                future.exception()  # a topic that is on its way out already is looked at again
+                future.exception()  # a topic that is being deleted already is listed again
             time.sleep(_POLL_S)
     except KafkaException as error:
         raise LockstepError(f"Kafka doesn't answer: {error.args[0].str()}") from error
 
 
 def _delete_indexes(url: str) -> None:
-    """Delete all but OpenSearch's own, which begin with a dot; by name, since it may refuse wildcards."""
+    """Delete all indexes except OpenSearch's own, which begin with a dot; by name, since it may refuse wildcards."""
     indexes = json.loads(_request(f"{url}/_cat/indices?format=json&h=index&expand_wildcards=all"))
     for index in indexes:
         if not index["index"].startswith("."):

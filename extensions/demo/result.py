@@ -1,4 +1,4 @@
-"""The end of the demo: waits until every sink has caught up, compares every row, and writes down what came out."""
+"""The end of the demo: waits until every sink has caught up, compares every row, and makes the result."""
 
 import contextlib
 import platform
@@ -31,7 +31,7 @@ from sinks.registry import open_sink, projection_of
 APPLICATION: Final = "lockstep demo"
 
 _HEARTBEAT_EVERY_S: Final = 2.0
-"""Any commit moves the watermark; a server's own records after it would otherwise leave it just short."""
+"""Any commit moves the watermark, which would otherwise stay just short because of a server's own later records."""
 
 _LINE_EVERY_S: Final = 5.0
 _POLL_S: Final = 0.2
@@ -46,9 +46,8 @@ def wait_until_applied(
     say: Callable[[str], None],
     logs: Path,
 ) -> LagReport:
-    """Wait until every sink has applied everything up to ``target``. Returns the lag then.
-
-    ``check`` raises when a process has ended. Raises LockstepError when no sink gets any further for a long time.
+    """Wait until every sink has applied everything up to ``target``. Returns the lag at that moment. ``check`` raises
+    when a process has ended. Raises LockstepError when no sink makes progress for a long time.
     """
     say(f"waiting until every sink has applied everything up to {format_lsn(target)}")
     now = time.monotonic()
@@ -82,9 +81,8 @@ def wait_until_applied(
 
 
 def compare(config: Config, *, say: Callable[[str], None]) -> dict[str, list[TableComparison]]:
-    """Every row of every table in every sink with the source, and of every view with its query on the source.
-
-    Raises LockstepError and Unavailable.
+    """Compare every row of every sink's tables with the source, and of every view with its query on the source. Raises
+    LockstepError and Unavailable.
     """
     comparisons = _compare_tables(config)
     for name in config.views:
@@ -95,7 +93,7 @@ def compare(config: Config, *, say: Callable[[str], None]) -> dict[str, list[Tab
 
 
 def comparison_of(report: TableReport) -> TableComparison:
-    """A view's comparison. Raises LockstepError where there was none, or nobody can tell."""
+    """A view's comparison. Raises LockstepError if it is incomplete or undecided."""
     if report.not_compared or report.undecided or not report.is_complete:
         raise LockstepError(f"{report.table} wasn't compared as a whole: {report.not_compared or 'its rows change'}")
 
@@ -144,7 +142,7 @@ def result_document(
     traffic: Mapping[str, Any],
     versions: Mapping[str, str],
 ) -> dict[str, Any]:
-    """What ``--json`` prints. Raises Unavailable."""
+    """The document of ``--json``. Raises Unavailable."""
     state = read_state(config.kafka.client(), config.pipeline.name, config.slot)
     applied = applied_lsns(lag)
     return {
@@ -174,7 +172,7 @@ def result_document(
 
 
 def used_versions(servers: Mapping[str, str]) -> dict[str, str]:
-    """The versions of what has run: Python, our packages, and these servers."""
+    """The versions of Python, our packages, and these servers."""
     versions = {"lockstep": "", "pyspark": "", "psycopg": ""}
     for package in versions:
         with contextlib.suppress(PackageNotFoundError):  # run from a checkout that isn't installed

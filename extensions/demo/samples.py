@@ -1,4 +1,4 @@
-"""Values of a shop: random, of realistic shape, the same for the same seed. Among them what pipelines get wrong."""
+"""Sample values of a shop: random, realistic, the same for the same seed. Some of them are hard for pipelines."""
 
 import json
 import random
@@ -52,7 +52,7 @@ _TWEETS = (
     "Unpopular opinion: {adjective} is the new {noun}.",
     "Good morning to everybody with a {adjective} {noun}.",
 )
-# Each has been read as something else by some pipeline: a null, an array, an escape, a number, the end of a line.
+# Some pipeline has misread each of these: as a null, an array, an escape, a number, the end of a line.
 _AWKWARD = (
     "",
     "NULL",
@@ -76,7 +76,7 @@ _EPOCH = datetime(2024, 1, 1, tzinfo=UTC)
 _YEAR_S = 365 * 24 * 3600
 
 _TOASTED_CHARACTERS = (9_000, 40_000)
-"""From just above a page to several: far enough that PostgreSQL stores it out of line even when compressed."""
+"""From just above a page to several pages: PostgreSQL stores it out of line even when compressed."""
 
 Row = dict[str, Any]
 
@@ -86,17 +86,15 @@ def words(rng: random.Random, count: int) -> str:
 
 
 def names(rng: random.Random, count: int) -> list[str]:
-    """Different ones."""
     return rng.sample([f"{first} {last}" for first in _FIRST for last in _LAST], k=count)
 
 
 def tweet(rng: random.Random) -> str:
-    """Something that people say."""
     return rng.choice(_TWEETS).format(adjective=rng.choice(_ADJECTIVES), noun=rng.choice(_NOUNS))
 
 
 def long_text(rng: random.Random) -> str:
-    """Prose of more than 8 kB. Part of it is digits, which don't compress well."""
+    """Prose of more than 8 kB. A part of it is digits, which don't compress well."""
     length = rng.randint(*_TOASTED_CHARACTERS)
     digits = f"{rng.getrandbits(8 * 1024):x}"
     return (digits + " " + words(rng, length // 5))[:length]
@@ -112,12 +110,12 @@ def note(rng: random.Random) -> str | None:
 
 
 def moment(rng: random.Random) -> datetime:
-    """Some time in 2024, to the microsecond."""
+    """A time in 2024, to the microsecond."""
     return _EPOCH + timedelta(seconds=rng.randrange(_YEAR_S), microseconds=rng.randrange(1_000_000))
 
 
 def money(rng: random.Random, most: int) -> str:
-    """As text: a float would already be another number."""
+    """As text: a float would be another number."""
     return f"{rng.randrange(most)}.{rng.randrange(100):02d}"
 
 
@@ -137,7 +135,7 @@ def address(rng: random.Random) -> Jsonb:
 
 
 def profile(rng: random.Random) -> Jsonb:
-    """Also with a number that a double can't hold; ``_dumps`` keeps it as it is."""
+    """Includes a number that a double can't represent; ``_dumps`` writes it unchanged."""
     profile_json: dict[str, Any] = {
         "language": rng.choice(("de", "en", "fr", "ja")),
         "logins": rng.randrange(10_000),
@@ -151,7 +149,7 @@ def profile(rng: random.Random) -> Jsonb:
 
 
 class _Number(str):
-    """Digits that stay as they are in JSON."""
+    """Digits that stay unchanged in JSON."""
 
     __slots__ = ()
 
@@ -241,7 +239,7 @@ def item(rng: random.Random, order_id: int, line: int, sku: str) -> Row:
         "sku": sku,
         "quantity": rng.randint(1, 9),
         "unit_price": price(rng),
-        # A third of something: more digits than any float has.
+        # A third: more digits than any float has.
         "discount": rng.choice(("0", "0.10", "0.33333333333333333333333333")),
         "gift": rng.random() < 0.05,
     }

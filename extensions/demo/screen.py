@@ -1,4 +1,4 @@
-"""What the demo shows while it runs. Pure: facts in, something to print out."""
+"""What the demo shows while it runs. Pure: from facts to renderables."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +16,13 @@ from monitor.lag import APPLIED, IN_KAFKA, READ, VISIBLE, LagReport, Stage
 from monitor.lag_table import remarks
 
 _WIDE: Final = 110
-"""From so many columns on, the drawing has each stage of a sink by itself."""
+"""From this width on, the drawing shows each stage of a sink."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known now. ``lag`` is None until the servers have answered once.
-
-    ``next`` is what happens next, and ``trouble`` which server doesn't answer, "" where all do.
+    """What is known now. ``lag`` is None until the servers have answered once. ``next`` is what happens next.
+    ``trouble`` says which servers don't answer, "" if all do.
     """
 
     elapsed_s: float
@@ -35,7 +34,7 @@ class Facts:
 
 
 def screen(facts: Facts, addresses: RenderableType, *, width: int) -> RenderableType:
-    """What changes all the time, and the addresses below it, in a terminal of this width; 24 lines at 80 columns."""
+    """The changing part and the addresses below it, for a terminal of this width; 24 lines at 80 columns."""
     parts: list[RenderableType] = [_headline(facts)]
     if facts.lag is not None:
         parts += [*drawing(facts.lag, width=width), *_remarks(facts.lag), *_rejected(facts.lag)]
@@ -92,12 +91,10 @@ def _number(count: int | None) -> str:
 
 
 def _remarks(lag: LagReport) -> list[Text]:
-    """Those that ask for somebody's attention."""
     return [Text(remark.sentence, style=remark.style) for remark in remarks(lag) if remark.style != "dim"]
 
 
 def links(addresses: Mapping[str, str], *, directory: Path, config: Path) -> RenderableType:
-    """Where everything is."""
     table = Table.grid(padding=(0, 2))
     for name, address in [*addresses.items(), ("logs", f"{directory}/logs")]:
         style = f"link {address}" if address.startswith("http") else ""
@@ -107,10 +104,10 @@ def links(addresses: Mapping[str, str], *, directory: Path, config: Path) -> Ren
 
 
 def queries(chosen: Sequence[Example], *, directory: Path) -> RenderableType:
-    """The example queries, printed once as well."""
+    """The example queries, for printing once."""
     parts: list[RenderableType] = [""]
     for example in chosen:
-        # A command is copied whole, so it may not be cut off; a terminal wraps it.
+        # A command is copied whole, so it must not be cut off; the terminal wraps it.
         parts += [Text(example.title, style="bold"), Text("$ " + example.command, overflow="fold"), ""]
     parts.append(
         Text(f"all three, without any client: python -m extensions.demo.examples --directory {directory}", style="dim")
@@ -134,7 +131,7 @@ def _rejected(lag: LagReport) -> list[RenderableType]:
 
 
 def comparison_table(comparisons_by_sink: Mapping[str, Sequence[TableComparison]]) -> Table:
-    """The result for people. It fits into 80 characters."""
+    """The result for people. It fits into 80 columns."""
     table = Table(title="every row of every sink and view against the source", title_justify="left")
     for heading in ("sink", "table", "source\nrows", "sink\nrows", "result"):
         table.add_column(heading, justify="right" if heading.endswith("rows") else "left")

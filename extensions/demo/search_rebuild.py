@@ -1,4 +1,4 @@
-"""In the middle of the traffic the demo's search index is rebuilt with another mapping; its readers notice nothing."""
+"""Rebuilds the demo's search index with another mapping in the middle of the traffic, unnoticed by its readers."""
 
 import time
 from collections.abc import Callable
@@ -18,11 +18,11 @@ from stack.stack import Endpoints
 CHILD: Final = "rebuild"
 
 _AFTER_S: Final = 20.0
-"""When nobody says how long the demo is to go on; else it is half of that."""
+"""The default if the demo has no time limit; otherwise it is half of that limit."""
 
 
 class SearchRebuild:
-    """Starts the rebuild when it is due, and sees how it ends. ``seconds`` is how long the demo is to go on."""
+    """Starts the rebuild when it is due, and watches its end. ``seconds`` is the demo's time limit."""
 
     def __init__(
         self,
@@ -44,10 +44,7 @@ class SearchRebuild:
         self._is_done = False
 
     def step(self, endpoints: Endpoints, traffic_s: float | None) -> None:
-        """In the middle of the traffic the search index gets another mapping; who goes on reading it notices nothing.
-
-        Raises LockstepError when that fails.
-        """
+        """Start the rebuild in the middle of the traffic, or watch it. Raises LockstepError when it fails."""
         if self._is_done:
             return
         if self._began is None:
@@ -80,11 +77,10 @@ class SearchRebuild:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether it has begun, and hasn't ended."""
         return self._began is not None and not self._is_done
 
     def next(self, traffic_s: float | None) -> str:
-        """What it does next, "" once it is done."""
+        """What it does next; "" once it is done."""
         if self._is_done:
             return ""
         if self._began is not None:

@@ -1,4 +1,4 @@
-"""The demo's ``lockstep.toml``: a file like anybody's, which the other commands take as well. Pure."""
+"""The demo's ``lockstep.toml``: an ordinary file, which the other commands accept as well. Pure."""
 
 import json
 
@@ -10,7 +10,7 @@ PIPELINE = "shop"
 SEARCH, CACHE, WAREHOUSE = "search", "cache", "warehouse"
 
 FIRST_WORDS = "# Written by `lockstep demo`"
-"""How every file of a demo begins."""
+"""The beginning of every file of a demo."""
 
 _TEMPLATE = (
     f"{FIRST_WORDS} at each run."
@@ -66,9 +66,8 @@ fields = { "public.products.title" = { type = "search_as_you_type" } }
 
 
 def configuration(endpoints: Endpoints, *, listen: str, mapping_has_changed: bool = False) -> str:
-    """The file's content, at first or after its user has thought again about the search index.
-
-    ``listen`` is where the web page is.
+    """The file's content, before or after the change of the search index's mapping. ``listen`` is the address of the
+    web page.
     """
     return _TEMPLATE.format(
         pipeline=PIPELINE,
@@ -88,5 +87,5 @@ def configuration(endpoints: Endpoints, *, listen: str, mapping_has_changed: boo
 
 
 def _toml_string(text: str) -> str:
-    """JSON's strings are TOML's but for one control character, which is in no path of a stack."""
+    """JSON's strings are TOML's except for one control character, which is in no path of a stack."""
     return json.dumps(text, ensure_ascii=False)

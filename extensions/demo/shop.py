@@ -1,4 +1,4 @@
-"""The sample shop in the source database, and the network beside it: tables, and the rows they begin with."""
+"""The sample shop in the source database, and the network beside it: tables and their first rows."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -20,12 +20,12 @@ _CUSTOMERS = 600
 _PRODUCTS = 300
 _ORDERS = 1500
 
-# numeric is given as text, so that no float comes in between; the server reads it as what the column is.
+# numeric values are passed as text, never as floats; the server converts them to the column's type.
 _COUNT_SQL = "select count(*) from {}"
 
 
 def create_shop(connection: psycopg.Connection[Any], *, seed: int) -> None:
-    """Make the tables and fill them, in one transaction. The same seed gives the same rows."""
+    """Create the tables and fill them, in one transaction. The same seed gives the same rows."""
     rng = random.Random(seed)  # noqa: S311  sample data
     with connection.transaction():
         connection.execute("set local search_path = public")
@@ -55,7 +55,7 @@ def create_shop(connection: psycopg.Connection[Any], *, seed: int) -> None:
 def insert(
     connection: psycopg.Connection[Any], table: str, rows: Sequence[samples.Row], *, returning: str | None = None
 ) -> list[Any]:
-    """Insert rows of the same columns; returns one column of the new rows when asked to, in the rows' order."""
+    """Insert rows with the same columns. With ``returning``, returns that column of the new rows, in order."""
     if not rows:
         return []
     columns = list(rows[0])
@@ -72,7 +72,7 @@ def insert(
 
 
 def _results(cursor: psycopg.Cursor[Any]) -> Iterable[Any]:
-    """The cursor, placed on each result of ``executemany`` in turn."""
+    """The cursor, positioned on each result of ``executemany`` in turn."""
     while True:
         yield cursor
         if not cursor.nextset():
@@ -80,7 +80,6 @@ def _results(cursor: psycopg.Cursor[Any]) -> Iterable[Any]:
 
 
 def count_rows(connection: psycopg.Connection[Any]) -> dict[str, int]:
-    """Rows per table, for people to look at."""
     counts = {}
     for table in TABLES:
         row = connection.execute(sql.SQL(_COUNT_SQL).format(sql.Identifier(table.schema, table.name))).fetchone()

@@ -1,6 +1,5 @@
-"""The demo's network: its tables, the view that keeps everybody's timeline, and what people do on its page.
-
-What people do is written to PostgreSQL and nowhere else.
+"""The demo's social network: its tables, the view of everybody's timeline, and what people do on its page. The page
+writes only to PostgreSQL.
 """
 
 import random
@@ -17,10 +16,10 @@ from extensions.demo import samples
 TABLES: Final = tuple(TableName("public", name) for name in ("users", "follows", "tweets"))
 VIEW: Final = "timeline"
 ADDRESS: Final = "/demo/timeline"
-"""Of the page."""
+"""The page's address."""
 
 BODY_MAX: Final = 280
-"""Characters of a tweet."""
+"""The most characters of a tweet."""
 
 QUERY: Final = """\
 select f.follower_id, t.id as tweet_id, t.user_id, u.name, t.body, t.created_at
@@ -37,22 +36,22 @@ sql = """
 {QUERY}"""
 top = {{ per = ["follower_id"], order = "created_at desc", n = 100 }}
 '''
-"""Of ``lockstep.toml``, with the sink ``cache`` in it."""
+"""A part of ``lockstep.toml``; it needs the sink ``cache``."""
 
 USERS: Final = 24
 """Their ids begin with 1."""
 
 VISITOR: Final = 1
-"""Whom the page shows at first."""
+"""The user whom the page shows first."""
 
 _FOLLOWS: Final = 6
 _TWEETS: Final = 10
-"""Each user follows and has sent so many at first."""
+"""How many users each user follows at first, and how many tweets each has sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A user, and whether the one who asks follows them."""
+    """A user, and whether the requesting user follows them."""
 
     id: int
     name: str
@@ -60,7 +59,7 @@ class Person:
 
 
 def create_timeline(connection: psycopg.Connection[Any], rng: random.Random) -> None:
-    """Make the tables in ``public`` and fill them, in one transaction. Everybody follows themselves."""
+    """Create the tables in ``public`` and fill them, in one transaction. Everybody follows themselves."""
     with connection.transaction(), connection.cursor() as cursor:
         cursor.execute("set local search_path = public")
         cursor.execute(resources.files("extensions.demo").joinpath("timeline.sql").read_bytes())
@@ -86,7 +85,6 @@ def create_timeline(connection: psycopg.Connection[Any], rng: random.Random) -> 
 
 
 def people(connection: psycopg.Connection[Any], user: int) -> Sequence[Person]:
-    """Everybody, by name."""
     rows = connection.execute(
         "select u.id, u.name, f.follower_id is not null from users u"
         " left join follows f on f.follower_id = %s and f.followee_id = u.id order by u.name, u.id",
@@ -96,7 +94,7 @@ def people(connection: psycopg.Connection[Any], user: int) -> Sequence[Person]:
 
 
 def send_tweet(connection: psycopg.Connection[Any], user: int, body: str) -> int | None:
-    """The new tweet's id, None where there is no such user."""
+    """The new tweet's id; None if the user doesn't exist."""
     row = connection.execute(
         "insert into tweets (user_id, body) select id, %s from users where id = %s returning id", (body, user)
     ).fetchone()
@@ -104,12 +102,12 @@ def send_tweet(connection: psycopg.Connection[Any], user: int, body: str) -> int
 
 
 def delete_tweet(connection: psycopg.Connection[Any], user: int, tweet: int) -> bool:
-    """Whether it was there, and that user's."""
+    """Whether the tweet existed and was the user's."""
     return connection.execute("delete from tweets where id = %s and user_id = %s", (tweet, user)).rowcount > 0
 
 
 def follow(connection: psycopg.Connection[Any], follower: int, followee: int) -> bool:
-    """Whether that is new, and both are there."""
+    """Whether it is new, and both users exist."""
     done = connection.execute(
         "insert into follows select a.id, b.id from users a, users b where a.id = %s and b.id = %s"
         " on conflict do nothing",
@@ -119,7 +117,7 @@ def follow(connection: psycopg.Connection[Any], follower: int, followee: int) ->
 
 
 def unfollow(connection: psycopg.Connection[Any], follower: int, followee: int) -> bool:
-    """Whether that was so. Nobody unfollows themselves: their own tweets are in their timeline."""
+    """Whether it changed anything. Nobody unfollows themselves: their own tweets are in their timeline."""
     done = connection.execute(
         "delete from follows where follower_id = %s and followee_id = %s and follower_id <> followee_id",
         (follower, followee),

@@ -1,4 +1,4 @@
-"""What the demo sees while its shop is written to: snapshot, lag, traffic, and when there was enough of it."""
+"""What the demo observes while the shop is written to: snapshot, lag, traffic, and when it is enough."""
 
 import time
 from collections.abc import Callable
@@ -20,15 +20,14 @@ from monitor.lag import LagReport
 from stack.stack import Endpoints
 
 _SINKS_MAX_S: Final = 60.0
-"""Spark alone takes some ten seconds to start, and several times that on a busy machine.
-
-The writer doesn't wait for it for ever: what it writes meanwhile has to be caught up with.
+"""Spark alone takes some ten seconds to start, and several times that on a busy machine. The writer doesn't wait for
+ever, since the sinks have to catch up with what it writes meanwhile.
 """
 _RATE_EVERY_S: Final = 5.0
 
 
 class _Rate:
-    """How much a count grows a second, measured every few seconds."""
+    """The growth of a count per second, measured every few seconds."""
 
     def __init__(self) -> None:
         self._since = time.monotonic()
@@ -44,7 +43,7 @@ class _Rate:
 
 
 class Traffic:
-    """What is seen while the writer writes, and when it has written long enough. Moments are of the monotonic clock."""
+    """Observes the traffic, and decides when it is enough. Moments are of the monotonic clock."""
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class Traffic:
         pace: TrafficPace,
         on_pace: Callable[[str], None],
     ) -> None:
-        """``on_pace`` gets a sentence each time that the writer is to write more or less than before."""
+        """``on_pace`` gets a sentence each time the rate changes."""
         self._pace = pace
         self._on_pace = on_pace
         self._demo_began = demo_began
@@ -68,7 +67,7 @@ class Traffic:
         self._collector = collector
         self._endpoints = endpoints
         self._snapshot_done: float | None = None
-        # How many records the topics have for each stage, and since when.
+        # The number of records on the topics for each stage, and since when.
         self._published: tuple[Any, float] = (), time.monotonic()
         self._sinks_began: float | None = None
         self._lag: LagReport | None = None
@@ -77,7 +76,7 @@ class Traffic:
         self._rate = _Rate()
 
     def look(self) -> None:
-        """Ask the servers. Raises LockstepError when the snapshot gets no further for a long time."""
+        """Ask the servers. Raises LockstepError when the snapshot makes no progress for a long time."""
         now = time.monotonic()
         lag = self._collector.collect()
         self._unanswered = "; ".join(error.message for error in lag.silent_servers.values())
@@ -105,9 +104,8 @@ class Traffic:
             self._on_pace(pace_sentence(self._pace, slowest, is_building=is_building))
 
     def new_examples(self) -> list[Example]:
-        """The example queries, once: as soon as every sink has something to answer.
-
-        Raises Unavailable when the source can't be reached, and LockstepError when it refuses.
+        """The example queries, once every sink can answer; afterwards none. Raises Unavailable when the source can't be
+        reached, and LockstepError when it refuses.
         """
         if self._has_shown_examples or self._sinks_began is None:
             return []
@@ -119,9 +117,8 @@ class Traffic:
         return [] if order is None else examples(self._endpoints, order=order)
 
     def is_over(self, seconds: float | None) -> bool:
-        """Whether the traffic has gone on for so long under everybody's eyes, or for long enough if a sink is late.
-
-        Never before the rebuild is done: that it happens under traffic is the point of it.
+        """Whether the traffic has lasted ``seconds`` while all sinks followed, or long enough if a sink is late. Never
+        before the rebuild is done, which is meant to happen under traffic.
         """
         if seconds is None or self._rebuild.next(self.elapsed_s):
             return False
@@ -133,7 +130,6 @@ class Traffic:
         return None if self._sinks_began is None else time.monotonic() - self._sinks_began
 
     def sentence(self) -> str:
-        """How far the demo is, in a line."""
         lag = "nothing is known yet" if self._lag is None else lag_sentence(self._lag)
         return f"{self._counts().transactions:,} transactions written; {self._unanswered or lag}"
 
@@ -162,7 +158,7 @@ class Traffic:
         return f"in {max(0.0, remaining_s):.0f} s the writer stops, and every row of every sink is compared"
 
     def _remaining_s(self, seconds: float) -> float | None:
-        """None while nobody can tell: the snapshot isn't done."""
+        """None until the snapshot is done, since it is unknown."""
         if self._snapshot_done is None:
             return None
         latest = self._snapshot_done + _SINKS_MAX_S
@@ -171,7 +167,7 @@ class Traffic:
 
 
 def pace_sentence(pace: TrafficPace, slowest: tuple[str, float] | None, *, is_building: bool) -> str:
-    """Why the writer writes so much from now on. Pure."""
+    """Why the rate is as it is from now on. Pure."""
     if slowest is not None and slowest[1] > FOLLOWS_S:
         why = f"{slowest[0]} is {slowest[1]:.1f} s behind"
     elif is_building:

@@ -2,9 +2,9 @@
 
 It knows nothing of the pipeline. It writes what applications write: inserts, updates, deletes, changed primary keys,
 large values. There are transactions over several tables, rollbacks and savepoints. Now and then one has some 200 rows,
-or stays open for a second while others commit. The file of ``--rate-file`` says how many transactions a second are to
-be written; it is read once a second. As often, and at the end, the writer prints its counts as a line of JSON. SIGTERM
-and SIGINT end it after the transactions at hand.
+or stays open for a second while others commit. The file of ``--rate-file`` has the transactions per second, and is read
+once a second. As often, and at the end, the writer prints its counts as a line of JSON. SIGTERM and SIGINT end it after
+the current transactions.
 """
 
 import argparse
@@ -29,17 +29,17 @@ from extensions.demo.shop import insert
 APPLICATION = "lockstep demo writer"
 
 CLIENTS = 3
-"""Connections that write at the same time, so that transactions overlap and finish in another order than they began."""
+"""Concurrent connections, so that transactions overlap and finish in another order than they began."""
 
 _BULK_ROWS = 200
 _ORDERS_MIN = 500
-"""Fewer orders than that aren't archived: something must be left to change."""
+"""Fewer orders than this aren't archived: something must be left to change."""
 
 _LOCK_TIMEOUT_MS = 3000
 _REPORT_EVERY_S = 1.0
 _RECONNECT_S = 1.0
 
-# Another client was faster, or two waited for each other: the transaction is rolled back and the next one begins.
+# Another client was faster, or two waited for each other. The transaction is rolled back, and the next one begins.
 _CONFLICTS = (
     psycopg.errors.IntegrityError,
     psycopg.errors.DeadlockDetected,
@@ -50,7 +50,7 @@ _CONFLICTS = (
 
 @dataclass(slots=True)
 class Counts:
-    """What was committed; rows that a foreign key's cascade touched come on top."""
+    """What was committed, without rows that a foreign key's cascade changed."""
 
     transactions: int = 0
     rolled_back: int = 0
@@ -69,7 +69,7 @@ class _RollBack(Exception):
 
 
 class SomeRow:
-    """Some row that is there: the next one after a random place, else the first."""
+    """Picks some existing row: the next one after a random position, or the first."""
 
     def __init__(self, connection: psycopg.Connection[Any], rng: random.Random) -> None:
         self._connection = connection
@@ -85,7 +85,7 @@ class SomeRow:
         return self.numbered("orders")
 
     def user(self) -> int:
-        """Not the visitor of the page, of whom nobody else decides."""
+        """Never the visitor of the page, for whom only the user of the page decides."""
         return self.rng.randint(timeline.VISITOR + 1, timeline.USERS)
 
     def numbered(self, table: str) -> Any:
@@ -107,7 +107,7 @@ class SomeRow:
 
 
 class Client:
-    """One connection's worth of traffic. ``transact`` runs one random transaction; ``counts`` says what came of all."""
+    """The traffic of one connection. ``transact`` runs one random transaction; ``counts`` covers all of them."""
 
     def __init__(
         self, connection: psycopg.Connection[Any], rng: random.Random, *, pause: Callable[[float], object]
@@ -124,7 +124,6 @@ class Client:
         self.run(work)
 
     def run(self, work: "Callable[[Client], object] | Statement | NewRow") -> None:
-        """Run this transaction."""
         self._at_hand = Counts(transactions=1)
         try:
             with self._connection.transaction():
@@ -140,7 +139,7 @@ class Client:
         else:
             self.counts.add(self._at_hand)
 
-    # Transactions.
+    # --- transactions ---
 
     def place_order(self) -> None:
         number = self._new_order()
@@ -177,7 +176,7 @@ class Client:
             self._sum_up(number)
 
     def replace_line(self) -> None:
-        """The same key, deleted and made again in one transaction."""
+        """The same key, deleted and inserted again in one transaction."""
         number = self._some.order()
         if self._change("deleted", "delete from order_items where order_id = %s and line = 1", number):
             self._new_item(number, 1)
@@ -227,7 +226,7 @@ class Client:
                 _ORDERS_MIN,
             )
 
-    # What transactions are made of.
+    # --- parts of transactions ---
 
     def _new_order(self) -> int | None:
         customer = self._some.customer()
@@ -277,8 +276,6 @@ class Statement:
 
 @dataclass(frozen=True, eq=False)
 class NewRow:
-    """A transaction that inserts one row."""
-
     table: str
     row: Callable[[SomeRow], samples.Row]
 
@@ -317,7 +314,7 @@ _WEIGHTS: dict[Callable[[Client], object] | Statement | NewRow, float] = {
     SIGN_UP: 5,
     EDIT_CUSTOMER: 6,
     FORGET_CUSTOMER: 2,
-    # Another primary key, with all orders of the customer following; likewise of a product.
+    # Another primary key, with all orders of the customer following; likewise for a product.
     Statement(
         "keys_changed",
         "update customers set id = %s where id = %s",
@@ -369,7 +366,7 @@ _WEIGHTS: dict[Callable[[Client], object] | Statement | NewRow, float] = {
 
 
 class Writer:
-    """Several clients at a common rate, until told to stop. ``rate`` returns the transactions a second."""
+    """Several clients at a common rate, until stopped. ``rate`` returns the transactions a second."""
 
     def __init__(self, *, dsn: str, rate: Callable[[], float], seed: int, stop: threading.Event) -> None:
         self._dsn = dsn
@@ -381,12 +378,12 @@ class Writer:
         self._failure: BaseException | None = None
 
     def run(self, report: Callable[[Counts], None]) -> None:
-        """Write, and report once a second. Raises what ended a client, unless it was a lost connection."""
+        """Write, and report once a second. Raises what ended a client, except a lost connection."""
         threads = [threading.Thread(target=self._work, args=(number,)) for number in range(CLIENTS)]
         for thread in threads:
             thread.start()
         while not self._stop.wait(_REPORT_EVERY_S):
-            with contextlib.suppress(OSError):  # whoever says it has gone, or its directory has
+            with contextlib.suppress(OSError):  # the program that sets the rate has ended, or its directory is gone
                 self._interval_s = CLIENTS / self._rate()
             report(self.counts())
         for thread in threads:
@@ -425,13 +422,13 @@ class Writer:
             due = time.monotonic()
             while not self._stop.is_set():
                 client.transact()
-                # A schedule, not a pause: slow transactions are caught up with, though not after a long stall.
+                # A schedule, not a pause: slow transactions are made up for, but not a long stall.
                 due = max(due + self._interval_s, time.monotonic() - 1.0)
                 self._stop.wait(due - time.monotonic())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write until SIGTERM or SIGINT; 0 then."""
+    """Write until SIGTERM or SIGINT; returns 0."""
     parser = argparse.ArgumentParser(
         prog="python -m extensions.demo.writer", description="live traffic for the sample shop"
     )

@@ -1,1 +1,1 @@
-"""``lockstep erase``: proves that nothing is kept of a deleted row, or says where it is, why and until when."""
+"""``lockstep erase``: proves that nothing of a deleted row is left, or says where it is, why and until when."""

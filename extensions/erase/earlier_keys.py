@@ -12,9 +12,8 @@ from jobs.executor.shape_history import earlier_keys
 
 @dataclass(frozen=True, slots=True)
 class EarlierKeys:
-    """``of_the_row``: keys of events. ``others``: names of keys of which nobody knows which row's they are.
-
-    False where the table had one key only.
+    """``of_the_row``: earlier keys of the row's events. ``others``: column names of keys that can't be assigned to
+    rows. False if the table has had only one key.
     """
 
     of_the_row: frozenset[bytes]
@@ -22,7 +21,7 @@ class EarlierKeys:
 
     @classmethod
     def of(cls, records: Sequence[SchemaRecord], key: Mapping[str, JsonValue]) -> "EarlierKeys":
-        """``records`` are the shapes of the table in the order of the topic, ``key`` is that of the row now."""
+        """``records`` are the table's shapes in the order of the topic, ``key`` is the row's present key."""
         found = earlier_keys(records)
         of_the_row = {
             orjson.dumps({before: key[now] for before, now in zip(names, now_names, strict=True)})

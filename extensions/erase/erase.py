@@ -1,4 +1,4 @@
-"""``lockstep erase``: what it does, one place after the other."""
+"""``lockstep erase``: its steps, one place after the other."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -61,10 +61,9 @@ def erase(
 ) -> Report:
     """Erase one row that was deleted at the source: of schema.table, with the key ``text``.
 
-    ``timeout_s`` is the time for each place.
-
-    Raises ConfigurationError for a table that isn't captured or has no key. Raises LockstepError where the source has
-    the row, or capture hasn't published its deletion. Raises Unavailable when a server that is needed doesn't answer.
+    ``timeout_s`` applies to each place. Raises ConfigurationError for a table that isn't captured or has no key. Raises
+    LockstepError if the source has the row, or capture hasn't published its deletion. Raises Unavailable if a required
+    server doesn't answer.
     """
     try:
         name = TableName.parse(table)
@@ -85,7 +84,7 @@ _Closing = Callable[[Collection[bytes]], None]
 
 
 def places_of(name: str, eraser: Eraser, has_had: Callable[[str], bool], *, only_look: bool) -> Iterator[Place]:
-    """What an extension's eraser finds or erases; that it can't tell is a place, too."""
+    """What an extension's eraser finds or erases; an error is reported as a place, too."""
     try:
         yield from eraser.places(has_had, only_look=only_look)
     except Stopped:
@@ -95,7 +94,7 @@ def places_of(name: str, eraser: Eraser, has_had: Callable[[str], bool], *, only
 
 
 def close_rejections(erasers: Iterable[Eraser], rejections: Iterable[bytes], close: _Closing) -> str | None:
-    """Close rejections of the row: those of an extension its own way. Returns why some stay open."""
+    """Close rejections of the row; extensions close their own in their way. Returns why some stay open."""
     left, whys = list(rejections), list[str]()
     for eraser in erasers:
         own = [each for each in left if (event := event_of(each)) is not None and eraser.is_rejected(*event[:2])]
@@ -149,9 +148,10 @@ class _Erasing:
 
         records = self._topics.records(self._topic, is_wanted)
         row = DeletedRow(logged, key_values(key), self._deletion_tag(records), self._topic, gone_at)
-        # Before anything is changed: they refuse what the configuration says of them and doesn't fit.
+        # Before any change: erasers refuse a configuration that doesn't match the table's key.
         erasers = self._erasers(row)
-        # Before the sinks: a generation that is built meanwhile, or a job that reads again, would read the row there.
+        # Before the sinks: otherwise a generation that is being built, or a job that reads again, would read the row
+        # there.
         work = self._topics.look if dry_run else self._topics.erase
         places = [Place("source"), work(self._topic, is_wanted)]
         places += self._by_earlier_keys(earlier, work)
@@ -167,15 +167,15 @@ class _Erasing:
             say=self._say,
         )
         places += views.places(only_look=dry_run)
-        # Before dead letters: a row that waits somewhere becomes one where it is refused. After the sinks: who tells of
-        # what they have tells then that they haven't.
+        # Before dead letters: a row that waits somewhere becomes one if it is refused. After the sinks: standing
+        # searches then report that the document is gone.
         has_had = partial(self._has_had, views)
         of_extensions = [list(places_of(*each, has_had, only_look=dry_run)) for each in erasers.items()]
-        # A sink that has the row still may have refused its deletion, which is a dead letter then.
+        # A sink that still has the row may have refused its deletion, which is a dead letter then.
         is_gone = all(place.is_proven for place in of_sinks)
 
         def is_rejected(topic: str, of: bytes, tag: str) -> bool:
-            # One of a later tag is of a row that was inserted since: nobody else has that one.
+            # A later tag belongs to a row that was inserted since. Only the table's own topic has such tags.
             is_own = topic == self._topic and tag < gone_at and (of == key or of in earlier.of_the_row)
             return is_own or any(eraser.is_rejected(topic, of) for eraser in erasers.values())
 
@@ -191,7 +191,7 @@ class _Erasing:
         return Report(str(self._name), tuple(places), tuple(unchecked), dry_run)
 
     def _in_sinks(self, row: DeletedRow, *, only_look: bool) -> Iterator[Place]:
-        """Of each sink but views: its generations."""
+        """The generations of each sink, except views."""
         erasing = SinkErasing(self._config, row, timeout_s=self._timeout_s, check=self._check)
         for sink, settings in self._config.sinks.items():
             if settings.view is not None:
@@ -201,7 +201,6 @@ class _Erasing:
             yield from erasing.places(sink, only_look=only_look)
 
     def _erasers(self, row: DeletedRow) -> dict[str, Eraser]:
-        """By the names of the extensions that have one."""
         means = Means(self._topics, self._timeout_s, self._check, self._say)
         made = {each.name: each.eraser(self._config, row, means) for each in installed() if each.eraser is not None}
         return {name: eraser for name, eraser in made.items() if eraser is not None}
@@ -211,9 +210,8 @@ class _Erasing:
             raise stopped()
 
     def _published(self) -> str:
-        """A tag from after all that is committed by now, once capture has published that.
-
-        An event that is still to come would bring the row back. Raises LockstepError where it isn't done in time.
+        """A tag greater than that of everything committed by now, once capture has published all of that. A later event
+        could bring the row back. Raises LockstepError if capture takes too long.
         """
         lsn, deadline = lsn_now(self._config), time.monotonic() + self._timeout_s
         while True:
@@ -230,7 +228,7 @@ class _Erasing:
             time.sleep(_LOOK_EVERY_S)
 
     def _deletion_tag(self, records: list[KeyRecord]) -> str:
-        """Of the newest event of the key, "" where the topic has none any more. Raises LockstepError for a row."""
+        """The tag of the key's newest event; "" if the topic has none. Raises LockstepError if that event is a row."""
         if not records:
             return ""
         newest = max(records, key=lambda record: (record.tag, record.offset))
@@ -279,7 +277,7 @@ class _Erasing:
     def _of_views(
         self, name: str, is_wanted: Callable[[bytes], bool], of_views: set[str], only_look: bool
     ) -> list[Place]:
-        """Dead letters of views that read the table: one that is open may be of any row."""
+        """Dead letters of views that read the table: an open one may be of any row."""
         if not of_views:
             return []
         work = self._topics.look if only_look else self._topics.erase
@@ -290,12 +288,12 @@ class _Erasing:
         return [replace(place, why=why)]
 
     def _has_had(self, views: ViewErasing, topic: str) -> bool:
-        """Whether a topic has, or has had, values of the row. What others have written isn't known to have some."""
+        """Whether a topic has, or has had, values of the row, as far as Lockstep wrote them."""
         own = {self._topic, *(control_topic(self._pipeline, name) for name in (DEAD_LETTERS, MATCHES))}
         return topic in own or views.may_have_written(topic)
 
     def _by_earlier_keys(self, earlier: EarlierKeys, work: Callable[..., Place]) -> Iterator[Place]:
-        """Events from before the table's key was changed. Where no deletion follows them by that key, they stay."""
+        """Events from before the table's key was changed. They stay if no deletion by that key follows them."""
         looks = [
             (work, "by an earlier key of the row", earlier.of_the_row.__contains__, None),
             (self._topics.look, "by earlier keys of the table", earlier.is_of_others, _BY_OTHERS),
@@ -314,7 +312,7 @@ class _Erasing:
                 yield place
 
     def _dead_letters_of_others(self, earlier: EarlierKeys) -> Iterator[Place]:
-        """Open ones by keys that the table had, of which nobody knows which row's they are."""
+        """Open dead letters by earlier keys of the table that can't be assigned to rows."""
         name = control_topic(self._pipeline, DEAD_LETTERS)
         if not earlier or not TopicAdmin(self._client).exists(name):
             return
@@ -329,7 +327,7 @@ class _Erasing:
             yield replace(place.unproven(why), name=f"topic {name}, by earlier keys of the table")
 
     def _local(self, keys: Sequence[bytes]) -> list[Place]:
-        """The store of large values, where it is on this machine."""
+        """The store of large values, if it is on this machine."""
         directory = self._config.as_pipeline().values_directory / self._config.slot
         place = "store of large values, on this machine"
         try:
@@ -343,7 +341,7 @@ class _Erasing:
         return [Place(place, left, left, why)]
 
     def _unchecked(self, views: ViewErasing, erasers: Iterable[Eraser]) -> list[str]:
-        """What is never looked at from here, in sentences."""
+        """What this command never looks at, in sentences."""
         wal = kept_wal(self._config)
         sentences = [
             "the source: dead rows until VACUUM, "

@@ -1,4 +1,4 @@
-"""``lockstep erase``: removes for good what is kept of a deleted row."""
+"""The extension ``erase``."""
 
 from typing import Final
 

@@ -1,13 +1,14 @@
-"""Has the brokers compact a topic now, up to a record that was just written, by settings that it has for a while.
+"""Makes the brokers compact a topic now, up to a record that was just written, with temporary settings.
 
-Only closed segments are compacted. So a record is written that nobody sees, since its transaction is aborted. The next
-one closes its segment. Compaction takes a record of an aborted transaction away: once it is gone, all before it has
-been compacted.
+Only closed segments are compacted. So a record is written in an aborted transaction, which no reader sees, and the next
+one closes its segment. Compaction removes records of aborted transactions: once this one is gone, everything before it
+has been compacted.
 
-A topic may have a `min.compaction.lag.ms`: then such a record stays for as long, too, and the first run can prove
-nothing. It leaves one as a mark, in a closed segment, and remembers where. A later run finds out that it is gone.
+If a topic has a `min.compaction.lag.ms`, such a record stays for that long, and the first run can prove nothing. It
+leaves one as a mark in a closed segment, and remembers where. A later run finds out that it is gone.
 
-What was changed is remembered on a topic before it is changed. Whoever was killed in between leaves it to the next one.
+The old settings are stored on a topic before they are changed. If a run is killed in between, the next one restores
+them.
 """
 
 import time
@@ -29,25 +30,25 @@ from cdc.model.timeouts import KAFKA_SHOWS_S
 from extensions.erase.key_records import still_there
 
 _SEGMENT_MS: Final = 1_000
-"""How old a segment gets at most: a topic that is written all the time has one a second more."""
+"""The greatest age of a segment. A topic that is written all the time gets another segment each second."""
 
 TEMPORARY: Final[Mapping[str, str]] = {"segment.ms": str(_SEGMENT_MS), "min.cleanable.dirty.ratio": "0.0"}
-"""The settings that a topic has meanwhile."""
+"""The temporary settings of a topic."""
 
 _ROLL_EVERY_S: Final = 1.2
 _LOOK_EVERY_S: Final = 0.3
 _ANSWER_S: Final = 15.0
 _TRANSACTION_MS: Final = 15_000
-"""After so long the brokers abort the transaction of one who was killed. Until then readers of the topic wait."""
+"""After this time the brokers abort the transaction of a killed run. Until then readers of the topic wait."""
 
 _KEPT_MAX: Final = 1_000
-"""How many compactions of a topic are remembered at most: the oldest say nothing that the others don't."""
+"""How many compactions of a topic are remembered. The oldest add nothing to the others."""
 
 _MARKS_MAX: Final = 100
-"""How many marks of a topic that aren't old enough are remembered at most."""
+"""How many marks of a topic that are still too young are remembered."""
 
 _CLOSING_RECORDS: Final = 2
-"""So many records are written behind a mark: brokers learn of a shorter segment a moment after it was set."""
+"""How many records are written behind a mark: brokers learn of a shorter segment a moment after it is set."""
 
 _FORMAT: Final = 1
 _DENIED: Final = (
@@ -59,9 +60,8 @@ _FENCED: Final = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INV
 
 
 class Compacted(Enum):
-    """What came of having a topic compacted.
-
-    ``NOTHING_RIPE``: what there is is too young. ``LATE``: the brokers should have done it, and haven't.
+    """The outcome of a compaction. ``NOTHING_RIPE``: all records are too young. ``LATE``: the brokers should have done
+    it by now, and haven't.
     """
 
     DONE = "done"
@@ -71,9 +71,8 @@ class Compacted(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A compaction that had reached these offsets, by partition, at a time in milliseconds since 1970.
-
-    ``up_to_ms``: all that was there at that time is before them. None where that isn't known.
+    """A compaction that had reached these offsets, by partition, at a time in milliseconds since 1970. Everything that
+    existed at ``up_to_ms`` is before them; None if unknown.
     """
 
     at_ms: int
@@ -83,7 +82,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Records that were written in order to be compacted away, by partition, at a time in milliseconds since 1970."""
+    """Records written to be compacted away, by partition, at a time in milliseconds since 1970."""
 
     at_ms: int
     at: Mapping[int, int]
@@ -91,9 +90,8 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """What is remembered of a topic. ``settings`` are those to be put back, None where it has its own.
-
-    ``marks`` are those that may be there still, oldest first.
+    """What is remembered of a topic. ``settings`` are to be put back; None if the topic has its own. ``marks`` are
+    those that may still exist, oldest first.
     """
 
     settings: Mapping[str, str | None] | None = None
@@ -109,7 +107,7 @@ class TopicRecord:
 
     @classmethod
     def from_record(cls, record: StoredRecord) -> Self:
-        """Raises LockstepError for a record that isn't one."""
+        """Raises LockstepError for a record of another form."""
         try:
             value = {_FORMAT: orjson.loads(record.value)}[orjson.loads(record.value)["format"]]
             passes = tuple(
@@ -125,12 +123,12 @@ class TopicRecord:
             ) from error
 
     def compacted_since_ms(self, partition: int, offset: int) -> int | None:
-        """When a record was there at a compaction for the first time, as far as is known: at the latest."""
+        """The time of the first known compaction that had passed a record."""
         times = [each.at_ms for each in self.passes if each.through.get(partition, -1) > offset]
         return min(times, default=None)
 
     def compacted_up_to_ms(self, partitions: Collection[int]) -> int | None:
-        """All that was there at this time in these partitions has been compacted; None where nobody knows."""
+        """The time up to which everything in these partitions has been compacted; None if unknown."""
         times = [
             max(
                 (each.up_to_ms for each in self.passes if each.up_to_ms is not None and partition in each.through),
@@ -142,24 +140,23 @@ class TopicRecord:
         return min(known) if known and len(known) == len(times) else None
 
     def marked_since_ms(self, partition: int, offset: int) -> int | None:
-        """When the first mark behind a record was left, None where there is none."""
+        """When the first mark behind a record was left; None if there is none."""
         times = [mark.at_ms for mark in self.marks if mark.at.get(partition, -1) > offset]
         return min(times, default=None)
 
     def ripe_marks(self, partitions: Collection[int], *, before_ms: int) -> dict[int, int]:
-        """The newest mark in each of these partitions from before a time, as far as there is one."""
+        """The newest mark in each of these partitions from before a time."""
         ripe = [mark.at for mark in self.marks if mark.at_ms < before_ms]
         return {partition: offset for at in ripe for partition, offset in at.items() if partition in partitions}
 
     def ripe_since_ms(self, partitions: Collection[int], *, before_ms: int) -> int | None:
-        """When the oldest of these marks was left; None where there is none."""
+        """When the oldest of these marks was left; None if there is none."""
         newest = {partition: mark.at_ms for mark in self.marks if mark.at_ms < before_ms for partition in mark.at}
         return min((at_ms for partition, at_ms in newest.items() if partition in partitions), default=None)
 
     def with_mark(self, mark: Mark, *, before_ms: int) -> Self:
-        """With one more. Of those from before a time only the newest of each partition are of use.
-
-        Where there are too many, the new one is left out: who comes often would else never find one that is old enough.
+        """With one more mark. Of marks from before a time, only the newest of each partition are kept. If there are too
+        many, the new one is dropped: otherwise frequent runs would never have one that is old enough.
         """
         ripe = [each for each in self.marks if each.at_ms < before_ms]
         newest = {partition: each.at_ms for each in ripe for partition in each.at}
@@ -181,7 +178,7 @@ def _numbers(offsets: Mapping[str, Any]) -> dict[int, int]:
 
 
 class ForcedCompaction:
-    """Compacts topics of a pipeline. One at a time: who begins ends what another one is doing."""
+    """Compacts topics of a pipeline. A run that begins ends the work of another one."""
 
     def __init__(
         self,
@@ -192,7 +189,7 @@ class ForcedCompaction:
         check: Callable[[], None] = lambda: None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``check`` is called now and then; what it raises ends the work, with all settings put back."""
+        """``check`` is called now and then; what it raises ends the work, after all settings are put back."""
         self._client = client
         self._plan = erasures_topic_plan(pipeline, settings)
         self._topic = control_topic(pipeline, ERASURES)
@@ -207,10 +204,8 @@ class ForcedCompaction:
         return self.records().get(topic, TopicRecord())
 
     def restore(self) -> list[str]:
-        """Put back the settings that somebody who was killed has left, and return the topics that had them.
-
-        Raises Unavailable, and LockstepError where a topic may be there and we may not see it: what is to be put back
-        must not be forgotten.
+        """Put back the settings that a killed run has left. Returns the topics concerned. Raises Unavailable, and
+        LockstepError if a topic may exist that this login can't see: its settings must not be forgotten.
         """
         left = [topic for topic, record in self.records().items() if record.settings is not None]
         existing = self._cluster.partition_counts(left, must_see=True)
@@ -219,18 +214,17 @@ class ForcedCompaction:
         return left
 
     def _take_over(self) -> None:
-        """Become the one who does this, and put back what the one who did has changed: he can't know it any more."""
+        """Fence any other run, and put back what it has changed, since it no longer can."""
         self._begin()
         self.restore()
 
     def compact(self, topic: str, partitions: Collection[int], *, timeout_s: float, lag_ms: int = 0) -> Compacted:
-        """Have these partitions of a topic compacted up to now.
+        """Compact these partitions of a topic up to now.
 
-        Of a topic that compacts nothing younger than ``lag_ms`` that is up to where an earlier call was, so long ago.
-        The first call has nothing to wait for, and returns ``NOTHING_RIPE`` at once.
+        With ``lag_ms``, nothing younger is compacted: the compaction ends at the mark of an earlier call, at least that
+        old. The first call has no mark to wait for, and returns ``NOTHING_RIPE`` at once.
 
-        Raises LockstepError where the brokers refuse it, or another one has begun the same. Raises Unavailable when
-        they don't answer.
+        Raises LockstepError if the brokers refuse, or another run has begun. Raises Unavailable when they don't answer.
         """
         try:
             deadline = time.monotonic() + timeout_s
@@ -240,7 +234,7 @@ class ForcedCompaction:
             record = self.remembered(topic)
             done = Pass(time.time_ns() // 1_000_000, through, up_to_ms)
             self._remember(topic, replace(record, passes=(*record.passes, done)[-_KEPT_MAX:]))
-        except _TakenOver as error:  # who has taken over puts the settings back
+        except _TakenOver as error:  # the other run puts the settings back
             raise LockstepError(
                 "another `lockstep erase` of this pipeline has begun, and has taken over",
                 hint="wait until it has ended, then run this one again",
@@ -250,7 +244,7 @@ class ForcedCompaction:
     def _compacted(
         self, topic: str, partitions: Collection[int], *, deadline: float, lag_ms: int
     ) -> tuple[Compacted, dict[int, int], int | None]:
-        """What came of it, up to which offset of each partition, and as of when, in milliseconds since 1970."""
+        """The outcome, the offset reached in each partition, and as of when, in milliseconds since 1970."""
         self._take_over()
         record = self.remembered(topic)
         if record.settings is None:
@@ -281,7 +275,7 @@ class ForcedCompaction:
         return Compacted.DONE if set(first) == set(partitions) else Compacted.NOTHING_RIPE, first, up_to_ms
 
     def _marked(self, topic: str, partitions: Collection[int], lag_ms: int) -> tuple[dict[int, int], int | None]:
-        """Leave a mark, and return those of earlier calls that may go by now, with the time of the oldest."""
+        """Leave a mark. Returns the marks of earlier calls that are old enough, with the time of the oldest."""
         now_ms = time.time_ns() // 1_000_000
         remembered = self.remembered(topic)
         ripe = remembered.ripe_marks(partitions, before_ms=now_ms - lag_ms)
@@ -295,7 +289,6 @@ class ForcedCompaction:
         return ripe, since_ms
 
     def close(self) -> None:
-        """Nothing is held open by the brokers."""
         self._producer = None
 
     def records(self) -> dict[str, TopicRecord]:
@@ -313,10 +306,9 @@ class ForcedCompaction:
             self._remember(topic, replace(record, settings=None))
 
     def _await_settings(self, topic: str, settings: Mapping[str, str | None]) -> None:
-        """Wait until the brokers show these settings: the controller answers before they know of them.
-
-        Else the next one would take what it has set itself for what the topic had, and leave it there for good. Raises
-        Unavailable where they don't in time: what is to be put back stays remembered.
+        """Wait until the brokers show these settings: the controller answers before they know of them. Otherwise the
+        next run would take the temporary settings for the topic's own, and leave them for good. Raises Unavailable if
+        the brokers take too long; the settings stay remembered then.
         """
         deadline = time.monotonic() + KAFKA_SHOWS_S
         while self._cluster.own_config(topic, settings) != settings:
@@ -325,7 +317,7 @@ class ForcedCompaction:
             time.sleep(_LOOK_EVERY_S)
 
     def _begin(self) -> None:
-        """Become the one who does this. An earlier one's transaction is aborted before this returns."""
+        """Fence any other run. Its transaction is aborted before this returns."""
         self._cluster.create(self._cluster.missing([self._plan]))
         if self._producer is None:
             self._producer = new_client(
@@ -344,8 +336,8 @@ class ForcedCompaction:
         self._transaction(commits=True, records=[(self._topic, 0, topic.encode(), record.to_bytes())])
 
     def _roll(self, topic: str, partitions: Collection[int]) -> dict[int, int]:
-        """Write a record that nobody sees to each of these partitions; returns where they are."""
-        # Without a value, which the log of a compacted topic would take for a deletion: its key is never a row's.
+        """Write an invisible record to each of these partitions. Returns their offsets."""
+        # An empty value, not None: a compacted topic would take None for a deletion. The key is never a row's.
         records = [(topic, partition, b"\0", b"") for partition in sorted(partitions)]
         return self._transaction(commits=False, records=records)
 
@@ -411,4 +403,4 @@ class ForcedCompaction:
 
 
 class _TakenOver(Exception):
-    """Another one has the transactional id."""
+    """Another run has the transactional id."""

@@ -1,6 +1,5 @@
-"""All records of some keys that a topic still has, those of aborted transactions included: for who proves that none is.
-
-A log cleaner takes records away by and by, and readers of what is committed don't see all that is there.
+"""All records of some keys that a topic still has, including those of aborted transactions, to prove that none is left.
+A log cleaner removes records gradually, and readers of committed records don't see everything that exists.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,9 +20,8 @@ _OFFSET: Final = Struct("<q")
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """Where a record of a wanted key is, and when it was written, in milliseconds since 1970.
-
-    ``tag`` is that of an event or a tombstone, "" for what is neither. ``is_deletion``: a delete, or a tombstone.
+    """The place of a record with a wanted key, and when it was written, in milliseconds since 1970. ``tag`` is that of
+    an event or a tombstone, "" for other records. ``is_deletion``: a delete, or a tombstone.
     """
 
     partition: int
@@ -41,9 +39,8 @@ def key_records(
     *,
     while_waiting: Callable[[], None] = lambda: None,
 ) -> list[KeyRecord]:
-    """The records of wanted keys in all partitions of a topic, as it is now, in order. Reads the whole topic.
-
-    Raises Unavailable when the brokers stop answering, and when they don't list the topic.
+    """The records of wanted keys in all partitions of a topic, as of now, in order. Reads the whole topic. Raises
+    Unavailable when the brokers stop answering, and when they don't list the topic.
     """
     cluster = TopicAdmin(client)
     partitions = partitions_of([topic], cluster.partition_counts([topic]))
@@ -64,11 +61,11 @@ def replaced_records(
     directory: Path,
     while_waiting: Callable[[], None] = lambda: None,
 ) -> list[KeyRecord]:
-    """What of the records below an offset isn't the newest committed one of its key, and tombstones.
+    """The records below an offset that aren't the newest committed ones of their keys, and tombstones.
 
-    Of a topic with one partition. At most two records stand for all of them: one for those with values and one for
-    tombstones, at the greatest offset, with the newest time. Reads the topic twice; the newest record of each key is
-    remembered in a temporary file in ``directory`` where that is much. Raises as ``key_records``.
+    The topic must have one partition. At most two records stand for all: one for records with values, one for
+    tombstones, each at the greatest offset, with the newest time. Reads the topic twice. The newest offset of each key
+    is in a temporary file in ``directory`` if memory isn't enough. Raises as ``key_records``.
     """
     cluster = TopicAdmin(client)
     partitions = partitions_of([topic], cluster.partition_counts([topic]))
@@ -107,7 +104,7 @@ def _key(message: Message) -> bytes:
 
 
 def still_there(client: Mapping[str, str | int], topic: str, at: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Those of these (partition, offset) at which there is a record still. Raises as ``key_records``."""
+    """Those of these (partition, offset) where a record still exists. Raises as ``key_records``."""
     with reading(client, [topic], committed=False) as consumer:
         return {
             (partition, offset)

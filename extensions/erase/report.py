@@ -1,6 +1,5 @@
-"""What was found of a row, what was done, and what is left. Pure.
-
-No value of the row is in it, its key included: whoever runs the command has that, and output ends up in logs.
+"""What was found of a row, what was done, and what is left. Pure. It contains no value of the row, not even its key:
+the user has that, and output ends up in logs.
 """
 
 import textwrap
@@ -18,7 +17,7 @@ _WIDTH: Final = 79
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All places, and in sentences what isn't looked at from here. ``is_dry_run``: nothing was changed."""
+    """All places, and sentences about what isn't looked at. ``is_dry_run``: nothing was changed."""
 
     table: str
     places: Sequence[Place]
@@ -27,7 +26,7 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """``erased``, ``left until`` a known time, or ``not proven``; of a dry run ``not run``."""
+        """``erased``, ``left until`` a known time, or ``not proven``; ``not run`` for a dry run."""
         if self.is_dry_run:
             return "not run"
         if not all(place.is_proven for place in self.places):
@@ -36,7 +35,9 @@ class Report:
 
     @property
     def until_ms(self) -> int | None:
-        """When all that is left is gone, in milliseconds since 1970; None where nothing is, or nobody knows."""
+        """When everything that is left is gone, in milliseconds since 1970; None if nothing is left or the time is
+        unknown.
+        """
         times = [leftover.until_ms for place in self.places for leftover in place.left]
         known = [time_ms for time_ms in times if time_ms is not None]
         return max(known) if known and len(known) == len(times) else None
@@ -46,7 +47,7 @@ class Report:
         return {"erased": 0, "not run": 0, "left until": EXIT_LEFT, "not proven": EXIT_FAILED}[self.verdict]
 
     def lines(self) -> Iterable[str]:
-        """For people, at most so wide as a narrow terminal."""
+        """For people, no wider than a narrow terminal."""
         yield f"erase of a row of {self.table}" + (", a dry run: nothing is changed" if self.is_dry_run else "")
         for place in self.places:
             yield place.name
@@ -72,7 +73,6 @@ class Report:
                 return "Something may be left: see LEFT above, and the places that couldn't be looked at."
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
         return {
             "table": self.table,
             "verdict": self.verdict,
@@ -84,7 +84,6 @@ class Report:
 
 
 def _lines(place: Place) -> Iterable[str]:
-    """For people."""
     if place.unasked is not None:
         yield f"  couldn't be looked at: {place.unasked}"
         return

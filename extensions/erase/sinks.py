@@ -23,7 +23,7 @@ _NOT_YET: Final = Leftover("rows that its job has read, and may write after this
 
 
 class SinkErasing:
-    """Erases from the sinks of a configuration. ``timeout_s`` is how long it waits for one generation at most."""
+    """Erases from the sinks of a configuration. ``timeout_s`` is the longest wait for one generation."""
 
     def __init__(self, config: Config, row: DeletedRow, *, timeout_s: float, check: Callable[[], None]) -> None:
         self._config = config
@@ -79,7 +79,7 @@ class SinkErasing:
         row = self._row
         below, why = self._below(sink, number, opened)
         if row.tag and any(leftover.has_values for leftover in erasing.leftovers(row.table, row.key)):
-            # The job may have set the table aside, or have lacked the deletion. Its tag decides, as always.
+            # The job may have set the table aside, or lacked the deletion. The deletion's tag decides, as always.
             self._delete(opened)
         deadline = time.monotonic() + self._timeout_s
         while True:
@@ -95,7 +95,7 @@ class SinkErasing:
         return left, why
 
     def _below(self, sink: str, number: int, opened: OpenedSink) -> tuple[str | None, str | None]:
-        """The tag below which this generation has all of the table; and where it lacks the deletion, why."""
+        """The tag below which this generation has all of the table; and the reason if it lacks the deletion."""
         table = str(self._row.table.name)
         asides, orders = load_asides(opened.records, number), load_orders(opened.records, number)
         order = orders.get(self._row.table.name)

@@ -1,4 +1,4 @@
-"""The source's part: how it writes a key, and that it has no row of it."""
+"""The source: how it writes a key, and proof that it has no row with this key."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -24,9 +24,8 @@ from sinks.wrappers.projection import Projection
 
 
 def deleted_at_source(config: Config, name: TableName, text: str, waiting: Waiting) -> Key:
-    """The key as events have it, of a row that isn't there.
-
-    Raises ConfigurationError for what is no key of the table. Raises LockstepError where the source has the row.
+    """The key in the form of events, of a row that doesn't exist. Raises ConfigurationError for a text that isn't a key
+    of the table. Raises LockstepError if the source has the row.
     """
     side = SourceSide(
         config.source,
@@ -52,13 +51,13 @@ def deleted_at_source(config: Config, name: TableName, text: str, waiting: Waiti
 
 
 def lsn_now(config: Config) -> Lsn:
-    """An LSN from after all that is committed. Capture gets there, though nobody else writes."""
+    """An LSN after everything committed. Capture reaches it even if nobody else writes."""
     with closing(connect(config.source, application="lockstep erase")) as connection:
         return emit_heartbeat(connection)
 
 
 def kept_wal(config: Config) -> str | None:
-    """From which LSN on the slot keeps WAL; None where there is no slot."""
+    """The LSN from which on the slot holds WAL; None if there is no slot."""
     with closing(connect(config.source, application="lockstep erase")) as connection:
         row = connection.execute(
             "select restart_lsn::text from pg_replication_slots where slot_name = %s", (config.slot,)
@@ -67,7 +66,7 @@ def kept_wal(config: Config) -> str | None:
 
 
 def _as_published(config: Config, table: Table, key: Key) -> Key:
-    """A key in the text that the source's types give it: events have that, and another text is another key."""
+    """A key in the text of the source's types, as in events: another text would be another key."""
     values = key_values(key)
     literals = []
     for column in table.key_columns:

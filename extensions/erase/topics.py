@@ -1,4 +1,4 @@
-"""Erases keys from a topic: has it compacted, and reads it to see what is left."""
+"""Erases keys from a topic: compacts it, and reads it to see what is left."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ _RETENTION: Final = "retention.ms"
 
 @dataclass(frozen=True, slots=True)
 class TopicRules:
-    """What a topic's settings say of how long records stay, in milliseconds."""
+    """How long records stay according to a topic's settings, in milliseconds."""
 
     is_compacted: bool
     delete_retention_ms: int
@@ -44,10 +44,9 @@ def leftovers_of(
     now_ms: int,
     words: RecordWords | None = None,
 ) -> tuple[Leftover, ...]:
-    """What records of a key are, and until when at the latest. Pure.
-
-    One that has a later one behind it goes when the topic is compacted. A tombstone stays for a while after the first
-    compaction that came by it. Where records have to stay for a while, a mark behind them has to be old enough.
+    """The records of a key as leftovers, with the latest time until which they stay. Pure. A record with a later one
+    behind it is removed by a compaction. A tombstone stays for a while after the first compaction that has passed it.
+    With a compaction lag, a mark behind the records has to be old enough.
     """
     words = words or RecordWords()
     found = []
@@ -60,7 +59,7 @@ def leftovers_of(
         elif (ripe_ms := _ripe_ms(values, rules, remembered, now_ms=now_ms)) is not None:
             until_ms = ripe_ms
         elif rules.min_compaction_lag_ms and now_ms < newest_ms + rules.min_compaction_lag_ms:
-            until_ms = now_ms + rules.min_compaction_lag_ms  # of the segment's newest record, which may be from now
+            until_ms = now_ms + rules.min_compaction_lag_ms  # from the newest record of its segment, perhaps now
         found.append(Leftover(_values(words, len(values)), words.have_values, until_ms))
     tombstones = [record for record in records if record.is_tombstone]
     if tombstones:
@@ -69,7 +68,7 @@ def leftovers_of(
         until_ms = max(known) if len(known) == len(times) else None
         if until_ms is None and (ripe_ms := _ripe_ms(tombstones, rules, remembered, now_ms=now_ms)) is not None:
             until_ms = ripe_ms + rules.delete_retention_ms
-        # Expired ones go with the next compaction, whenever that is: who could have it made has just tried.
+        # The next compaction removes expired ones, but its time is unknown: forcing one was just tried.
         until_ms = None if until_ms is not None and until_ms < now_ms else until_ms
         what = "tombstones with keys of rows that are gone" if words.of_many else "a tombstone with the key"
         found.append(Leftover(what, words.of_many, until_ms))
@@ -81,7 +80,7 @@ def _values(words: RecordWords, count: int) -> str:
 
 
 def _ripe_ms(records: Sequence[KeyRecord], rules: TopicRules, remembered: TopicRecord, *, now_ms: int) -> int | None:
-    """When marks behind all of these records are old enough; None where that isn't known, or was some time ago."""
+    """When marks behind all of these records are old enough; None if unknown or in the past."""
     times = [remembered.marked_since_ms(record.partition, record.offset) for record in records]
     known = [time_ms + rules.min_compaction_lag_ms for time_ms in times if time_ms is not None]
     latest_ms = max(known, default=0)
@@ -91,7 +90,7 @@ def _ripe_ms(records: Sequence[KeyRecord], rules: TopicRules, remembered: TopicR
 def needs_compaction(
     records: Sequence[KeyRecord], rules: TopicRules, remembered: TopicRecord, *, now_ms: int
 ) -> set[int]:
-    """The partitions in which a compaction takes something away, or lets the time of a tombstone begin. Pure."""
+    """The partitions where a compaction removes something, or starts the time of a tombstone. Pure."""
     if not rules.is_compacted:
         return set()
     wanted = set()
@@ -103,9 +102,8 @@ def needs_compaction(
 
 
 def judged(place: Place, rules: TopicRules, outcome: Compacted | None, *, timeout_s: float) -> Place:
-    """The place of a topic after it was to be compacted; ``outcome`` is None where nothing had to be. Pure.
-
-    Where brokers don't compact what is old enough, no record goes at its time, however young it is.
+    """The place of a topic after its compaction; ``outcome`` is None if none was needed. Pure. If brokers don't compact
+    records that are old enough, no record goes at its time, however young it is.
     """
     if not rules.is_compacted:
         return replace(place, why=f"its {_POLICY} isn't compact: set it, or delete the records by hand")
@@ -119,7 +117,7 @@ def judged(place: Place, rules: TopicRules, outcome: Compacted | None, *, timeou
 
 
 class TopicErasing:
-    """Erases from topics of a pipeline. ``compaction`` has them compacted, ``timeout_s`` says how long at most."""
+    """Erases from topics of a pipeline with ``compaction``. ``timeout_s`` is the longest wait for a compaction."""
 
     def __init__(
         self,
@@ -138,15 +136,14 @@ class TopicErasing:
         self._say = say
 
     def records(self, topic: str, is_wanted: Callable[[bytes], bool]) -> list[KeyRecord]:
-        """All that the topic has of these keys."""
         return key_records(self._client, topic, is_wanted, while_waiting=self._check)
 
     def look(self, topic: str, is_wanted: Callable[[bytes], bool], words: RecordWords | None = None) -> Place:
-        """What is there. Changes nothing."""
+        """The records on the topic. Changes nothing."""
         return self.look_at(topic, lambda: self.records(topic, is_wanted), words)
 
     def erase(self, topic: str, is_wanted: Callable[[bytes], bool], words: RecordWords | None = None) -> Place:
-        """Have the topic compacted where that takes something away, and read it again."""
+        """Compact the topic if that removes something, and read it again."""
         return self.erase_those(topic, lambda: self.records(topic, is_wanted), words)
 
     def look_at(self, topic: str, read: Callable[[], Sequence[KeyRecord]], words: RecordWords | None = None) -> Place:
@@ -158,7 +155,7 @@ class TopicErasing:
     def erase_those(
         self, topic: str, read: Callable[[], Sequence[KeyRecord]], words: RecordWords | None = None
     ) -> Place:
-        """As ``erase``, for the records that ``read`` finds, now and once more after a compaction."""
+        """As ``erase``, for the records that ``read`` finds, now and again after a compaction."""
         records = read()
         rules = self._rules(topic)
         found = self._leftovers(topic, records, words)

@@ -1,7 +1,6 @@
-"""Erases what views have led a row to. Nobody knows by which keys: what was replaced and what is gone goes as a whole.
-
-A view's result as of an LSN from after the deletion has nothing of the row. So whatever isn't a part of that result may
-have: marks of deletions in its sink, and on its topic each record that a later one replaces, and each tombstone.
+"""Erases what views have made from a row. Since its keys are unknown, everything replaced or deleted is removed as a
+whole. A view's result as of an LSN after the deletion has nothing of the row. Anything else may have: marks of
+deletions in its sink, and on its topic each record that a later one replaces, and each tombstone.
 """
 
 import tempfile
@@ -41,7 +40,7 @@ _BEHIND: Final = (
 
 
 class ViewErasing:
-    """Erases from views. ``timeout_s`` is how long it waits for one place at most."""
+    """Erases from views. ``timeout_s`` is the longest wait for one place."""
 
     def __init__(
         self,
@@ -54,7 +53,7 @@ class ViewErasing:
         check: Callable[[], None],
         say: Callable[[str], None],
     ) -> None:
-        """``published`` returns a tag that is greater than those of all that is published when it is called."""
+        """``published`` returns a tag that is greater than those of everything published when it is called."""
         self._config = config
         self._client = config.kafka.client()
         self._published = published
@@ -66,9 +65,8 @@ class ViewErasing:
 
     @cached_property
     def reading(self) -> list[tuple[str, Sequence[Generation] | LockstepError]]:
-        """The views that read the table, each with those of its generations that do, or why nobody knows.
-
-        A generation may have been built with another query than today's. Their stores are asked once.
+        """The views that read the table, each with its generations that do, or the error that prevents an answer. A
+        generation may have been built with another query than today's. Each store is asked once.
         """
         return list(self._reading())
 
@@ -88,9 +86,8 @@ class ViewErasing:
         return self._row.table.name in self._config.sink_tables(settings_of_generation(self._config, name, generation))
 
     def may_have_written(self, topic: str) -> bool:
-        """Whether it is the topic of a view's rows, and not that of a generation that is known not to read the table.
-
-        A generation that is dropped, or of a view that isn't configured any more, may have read it.
+        """Whether it is a topic of a view's rows, unless its generation is known not to read the table. A dropped
+        generation, or one of a view that isn't configured any more, may have read the table.
         """
         pipeline = self._config.pipeline.name
         if not is_view_topic(pipeline, topic):
@@ -103,11 +100,11 @@ class ViewErasing:
                     if view_topic(pipeline, name, generation.number) == topic:
                         return self._reads(name, generation)
             except LockstepError:
-                continue  # nobody knows: it may
+                continue  # unknown, so it may
         return True
 
     def places(self, *, only_look: bool) -> Iterator[Place]:
-        """Of each view that reads the table: its generations, and their topics."""
+        """The generations of each view that reads the table, and their topics."""
         for view, generations in self.reading:
             if isinstance(generations, LockstepError):
                 yield Place(f"view {view}", unasked=generations.message)
@@ -133,7 +130,7 @@ class ViewErasing:
                     yield Place(name, unasked=error.message)
 
     def dead_letters_of(self) -> set[str]:
-        """The names that dead letters have instead of the topic of these views' rows."""
+        """The names in dead letters for the topics of these views' rows."""
         pipeline = self._config.pipeline.name
         return {
             table_topic(pipeline, view.table) for name, view in self._config.views.items() if name in dict(self.reading)
@@ -153,13 +150,13 @@ class ViewErasing:
                 return Place(name, found, found)
             below = self._reached(opened, self._row.gone_at)
             if below is not None:
-                # The deletion is in the sink, with the tag of the progress record at which the task ended its step.
-                # The driver may not know that record yet: its watermark is then of an earlier one.
+                # The deletion is in the sink with the tag of the progress record at which the task ended its step. If
+                # the driver doesn't know that record yet, its watermark is of an earlier one.
                 below = self._reached(opened, self._published())
             if below is None:
                 behind = _BEHIND.format(view=view, number=generation.number)
                 return Place(name, found, (*found, _NOT_YET), behind)
-            found = tuple(erasing.leftovers(table, None))  # what the deletion has left too
+            found = tuple(erasing.leftovers(table, None))  # including marks that the deletion has left
             deadline = time.monotonic() + self._timeout_s
             while True:
                 left = erasing.erase(table, None, below=below)
@@ -170,7 +167,7 @@ class ViewErasing:
                 self._waiting.wait()
 
     def _reached(self, opened: OpenedSink, tag: str) -> str | None:
-        """The tag of the watermark once it is at this one or beyond; None where that isn't so in time."""
+        """The watermark's tag once it has reached this tag; None if that takes too long."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             progress = opened.generations.load_progress()
@@ -182,7 +179,7 @@ class ViewErasing:
             self._waiting.wait()
 
     def _on_topic(self, view: str, number: int, *, only_look: bool) -> Iterator[Place]:
-        """The topic of a generation's rows, where it has one."""
+        """The topic of a generation's rows, if there is one."""
         topic = view_topic(self._config.pipeline.name, view, number)
         if not TopicAdmin(self._client).exists(topic):
             return
@@ -204,7 +201,7 @@ class ViewErasing:
             yield self._topics.erase_those(topic, read, _WORDS)
 
     def _step(self, view: str, number: int, *, waits: bool) -> ViewStep | None:
-        """The newest whole step, which is from after the deletion where it ``waits``; None for none in time."""
+        """The newest whole step; with ``waits``, one from after the deletion. None if there is none in time."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             stored = read_compacted(self._client, control_topic(self._config.pipeline.name, VIEWS))
@@ -220,6 +217,6 @@ class ViewErasing:
 
 
 def _table_of(view: ViewSettings) -> Table:
-    """The view's result, as far as its keys are concerned."""
+    """The view's result, with its key columns only."""
     columns = tuple(Column(name, "text", "text", False, 25, -1) for name in view.key)
     return Table(view.table, columns, view.key, ReplicaIdentity.DEFAULT)

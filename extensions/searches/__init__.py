@@ -1,5 +1,4 @@
-"""Standing searches: queries over a sink's documents, and who is told of each that begins or ceases to match.
-
-``matches`` decides what is to be told, ``topic`` is where it is told and what is known of it after a restart,
-``follower`` goes along behind a sink, and ``commands`` is what people do with searches.
+"""Standing searches: queries over a sink's documents. Each document that begins or ceases to match is reported.
+``matches`` decides what to report. ``topic`` is the topic of the reports, which are read again after a restart.
+``follower`` follows a sink, and ``commands`` are the commands.
 """

@@ -36,11 +36,11 @@ _WAIT_S: Final = 0.25
 _AGAIN_MAX_S: Final = 30.0
 _SILENT_MS: Final = int(SEARCHES_SILENT_S * 1000)
 _LOOK_EVERY_S: Final = 5.0
-"""How often one who waits looks whether another one still tells."""
+"""How often a waiting process looks whether another one still reports."""
 
 
 class Stopping(Protocol):
-    """What says when to stop, as ``lockstep.console.StopOnSignals``."""
+    """Says when to stop, as ``lockstep.console.StopOnSignals``."""
 
     def __call__(self) -> bool: ...
 
@@ -49,9 +49,8 @@ class Stopping(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ListedSearch:
-    """A search as it is now. ``matching`` is how many documents matched it when that was told last; None before that.
-
-    ``problem`` says why nobody is told of it, None where somebody is.
+    """A search as it is now. ``matching`` is the number of reported matches; None before the first report. ``problem``
+    says why it isn't reported; None if it is.
     """
 
     sink: str
@@ -71,7 +70,7 @@ class ListedSearch:
 
 
 def parse_search(name: str, table: str, query: str) -> Search:
-    """A search as it was given. Raises ConfigurationError with all that is wrong with it."""
+    """A search from its text. Raises ConfigurationError with everything that is wrong with it."""
     problems = []
     if not _NAME.fullmatch(name):
         problems.append("its name is made of lower-case letters, digits, '_', '.' and '-', letter or digit first")
@@ -96,10 +95,8 @@ def parse_search(name: str, table: str, query: str) -> Search:
 
 
 def add(config: Config, sink: str, search: Search, *, say: Callable[[str], None]) -> None:
-    """Have somebody told of the documents that match, from those that do now on.
-
-    Raises LockstepError with the reason where the table's index can't take the query, and where there is another
-    search of this name.
+    """Store a search. Its matches are reported from now on, beginning with the present ones. Raises LockstepError if
+    the table's index can't take the query, or there is another search of this name.
     """
     with _open(config, sink) as indexes:
         number = indexes.live()
@@ -119,7 +116,7 @@ def add(config: Config, sink: str, search: Search, *, say: Callable[[str], None]
             stored = StoredSearches(indexes.bookkeeping)
             before = stored.load().get(search.name)
             if before is None:
-                # What is in the way of a query is known only where it is stored and asked.
+                # Some queries fail only when they are stored and asked.
                 trial = trial_index(live, search.table, stored.newest_claim(), uuid4().hex[:12])
                 Percolator(live, search.table, trial).try_out(search.query)
         finally:
@@ -134,7 +131,7 @@ def add(config: Config, sink: str, search: Search, *, say: Callable[[str], None]
 
 
 def remove(config: Config, sink: str, name: str) -> None:
-    """Have nobody told of this search any more: every document ceases to match it. Raises LockstepError without it."""
+    """Remove a search: every document ceases to match it. Raises LockstepError if there is none of this name."""
     with _open(config, sink) as indexes:
         if not StoredSearches(indexes.bookkeeping).remove(name):
             raise LockstepError(
@@ -143,7 +140,7 @@ def remove(config: Config, sink: str, name: str) -> None:
 
 
 def listed(config: Config, sinks: Sequence[str]) -> Iterator[ListedSearch]:
-    """The searches of these sinks, of all that are in OpenSearch where none is named, by name."""
+    """The searches of these sinks, by default of all sinks in OpenSearch, sorted by name."""
     for sink in sinks or searchable(config):
         with _open(config, sink) as indexes:
             stored = StoredSearches(indexes.bookkeeping)
@@ -153,7 +150,6 @@ def listed(config: Config, sinks: Sequence[str]) -> Iterator[ListedSearch]:
 
 
 def searches_table(searches: Sequence[ListedSearch]) -> Table:
-    """For people."""
     table = Table()
     for heading in ("sink", "search", "table", "matching", "query", ""):
         table.add_column(heading, overflow="fold")
@@ -165,11 +161,11 @@ def searches_table(searches: Sequence[ListedSearch]) -> Table:
 
 
 def watch(config: Config, sinks: Sequence[str], *, stopping: Stopping) -> None:
-    """Tell which documents begin and cease to match the searches of these sinks until told to stop.
+    """Report which documents begin and cease to match the searches of these sinks, until stopped.
 
-    Without names, of those that ``[searches]`` names. A sink that can't be told of now is tried again, and no other
-    one waits for it. Where another process tells of one, this one takes its place once that gives no sign any more.
-    Raises ConfigurationError where there is none.
+    Without names, the sinks are those of ``[searches]``. A sink that fails is tried again, and no other sink waits for
+    it. If another process reports a sink, this one takes over once the other gives no sign any more. Raises
+    ConfigurationError if there is no sink.
     """
     names = tuple(sinks) or config.section(SearchesSettings).sinks
     if not names:
@@ -190,7 +186,7 @@ def watch(config: Config, sinks: Sequence[str], *, stopping: Stopping) -> None:
 
 
 class _Watched:
-    """One sink, and its follower while that goes on. Else it waits: for better times, or for another one's silence."""
+    """One sink and its follower. After an error it waits to try again; if fenced, for the other process's silence."""
 
     def __init__(self, config: Config, name: str, stopping: Stopping) -> None:
         self._config = config
@@ -200,7 +196,7 @@ class _Watched:
         self._again_at = 0.0
         self._again_s = 1.0
         self._is_fenced = False
-        """Another process tells of this sink."""
+        """Another process reports this sink."""
         self._silence = Silence(monotonic=time.monotonic)
 
     def step(self) -> bool:
@@ -236,7 +232,7 @@ class _Watched:
             with _open(self._config, self._name) as indexes:
                 is_silent = self._silence.is_long(StoredSearches(indexes.bookkeeping).load_status())
         except LockstepError:
-            return False  # the sink says nothing now
+            return False  # the sink doesn't answer now
         if is_silent:
             logger.warning("no process shows that it reports the searches of sink %s: taking over", self._name)
             self._is_fenced = False
@@ -252,11 +248,11 @@ class _Watched:
         except Fenced as error:
             return error
         except LockstepError:
-            pass  # nobody can say now: whoever begins again fences, or is
+            pass  # unknown: the next start fences, or is fenced
         return None
 
     def end(self) -> None:
-        """Leave nothing for the next one to remove, where the sink can be reached; and close."""
+        """Remove queries that only this process needs, if the sink answers; then close."""
         if self._follower is not None:
             with suppress(LockstepError):
                 self._follower.remove_queries()
@@ -269,7 +265,7 @@ class _Watched:
 
 
 def problem_of(status: SearchStatus, name: str) -> str | None:
-    """Why nobody is told of this search; None where somebody is."""
+    """Why this search isn't reported; None if it is."""
     if status.waiting:
         return f"it isn't reported now: {status.waiting}"
     if not _is_watched(status):

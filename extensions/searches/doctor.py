@@ -1,4 +1,4 @@
-"""Whether standing searches can be told of: their topic, and what is known of each."""
+"""Whether standing searches can be reported: the state of their topic, and of each search."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -22,9 +22,8 @@ _TOPIC_RIGHTS = ("Describe", "Read", "Write", "DescribeConfigs")
 
 
 def check_searches(reached: Reached, config: Config) -> list[Finding]:
-    """The searches of the sinks that answer, and the topic of matches where there is one search, or is to be.
-
-    Raises LockstepError where Kafka or OpenSearch doesn't answer.
+    """The searches of the sinks that answer, and the topic of matches if any search exists or is configured. Raises
+    LockstepError if Kafka or OpenSearch doesn't answer.
     """
     if not reached.kafka:
         return []
@@ -38,7 +37,7 @@ def check_searches(reached: Reached, config: Config) -> list[Finding]:
 
 
 def searches_findings(name: str, searches: Sequence[ListedSearch]) -> list[Finding]:
-    """What is known of one sink's searches. Those that nobody is told of for the same reason are one finding."""
+    """Findings on one sink's searches. Searches that aren't reported for the same reason are one finding."""
     subject = f"{_SUBJECT} of {name}"
     told = [each.search.name for each in searches if each.problem is None]
     findings = [ok(subject, f"{len(told):,} of {len(searches):,} are reported")] if told else []

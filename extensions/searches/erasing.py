@@ -1,4 +1,4 @@
-"""What standing searches have told of a row: records with the id of its document, and with its key."""
+"""Erases from the reports of standing searches: their records have the id and the key of a row's document."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,27 +23,27 @@ _WORDS: Final = RecordWords(with_what="with its key", have_values=False)
 
 
 class MatchesOfRow:
-    """The topic of matches, and what is of the row there."""
+    """The topic of matches, and which of its records belong to the row."""
 
     def __init__(self, config: Config, table: TableName, key: Mapping[str, JsonValue]) -> None:
-        """``key`` is the row's, in the order of its table's. Raises LockstepError where its document isn't known."""
+        """``key`` is the row's, in its table's order. Raises LockstepError if its document's id isn't known."""
         self.name = control_topic(config.pipeline.name, MATCHES)
         self._table = table
         self._by_default = document_id(list(key.values()))
         self._ids = _ids(config, table, key)
 
     def is_of_row(self, record_key: bytes) -> bool:
-        """By the document's id in the sink, or what it is called by default."""
+        """Goes by the document's id in the sink, or its default id."""
         try:
             told = orjson.loads(record_key)
         except orjson.JSONDecodeError:
-            return False  # what forces a compaction has such keys
+            return False  # a record that forces a compaction has such a key
         if not isinstance(told, dict) or told.get("table") != str(self._table):
             return False
         return told.get("id") in self._ids.get(str(told.get("sink")), set()) | {self._by_default}
 
     def why_open(self, record_keys: Iterable[bytes]) -> str | None:
-        """Its document still matches, as far as was told."""
+        """The reason that records are open: the document still matches, according to the reports."""
         sinks = {str(orjson.loads(key)["sink"]) for key in record_keys}
         if not sinks:
             return None
@@ -54,7 +54,7 @@ class MatchesOfRow:
 
 
 class MatchErasing(Eraser):
-    """Erases from the topic of matches. A sink that has the row still makes who reports of searches write there."""
+    """Erases from the topic of matches. If a sink still has the row, its searches still write records there."""
 
     def __init__(self, config: Config, row: DeletedRow, means: Means) -> None:
         self._config = config
@@ -76,7 +76,7 @@ class MatchErasing(Eraser):
         yield place if why is None else place.unproven(why)
 
     def _waited(self, matches: MatchesOfRow) -> str | None:
-        """Why records of the row are open still, once that changes no more; None where none is."""
+        """Why records of the row are still open after waiting; None if none is."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             why = matches.why_open(open_keys(self._topics, matches.name, matches.is_of_row))
@@ -86,7 +86,7 @@ class MatchErasing(Eraser):
 
 
 def open_keys(topics: Topics, topic: str, is_of_row: Callable[[bytes], bool]) -> Sequence[bytes]:
-    """The keys of the row whose newest records are no tombstones."""
+    """The row's keys whose newest records aren't tombstones."""
     keys: list[bytes] = []
 
     def noted(record_key: bytes) -> bool:
@@ -100,7 +100,7 @@ def open_keys(topics: Topics, topic: str, is_of_row: Callable[[bytes], bool]) ->
 
 
 def _ids(config: Config, table: TableName, key: Mapping[str, JsonValue]) -> dict[str, set[str]]:
-    """By sink, what the document is called in a generation that is there. Raises LockstepError."""
+    """By sink, the document's ids in all existing generations. Raises LockstepError."""
     found = dict[str, set[str]]()
     for sink, today in searchable(config).items():
         built = [settings_of_generation(config, sink, each) for each in list_of(config, sink)]

@@ -1,4 +1,4 @@
-"""Standing searches, as Lockstep gets them."""
+"""The extension ``searches``."""
 
 from typing import Final
 

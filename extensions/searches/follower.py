@@ -1,18 +1,18 @@
-"""Goes along behind an OpenSearch sink and tells which documents begin and cease to match its standing searches.
+"""Follows an OpenSearch sink and reports which documents begin and cease to match its standing searches.
 
-It tells of what the sink's live generation holds, and not of what the log says. The log only says which documents may
-have changed. So it reads the log up to where the sink has applied it, looks each of these documents up, asks which
-searches it matches now, and tells what differs from what was told last. A rejected event tells nothing, since the
-document is as before; and what a sink leaves out, masks or computes is no different.
+It reports what the sink's live generation holds. The log only says which documents may have changed. So it reads the
+log up to where the sink has applied it, looks up each of these documents, asks which searches it matches now, and
+reports the differences from the last report. A rejected event reports nothing, since the document is unchanged. Columns
+that a sink leaves out, masks or computes need no special care.
 
-Whenever something else may have changed documents or searches, it *compares*: it has the index itself find the
-documents that match, and looks at those of which something else was told. So nothing between is lost. It compares each
-search that is new. It compares all of them at its start, when another generation goes live, when a sink was put back,
-when the log no longer has what comes next, and every ten minutes: a rejection that was retried has no new event.
+Whenever something else may have changed documents or searches, it *compares*: the index itself finds the documents that
+match, and those with a different last report are looked at, so nothing in between is lost. It compares each new search.
+It compares all searches at its start, when another generation goes live, when a sink was put back, when the log no
+longer has what comes next, and every ten minutes, because a retried rejection has no new event.
 
-A search that the server refuses is *set aside* with the reason, and the others go on. What was told of it stays. It is
-tried again when it is changed, and when all are compared. One that can't be stored, as where its table isn't in the
-sink yet, is tried again every few seconds.
+A search that the server refuses is *set aside* with the reason, and the others go on. Its last reports stay. It is
+tried again when it is changed, and when all are compared. A search that can't be stored, for example because its table
+isn't in the sink yet, is tried again every few seconds.
 """
 
 import logging
@@ -64,23 +64,23 @@ from sinks.wrappers.renaming import Renaming
 logger = logging.getLogger("lockstep.searches")
 
 _DOCUMENTS: Final = 500
-"""How many documents are looked up at once, in portions of a bounded size."""
+"""How many documents are looked up at once, in slices of a limited size."""
 
 _RECORDS_IN_TRANSACTION: Final = 5000
 _COMPARE_EVERY_S: Final = 600.0
 _REFUSED_AGAIN_S: Final = 10.0
-"""How often a search is tried again that can't be stored, as where its table isn't in the sink yet."""
+"""How often a search is tried again that can't be stored, for example because its table isn't in the sink yet."""
 
 _Item = TypeVar("_Item")
 
 
 class Stopped(LockstepError):
-    """It was told to stop, and did so in the middle of a long step."""
+    """It was asked to stop, and did so in the middle of a long step."""
 
 
 @dataclass(frozen=True, slots=True)
 class _SetAside:
-    """A search of which nobody is told, and why. ``is_stored``: the server took it, and refuses to ask for it."""
+    """A search that isn't reported, and why. ``is_stored``: the server stored the query, but refuses to ask it."""
 
     search: Search
     reason: str
@@ -88,10 +88,9 @@ class _SetAside:
 
 
 class Follower:
-    """One sink. ``step`` again and again; ``close`` at the end.
-
-    What it raises leaves nothing half told: close it, and go on with a new one. ``stopping`` is asked all the time:
-    where it says so, any method may raise Stopped.
+    """Follows one sink. Call ``step`` again and again, and ``close`` at the end. An error leaves no report half done:
+    close this follower, and go on with a new one. ``stopping`` is called all the time; if it returns True, any method
+    may raise Stopped.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class Follower:
         stopping: Callable[[], bool] = lambda: False,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Fences whoever tells of this sink, and reads what was told. Raises as ``MatchTopic``."""
+        """Fences any other process that reports this sink, and reads past reports. Raises as ``MatchTopic``."""
         self._config = config
         self._name = name
         self._stopping = stopping
@@ -116,20 +115,20 @@ class Follower:
         self._closing.callback(self._any.client.close)
         self._stored = StoredSearches(self._any.bookkeeping)
         self._searches: dict[str, Search] = {}
-        """Those that documents are asked about."""
+        """The searches that documents are asked about."""
         self._aside: dict[str, _SetAside] = {}
         self._compare_at = self._again_at = 0.0
         try:
-            # Before anything is claimed: one that can't tell takes nobody's place who does.
+            # Before any claim: a process that can't report must not replace one that does.
             self._topic = MatchTopic(config.kafka, config.pipeline.name, name)
             self._closing.callback(self._topic.close)
             self._log = LogReader(config.kafka.client())
             self._closing.callback(self._log.close)
             self._documents = SpillingMap(Path(tempfile.gettempdir()))
-            """What was told: [table, identity] -> [key, {search: [matches, tag]}], both JSON."""
+            """The last reports: [table, identity] -> [key, {search: [matches, tag]}], both JSON."""
             self._closing.callback(self._documents.close)
             self._matching: dict[str, int] = {}
-            # Before the other one is fenced: it has to find out that it doesn't go on.
+            # The claim comes before the fence, so that the other process learns that it must end.
             self._claim = self._stored.claim(uuid4().hex[:12], above=newest_number(self._any))
             self._signs = Signs(self._stored, self._claim, sink=name, monotonic=monotonic)
             with self._noting_what_is_in_the_way():
@@ -142,22 +141,21 @@ class Follower:
             raise
 
     def close(self) -> None:
-        """What isn't committed was never told."""
+        """Uncommitted reports are dropped."""
         self._leave()
         self._closing.close()
 
     def remove_queries(self) -> None:
-        """Leave nothing in the sink for which only this process has a use. Before ``close``, where it ends in order."""
+        """Remove everything from the sink that only this process needs. Call it before ``close`` at an orderly end."""
         remove_left_over(self._any, self._claim)
 
     def check_claim(self) -> None:
-        """Raise Fenced where another process tells of this sink by now."""
+        """Raise Fenced if another process reports this sink by now."""
         self._signs.check_claim()
 
     def step(self) -> bool:
-        """Tell what is to be told now. Returns whether there was anything to look at.
-
-        Raises what is in the way, after it is stored for those who ask, where that can be.
+        """Report what has changed. Returns whether there was anything to look at. An error is stored for observers, if
+        possible, and then raised.
         """
         with self._noting_what_is_in_the_way():
             looked = self._step()
@@ -188,14 +186,14 @@ class Follower:
             raise
         except Exception as error:
             with suppress(LockstepError):
-                # Its own words may have values of rows.
+                # The error's own text may contain values of rows.
                 self._signs.waiting(f"{type(error).__name__}, a fault of Lockstep's own: its log has it")
             raise
 
-    # Which searches, over which generation
+    # --- searches and generations ---
 
     def _settle(self, searches: Mapping[str, Search]) -> bool:
-        """Have documents of the live generation asked about these searches, and compare what is new. Whether it was."""
+        """Ask the live generation about these searches, and compare new ones. Returns whether any were compared."""
         self._end_removed(searches)
         number = self._any.live()
         progress = None if number is None else self._progress_of(number)
@@ -233,7 +231,7 @@ class Follower:
         return is_due if aside.is_stored else is_again
 
     def _begin(self, number: int, progress: Progress) -> None:
-        """Begin with a generation: every search is stored for it, and compared."""
+        """Begin with a generation: all searches are stored for it and compared."""
         self._leave()
         self.live = LiveGeneration(self._config, self._name, self._settings, number, progress, claim=self._claim)
         self.live.begin_anew()
@@ -247,7 +245,7 @@ class Follower:
             self.live = None
 
     def take(self, live: "LiveGeneration", search: Search) -> bool:
-        """Have documents asked about a search from now on. False where that can't be."""
+        """Store a search, so that documents are asked about it. Returns False if that is impossible."""
         try:
             live.percolator(search.table).store(search.name, search.query)
         except Unavailable:
@@ -274,7 +272,7 @@ class Follower:
             self._set_aside(_SetAside(search, f"opensearch refuses to ask for it: {reason}", is_stored=True))
 
     def _end_removed(self, searches: Mapping[str, Search]) -> None:
-        """What matched a search that is there no longer, or is over another table now, ceases to."""
+        """Report the end of matches for searches that were removed or moved to another table."""
         for name in [name for name in self._aside if name not in searches]:
             del self._aside[name]
         gone = {name for name, search in self._searches.items() if searches.get(name) != search}
@@ -289,7 +287,9 @@ class Follower:
     def _told_to_match(
         self, names: Collection[str], *, but: Callable[[bytes, str], bool] = lambda *_: False
     ) -> list[tuple[bytes, str]]:
-        """The documents that were told to match these searches, each with the search, ``but`` for some: in one pass."""
+        """The documents that are reported to match these searches, each with the search, except ``but``. Takes one
+        pass.
+        """
         wanted = {name for name in names if self._matching.get(name)}
         if not wanted:
             return []
@@ -313,10 +313,10 @@ class Follower:
         finally:
             other.client.close()
 
-    # What has changed
+    # --- changes ---
 
     def _follow(self, live: "LiveGeneration") -> bool:
-        """Look at what was applied since the last call. Whether anything was."""
+        """Look at everything applied since the last call. Returns whether there was anything."""
         topics = {table_topic(self._config.pipeline.name, table): table for table in self._tables()}
         ends = {at: end for at, end in live.reached.items() if at[0] in topics}
         wanted = ranges({at: live.position.get(at, 0) for at in ends}, ends)
@@ -336,15 +336,14 @@ class Follower:
         return bool(wanted)
 
     def _compare(self, live: "LiveGeneration", searches: Sequence[Search]) -> None:
-        """Look at the documents that the index finds and weren't told to match, and at those that were and aren't
-        found. A search that the index refuses is set aside.
-
-        The index is asked once for each search. What was told is gone through once for all of them.
+        """Look at documents that the index finds without a reported match, and at reported matches that it doesn't
+        find. Asks the index once for each search, and goes through the reports once for all. A search that the index
+        refuses is set aside.
         """
         counts = dict.fromkeys((search.name for search in searches), 0)
         with SpillingMap(Path(tempfile.gettempdir())) as seen:
             for search in searches:
-                if search.name in self._searches:  # it may be set aside while another one is compared
+                if search.name in self._searches:  # comparing another search may have set it aside
                     found = self._found_and_not_told(live, search, seen)
                     counts[search.name] += self._look_at_all(live, search, found)
             standing = {search.name: search for search in searches if search.name in self._searches}
@@ -352,7 +351,7 @@ class Follower:
             for entry, name in self._told_to_match(
                 standing, but=lambda entry, name: seen.get(_found(name, entry)) is not None
             ):
-                # Of a generation with other ids or another table it is another document.
+                # In a generation with other ids or another table, it is another document.
                 table = standing[name].table
                 now = live.percolator(table).identity_of(self._told_of_entry(entry)[0])
                 if now is None or _entry(str(table), now) != entry:
@@ -370,7 +369,7 @@ class Follower:
                 )
 
     def _found_and_not_told(self, live: "LiveGeneration", search: Search, seen: SpillingMap) -> Iterator[bytes]:
-        """The documents that the index finds and that weren't told to match. All that it finds are ``seen``."""
+        """The documents that the index finds without a reported match. Everything it finds is added to ``seen``."""
         for identity in live.percolator(search.table).found(search.name):
             self._go_on()
             seen[_found(search.name, _entry(str(search.table), identity))] = b""
@@ -379,7 +378,7 @@ class Follower:
                 yield identity
 
     def _look_at_all(self, live: "LiveGeneration", search: Search, identities: Iterable[bytes]) -> int:
-        """Look at these documents for the sake of a search, and return how many they were. It may be set aside."""
+        """Look at these documents because of a search, and return their number. The search may be set aside."""
         count = 0
         try:
             for portion in _portions(identities, _DOCUMENTS):
@@ -392,7 +391,7 @@ class Follower:
         return count
 
     def _ceased(self, entry: bytes, search: str) -> Match:
-        """That a document ceases to match a search as of the version that was told of."""
+        """The report that a document ceases to match a search, as of the version that was reported last."""
         stored = self._documents.get(entry)
         assert stored is not None, "its match was reported"
         key, told, identity = orjson.loads(stored)
@@ -400,7 +399,7 @@ class Follower:
         return Match(self._name, search, _table_of(entry), identity.encode(), key, Told(matches=False, tag=tag))
 
     def _look_at(self, live: "LiveGeneration", table: TableName, identities: Mapping[bytes, str]) -> None:
-        """Tell what is to be told of these documents. Each has the tag of the event that was seen of it last, or ""."""
+        """Report these documents' differences. Each has the tag of its last event, or ""."""
         percolator = live.percolator(table)
         absent = dict(identities)
         for portion in in_portions(percolator.documents(list(identities))):
@@ -420,21 +419,21 @@ class Follower:
     def _differing(
         self, table: TableName, identity: bytes, key: Mapping[str, Any], tag: str, matching: Collection[str]
     ) -> Iterator[Match]:
-        """What differs from what was told of a document. ``matching`` are the searches that it matches now."""
+        """The differences from a document's last reports. ``matching`` are the searches that it matches now."""
         searches = [search.name for search in self._searches.values() if search.table == table]
         _, told = self._told_of(table, identity)
         for search, now in changes(told, matching, searches, tag=tag).items():
             yield Match(self._name, search, str(table), identity, dict(key), now)
 
     def _asked(self, live: "LiveGeneration", percolator: Percolator, documents: Sequence[Document]) -> list[set[str]]:
-        """Which searches each of these documents matches. Those that can't be asked for are set aside."""
+        """The searches that each of these documents matches. Sets aside searches that can't be asked."""
         while True:
             try:
                 return percolator.matches(documents)
             except QueriesRefused as refused:
                 self._set_refused_aside(live, refused)
 
-    # What was told
+    # --- reports ---
 
     def _tell_all(self, matches: Iterable[Match]) -> None:
         for portion in _portions(matches, _RECORDS_IN_TRANSACTION):
@@ -464,7 +463,7 @@ class Follower:
         return self._told_of_entry(_entry(str(table), identity))
 
     def _told_of_entry(self, entry: bytes) -> tuple[dict[str, Any], dict[str, Told]]:
-        """The key of a document, and what was told of it by search."""
+        """A document's key, and its last report for each search."""
         stored = self._documents.get(entry)
         if stored is None:
             return {}, {}
@@ -475,7 +474,7 @@ class Follower:
         return {search.table for search in self._searches.values()}
 
     def _go_on(self) -> None:
-        """Called all the time in long steps: shows that somebody is at work. Raises Stopped where it is told to."""
+        """Called all the time in long steps: gives a sign of life. Raises Stopped if asked to stop."""
         self._check_stopping()
         self._signs.going_on()
 
@@ -485,7 +484,7 @@ class Follower:
 
 
 class LiveGeneration:
-    """The generation that readers see, and where what was looked at ends in the log."""
+    """The generation that readers see, and how far the log was processed for it."""
 
     def __init__(
         self,
@@ -497,7 +496,7 @@ class LiveGeneration:
         *,
         claim: Claim,
     ) -> None:
-        """``claim`` is that of who looks at it: queries are in indexes of its own."""
+        """``claim`` names the indexes of the queries."""
         self.number = number
         self.progress = progress
         self.position = self.reached
@@ -520,27 +519,27 @@ class LiveGeneration:
 
     @property
     def reached(self) -> dict[TopicPartition, int]:
-        """Up to where the sink has applied the log, also behind a part that was left out."""
+        """How far the sink has applied the log, including positions after a part that was left out."""
         return self.progress.reached
 
     def is_other_than(self, number: int, progress: Progress) -> bool:
-        """Whether this isn't the live one any more, or was put back, or reads other topics of the same names."""
+        """Whether another generation is live, or this one was put back, or its topics were recreated."""
         if number != self.number or _is_below(progress, self.position):
             return True
         ids = self.progress.topic_ids
         return any(ids[topic] != topic_id for topic, topic_id in progress.topic_ids.items() if topic in ids)
 
     def begin_anew(self) -> None:
-        """Forget all queries that were stored, also those of other generations."""
+        """Remove all stored queries, also those of other generations."""
         self._percolators.clear()
         self.remove_left_over()
 
     def remove_left_over(self) -> None:
-        """Remove queries that nobody asks for any more: one who was killed or fenced has left them."""
+        """Remove queries that a killed or fenced process has left."""
         remove_left_over(self.indexes, self._claim, but=[self._queries_index(table) for table in self._percolators])
 
     def percolator(self, table: TableName) -> Percolator:
-        """Of a table that has an index in this generation. Raises LockstepError for another one."""
+        """The percolator of a table with an index in this generation. Raises LockstepError for another table."""
         if table not in self._percolators:
             made = Percolator(self.indexes, table, self._queries_index(table))
             made.create()
@@ -551,27 +550,25 @@ class LiveGeneration:
         return queries_index(self.indexes, table, self._claim)
 
     def outdated(self) -> list[TableName]:
-        """The tables whose indexes have got other fields."""
+        """The tables whose indexes have other fields now."""
         return [table for table, percolator in self._percolators.items() if percolator.is_outdated()]
 
     def drop(self, table: TableName) -> None:
-        """Store the queries over this table anew."""
         del self._percolators[table]
 
     def discard(self, search: Search) -> None:
-        """Ask about this search no longer."""
         if search.table in self._percolators:
             self._percolators[search.table].discard(search.name)
 
     def identity(self, table: TableName, key: bytes) -> bytes:
-        """Where the document of a row is found again. ``key`` is the source's, as in an event."""
+        """How to find a row's document. ``key`` is the source's, as in an event."""
         return self.percolator(table).identity(self._renaming.row(table, parse_key(key)))
 
 
 def _changed(
     live: LiveGeneration, records: pa.RecordBatch, topics: Mapping[str, TableName]
 ) -> dict[TableName, dict[bytes, str]]:
-    """The documents that these records of the log are about, each with the tag of its newest event."""
+    """The documents of these records of the log, each with the tag of its newest event."""
     found: dict[TableName, dict[bytes, str]] = {}
     columns = (records.column(name).to_pylist() for name in ("topic", "key", "value", "tombstone_tag"))
     for topic, key, value, tombstone_tag in zip(*columns, strict=True):
@@ -592,7 +589,7 @@ def _table_of(entry: bytes) -> str:
 
 
 def _entry(table: str, identity: bytes) -> bytes:
-    """By what a document is remembered, as on the topic: another generation may find it by another routing."""
+    """The key for a document's reports, as on the topic. It has no routing, since that may differ by generation."""
     return orjson.dumps([table, orjson.loads(identity)["_id"]])
 
 
@@ -603,5 +600,5 @@ def _portions(of: Iterable[_Item], most: int) -> Iterator[list[_Item]]:
 
 
 def _found(search: str, entry: bytes) -> bytes:
-    """What is remembered of a document that the index has found for a search."""
+    """The entry for a document that the index has found for a search."""
     return search.encode() + b"\0" + entry

@@ -1,7 +1,6 @@
-"""What is to be told of a document: which searches it begins to match, and which it ceases to (pure).
-
-What was told of a document last is all that is remembered. What is told is how the document is now differs from that.
-So nothing is told twice, and looking once more at a document that was looked at already tells nothing.
+"""Decides what to report about a document: which searches it begins to match, and which it ceases to match (pure). Only
+the last report about a document is remembered, and only differences from it are reported. So nothing is reported twice,
+and looking at an unchanged document again reports nothing.
 """
 
 from collections.abc import Collection, Mapping
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What was told last of a document and a search: whether it matches, and as of which version (tag) of it."""
+    """The last report about a document and a search: whether it matches, and the document's version (tag)."""
 
     matches: bool
     tag: str
@@ -19,10 +18,9 @@ class Told:
 def changes(
     told: Mapping[str, Told], matching: Collection[str], searches: Collection[str], *, tag: str
 ) -> dict[str, Told]:
-    """What is to be told of a document now, by search: of those of ``searches`` of which something else was told.
-
-    ``matching`` are the searches that it matches, none where it is gone. ``tag`` is its version, or its deletion's; ""
-    where nobody knows that. Of an older version than the one that was told of nothing is told.
+    """What to report about a document now, for each of ``searches`` whose last report differs. ``matching`` are the
+    searches that it matches, none if it is deleted. ``tag`` is the version of the document or of its deletion; "" if
+    unknown. A version older than the reported one reports nothing.
     """
     found = {}
     for search in searches:
@@ -37,9 +35,8 @@ def changes(
 
 
 def tag_of_absence(told: Mapping[str, Told], deleted: str) -> str:
-    """The version as of which a document is told to be gone, where a deletion with this tag was seen last, or "".
-
-    It may have been written and deleted again since: then that deletion wasn't seen yet, and its tag is greater than
-    the one that was told.
+    """The version for reporting a document's absence. ``deleted`` is the tag of its last seen deletion, or "". It may
+    have been written and deleted again since. That deletion wasn't seen yet, and its tag is greater than the reported
+    one.
     """
     return max([deleted, *(each.tag for each in told.values() if each.matches)])

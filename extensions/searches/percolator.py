@@ -1,11 +1,11 @@
-"""Standing queries over one table's index: which of them a document matches, and which documents match one.
+"""Standing queries over one table's index: which queries a document matches, and which documents match a query.
 
-The queries are in an index of their own, with the fields and the analysis of the table's index. The server parses each
-query by these fields when it is stored, and each document when it is asked about. Nothing in that index is the only
-copy: it is made anew from ``extensions.searches.stored`` whenever the table's index is another one or has other fields.
+The queries are in an index of their own, with the fields and the analysis of the table's index. The server parses a
+query by these fields when it is stored, and a document when it is asked about. The index is no only copy: it is made
+anew from ``extensions.searches.stored`` whenever the table's index is replaced or gets other fields.
 
-Each one who asks has an index of his own, named by his claim: one that hung and goes on spoils nobody else's. Whoever
-has a greater claim removes what is left over of lesser ones.
+Each process that asks has an index of its own, named by its claim, so a process that hung and resumes does no harm to
+others. A process with a greater claim removes what lesser ones have left.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from sinks.opensearch.reading import DOCUMENTS_MAX, WHOLE, found, looked_up, who
 from sinks.page_size import PageSize
 
 _QUERY_FIELD: Final = "%query"
-"""No column's field has this name: a column's ``%`` is escaped."""
+"""No column's field has this name, since a column's ``%`` is escaped."""
 
 _QUERIES_MAX: Final = 10_000  # max_result_window
 _PORTION_BYTES: Final = 4 * 1024 * 1024
@@ -38,7 +38,7 @@ _FOREVER: Final = "1h"
 _MISSING: Final = 404
 _TRIED: Final = "tried"
 _NOBODYS: Final = "-"
-"""No search has this name. Of no names at all the server would ask nothing."""
+"""No search has this name. Without any names, the server would ask nothing."""
 
 _MEND: Final = "mend the query; docs/searches.md says which can stand"
 
@@ -48,9 +48,8 @@ _OWN: Final = re.compile(r"\.(?P<number>\d+)-(?P<run>[0-9a-f]+)\.[0-9a-f]+\.(?:g
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A row's document as the index has it now. ``key`` has the key's columns by the names that they have here.
-
-    ``source`` is all of it, as JSON.
+    """A row's document as the index has it now. ``key`` has the key's columns by their names here. ``source`` is all of
+    it, as JSON.
     """
 
     key: Mapping[str, JsonValue]
@@ -62,7 +61,7 @@ _EMPTY: Final = Document({}, "", b"{}")
 
 
 class QueriesRefused(LockstepError):
-    """The server refuses to ask for these queries, though it has taken them. ``reasons`` says why, by their names."""
+    """The server stored these queries, but refuses to ask them. ``reasons`` says why, by their names."""
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
         super().__init__(f"opensearch refuses queries that it has taken: {', '.join(sorted(reasons))}")
@@ -70,12 +69,11 @@ class QueriesRefused(LockstepError):
 
 
 class Percolator:
-    """The standing queries of one table of a generation, by their names. Raises as ``OpenSearchSink`` does."""
+    """The standing queries of one table of a generation, by name. Raises as ``OpenSearchSink`` does."""
 
     def __init__(self, indexes: OpenSearchIndexes, table: TableName, queries_index: str) -> None:
-        """``queries_index`` has a name of ``queries_index``'s or ``trial_index``'s making, and is nobody else's.
-
-        Raises LockstepError where the table has no index in this generation.
+        """``queries_index`` is a name from ``queries_index`` or ``trial_index``, for this object alone. Raises
+        LockstepError if the table has no index in this generation.
         """
         self._indexes = indexes
         self._client = indexes.client
@@ -83,28 +81,28 @@ class Percolator:
         self._index = indexes.index(table)
         self._queries_index = queries_index
         self._queries: dict[str, Mapping[str, Any]] = {}
-        """Those that are stored, by name."""
+        """The stored queries, by name."""
         self._page_size = PageSize(DOCUMENTS_MAX)
         self._target = indexes.look_at(table)
 
     @property
     def shape(self) -> Table:
-        """The table as it is here."""
+        """The table's shape in this generation."""
         return self._target.shape.table
 
     def is_outdated(self) -> bool:
-        """Whether the table's index has got other fields than those that the queries were stored for, or is gone."""
+        """Whether the table's index is gone, or has other fields than those that the queries were stored for."""
         held = self._indexes.held(self._index)
         return held is None or held.properties != self._target.properties
 
     def create(self) -> None:
-        """Begin anew, with the fields that the table's index has now and without queries."""
+        """Begin anew, with the present fields of the table's index and without queries."""
         self._target = self._indexes.look_at(self._table)
         self.remove()
         self._create()
 
     def try_out(self, query: Mapping[str, Any]) -> None:
-        """Have the server judge a query, and leave nothing of it. Raises as ``store``."""
+        """Let the server check a query, and leave nothing of it. Raises as ``store``."""
         self._create()
         try:
             self.store(_TRIED, query)
@@ -126,21 +124,18 @@ class Percolator:
             if name.startswith(("analysis.", "mapping.", "similarity.", "max_"))
         }
         settings |= {"number_of_shards": 1, "number_of_replicas": self._indexes.settings.replicas}
-        # Every store of a query refreshes it, and nothing else changes it.
+        # Storing a query refreshes the index, and nothing else changes it.
         settings["refresh_interval"] = _FOREVER
         properties = {**(self._target.properties or {}), _QUERY_FIELD: {"type": "percolator"}}
         self._client.create_index(self._queries_index, {"dynamic": "strict", "properties": properties}, settings)
 
     def remove(self) -> None:
-        """Remove the queries and their index."""
         self._client.call("DELETE", f"/{self._queries_index}", missing_ok=True)
         self._queries.clear()
 
     def store(self, name: str, query: Mapping[str, Any]) -> None:
-        """Have documents asked about this query from now on.
-
-        Raises LockstepError with what is to be said against it, also by the server. Raises Unavailable where somebody
-        removed the index, as one does who begins to tell of searches.
+        """Store a query, so that documents are asked about it. Raises LockstepError with all objections, including the
+        server's. Raises Unavailable if the index was removed, which another process does when it takes over.
         """
         problems = query_problems(query) or time_problems(query, self._target.properties or {})
         if problems:
@@ -156,16 +151,14 @@ class Percolator:
         self._queries[name] = query
 
     def discard(self, name: str) -> None:
-        """Ask about this query no longer."""
         self._client.call(
             "DELETE", f"/{self._queries_index}/_doc/{name}", parameters={"refresh": "true"}, missing_ok=True
         )
         self._queries.pop(name, None)
 
     def matches(self, documents: Sequence[Document]) -> list[set[str]]:
-        """Which queries each of these documents matches, in one request: ``in_portions`` bounds it.
-
-        Raises QueriesRefused where some of the queries can't be asked, and Unavailable as ``store``.
+        """The queries that each of these documents matches, in one request; ``in_portions`` limits its size. Raises
+        QueriesRefused if some of the queries can't be asked, and Unavailable as ``store``.
         """
         try:
             return self._matches(documents)
@@ -182,7 +175,7 @@ class Percolator:
             raise QueriesRefused({name: self._reason(name, error) for name in culprits}) from error
 
     def _matches(self, documents: Sequence[Document], among: Sequence[str] | None = None) -> list[set[str]]:
-        """``among``: of these queries alone."""
+        """``among`` limits the queries that are asked."""
         names: list[set[str]] = [set() for _ in documents]
         asked = [orjson.Fragment(document.source) for document in documents]
         query: dict[str, Any] = {"percolate": {"field": _QUERY_FIELD, "documents": asked}}
@@ -196,8 +189,7 @@ class Percolator:
         return names
 
     def _culprits(self, documents: Sequence[Document]) -> list[str]:
-        """The queries of which the server refuses to say whether these documents match; none where that is because of
-        a document."""
+        """The queries that the server refuses to ask about these documents; none if a document is the cause."""
         if self._refuses(documents, [_NOBODYS]):
             return []
         culprits, suspects = [], [sorted(self._queries)]
@@ -221,7 +213,7 @@ class Percolator:
         return False
 
     def _check_asked(self) -> None:
-        """Raise LockstepError with the reason where the server refuses to ask about any document."""
+        """Raise LockstepError with the reason if the server refuses to ask about any document."""
         try:
             self._matches([_EMPTY], [_NOBODYS])
         except LockstepError as error:
@@ -232,8 +224,9 @@ class Percolator:
                 ) from error
 
     def _reason(self, name: str, error: LockstepError) -> str:
-        """Why the server refuses a query, in words that quote no document: those about the query without documents, or
-        the kind of the error."""
+        """Why the server refuses a query, in words that quote no document: its answer to the query alone, or the kind
+        of the error.
+        """
         try:
             self._ask_alone(self._queries_index, self._queries[name])
         except LockstepError as alone:
@@ -245,15 +238,15 @@ class Percolator:
         self._client.call("POST", f"/{index}/_search", {"size": 0, "query": query}, WHOLE)
 
     def identity(self, key: Mapping[str, JsonValue]) -> bytes:
-        """Where a row's document is found again: JSON. ``key`` has the columns as they are called here."""
+        """How to find a row's document, as JSON. ``key`` has the columns by their names here."""
         return orjson.dumps(self._target.identity({name: key[name] for name in self.shape.key}))
 
     def identity_of(self, key: Mapping[str, JsonValue]) -> bytes | None:
-        """The same; None for a key that has other columns."""
+        """The same; None for a key with other columns."""
         return self.identity(key) if key.keys() == set(self.shape.key) else None
 
     def documents(self, identities: Sequence[bytes]) -> Iterator[tuple[bytes, Document]]:
-        """Those of these documents that are there, as of now."""
+        """Those of these documents that exist now."""
         wanted = [orjson.loads(identity) for identity in identities]
         by_id = dict(zip(((each["_id"], each.get("routing")) for each in wanted), identities, strict=True))
         for identity, source in looked_up(
@@ -265,8 +258,9 @@ class Percolator:
                 yield by_id[identity["_id"], identity.get("routing")], document
 
     def found(self, name: str) -> Iterator[bytes]:
-        """Where the documents that match a stored query are found again: all that were applied before this call, and
-        maybe later ones. Raises QueriesRefused where the table's index doesn't take the query any more."""
+        """How to find the documents that match a stored query: all that were applied before this call, and perhaps
+        later ones. Raises QueriesRefused if the table's index no longer accepts the query.
+        """
         self._indexes.refresh(self._index)
         try:
             for page in found(self._client, self._index, {"bool": {"filter": [self._queries[name], LIVE]}}):
@@ -292,7 +286,7 @@ def _refused(table: TableName, reason: str) -> LockstepError:
 
 
 def in_portions(documents: Iterable[tuple[bytes, Document]]) -> Iterator[list[tuple[bytes, Document]]]:
-    """Documents with where each is found, as many at once as may be asked about in one request."""
+    """Documents and how to find them, in slices that one request may ask about."""
     portion: list[tuple[bytes, Document]] = []
     size = 0
     for identity, document in documents:
@@ -306,31 +300,31 @@ def in_portions(documents: Iterable[tuple[bytes, Document]]) -> Iterator[list[tu
 
 
 def queries_index(indexes: OpenSearchIndexes, table: TableName, claim: Claim) -> str:
-    """The index of the queries over a table of this generation that one asks for who has this claim."""
+    """The index of the queries over a table of this generation for the process with this claim."""
     return f"{_beginning(indexes, table, claim)}.g{indexes.generation}"
 
 
 def trial_index(indexes: OpenSearchIndexes, table: TableName, newest: Claim | None, run: str) -> str:
-    """An index in which a query over a table is tried out. ``newest`` is the greatest claim now, ``run`` a name of hex
-    digits that nobody else has."""
+    """The index for trying out a query over a table. ``newest`` is the greatest claim now, ``run`` a unique name of hex
+    digits.
+    """
     return f"{_beginning(indexes, table, Claim(0 if newest is None else newest.number, run))}.trial"
 
 
 def _beginning(indexes: OpenSearchIndexes, table: TableName, claim: Claim) -> str:
-    # Names of tables may be as long as an index's name may be.
+    # A table's name may be as long as an index's name.
     of_table = hashlib.sha256(str(table).encode()).hexdigest()[:16]
     return f"{indexes.prefix}.{PERCOLATOR}.{claim.number}-{claim.run}.{of_table}"
 
 
 def newest_number(indexes: OpenSearchIndexes) -> int:
-    """The greatest number of a claim by which an index of queries is named, 0 where there is none."""
+    """The greatest claim number in the name of an index of queries; 0 if there is none."""
     return max((claim.number for _, claim in _query_indexes(indexes)), default=0)
 
 
 def remove_left_over(indexes: OpenSearchIndexes, claim: Claim, *, but: Collection[str] = ()) -> None:
-    """Remove indexes of queries: those of lesser claims, and of this one ``but`` these.
-
-    Those of who has a greater claim stay: he may have begun while we hung.
+    """Remove indexes of queries: all of lesser claims, and those of this claim except ``but``. Indexes of greater
+    claims stay: their process may have begun while this one hung.
     """
     for name, whose in _query_indexes(indexes):
         if whose.number < claim.number or (whose == claim and name not in but):
@@ -338,7 +332,7 @@ def remove_left_over(indexes: OpenSearchIndexes, claim: Claim, *, but: Collectio
 
 
 def _query_indexes(indexes: OpenSearchIndexes) -> list[tuple[str, Claim]]:
-    """All indexes of queries of this sink, each with the claim that it is named by."""
+    """All indexes of queries of this sink, each with the claim in its name."""
     beginning = f"{indexes.prefix}.{PERCOLATOR}"
     names = indexes.client.call("GET", f"/{beginning}.*/_alias", parameters={"expand_wildcards": "all"})
     found = []

@@ -1,10 +1,10 @@
-"""Which queries can stand (pure): those whose answer for a document depends on nothing but the document.
+"""Which queries may be standing searches (pure): those whose answer depends only on the document.
 
-A standing query is asked about a document when that changes. What depends on the time, on other documents or on where a
-document is stored would change without that, and nobody would be told.
+A standing query is asked about a document when the document changes. An answer that depends on the time, on other
+documents or on the place of storage would change unnoticed.
 
-Queries by parts of words ask for all the words of the index that they fit. Some of them take only so many of these
-words, or refuse to take more: what they find depends on the words of other documents.
+Queries by parts of words ask for all words of the index that fit. Some of them take only a limited number of these
+words, or refuse more, so what they find depends on other documents.
 """
 
 import re
@@ -17,10 +17,10 @@ _OVER_QUERIES: Final[Mapping[str, frozenset[str]]] = {
     "constant_score": frozenset({"filter"}),
     "dis_max": frozenset({"queries"}),
 }
-"""Queries that are made of others, and where these are."""
+"""Queries that contain other queries, and where."""
 
 _BESIDE_QUERIES: Final = frozenset({"minimum_should_match", "adjust_pure_negative", "tie_breaker", "boost", "_name"})
-"""What else such a query may have. The server knows other names of the places above, too: nothing hides behind one."""
+"""The other members of such a query. The server also knows other names for the places above; these are refused."""
 
 _OF_FIELDS: Final = frozenset(
     {
@@ -44,13 +44,13 @@ _HINTS: Final[Mapping[str, str]] = {
 _BOUNDS: Final = frozenset({"gt", "gte", "lt", "lte", "from", "to"})
 _OF_THE_SERVER: Final = frozenset({"_id", "_index", "_routing", "_version", "_seq_no", "_source"})
 _ALL_WORDS: Final = "constant_score"
-"""The way to rewrite a query that takes all words."""
+"""The value of ``rewrite`` for a query that takes all words."""
 
 _REWRITTEN: Final = frozenset({"prefix", "wildcard", "regexp"})
 """Queries that take all words unless their ``rewrite`` says otherwise."""
 
 _OF_WORDS: Final = frozenset({"prefix", "wildcard", "regexp", "fuzzy"})
-"""Rules of intervals that take 128 words."""
+"""Rules of intervals that take at most 128 words."""
 
 _PHRASE_PREFIX: Final = "phraseprefix"
 _QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"(?:~\d*)?')
@@ -62,7 +62,7 @@ _DEPTH_MAX: Final = 20
 
 
 def query_problems(query: Any) -> list[str]:
-    """Why a query can't stand, a sentence each; none where it can. The server still has to judge it."""
+    """Why a query can't be a standing search, a sentence each; empty if it can. The server still has to check it."""
     return list(dict.fromkeys(_problems(query, 1)))
 
 
@@ -134,7 +134,7 @@ def _field_problems(kind: str, of: Any) -> Iterator[str]:
 
 
 def _word_problems(kind: str, what: str, how: Any) -> Iterator[str]:
-    """Why a query takes only some of the words that it fits. ``what`` is what to call it."""
+    """Why a query takes only some of the words that fit. ``what`` is its name in messages."""
     said = how if isinstance(how, Mapping) else {}
     rewrite = said.get("rewrite")
     if kind == "fuzzy" and rewrite != _ALL_WORDS:
@@ -166,8 +166,9 @@ def _is_fuzzy(of: Mapping[str, Any]) -> bool:
 
 
 def time_problems(query: Any, properties: Mapping[str, Any]) -> list[str]:
-    """Why a query that can stand otherwise depends on the time: the word ``now`` is the time where it is asked of a
-    date. ``properties`` are the fields of the index."""
+    """Why a query depends on the time: in a query of a date, the word ``now`` is the time of the request.
+    ``properties`` are the fields of the index.
+    """
     dates = {path for path, kind in _types(properties) if kind in _DATES}
     return list(dict.fromkeys(_time_problems(query, dates)))
 

@@ -17,7 +17,7 @@ def searchable(config: Config) -> dict[str, OpenSearchSettings]:
 
 
 def problems(config: Config) -> Iterator[str]:
-    """Sinks that the section names and that can't have searches."""
+    """Sinks that the section names although they can't have searches."""
     known = searchable(config)
     for name in config.section(SearchesSettings).sinks:
         if name not in known:
@@ -25,5 +25,5 @@ def problems(config: Config) -> Iterator[str]:
 
 
 def processes(config: Config) -> Sequence[Sequence[str]]:
-    """What tells of the searches of the sinks that the section names."""
+    """The process that reports the searches of the sinks in the section, if it names any."""
     return [("searches", "watch")] if config.section(SearchesSettings).sinks else []

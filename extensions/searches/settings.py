@@ -4,6 +4,6 @@ from cdc.settings import Settings
 
 
 class SearchesSettings(Settings):
-    """``sinks`` are those whose searches ``lockstep run`` tells of."""
+    """``sinks`` are those whose searches ``lockstep run`` reports."""
 
     sinks: tuple[str, ...] = ()

@@ -1,7 +1,6 @@
-"""What whoever tells of a sink's searches shows of himself: that he tells, or why he can't.
-
-A sign of life doesn't prove that anybody is told: one may begin again and again, and fail each time. So what was in the
-way stays stored until a step was done, whoever does it.
+"""The signs that a process gives about a sink's searches: that it reports them, or why it can't. A sign of life doesn't
+prove that anything is reported: a process may begin again and again, and fail each time. So the reason stays stored
+until any process has completed a step.
 """
 
 import time
@@ -17,9 +16,8 @@ _STATUS_EVERY_S: Final = 10.0
 
 
 class Silence:
-    """Whether who has taken a place tells nobody, as another one sees it who waits for that.
-
-    A sign is that something new was stored. When, is this process's own business: clocks of several machines differ.
+    """Whether the process that took over is silent, as seen by one that waits for that. A sign is any change of the
+    stored status. Its time is taken here, since clocks of several machines differ.
     """
 
     def __init__(self, *, monotonic: Callable[[], float]) -> None:
@@ -29,27 +27,27 @@ class Silence:
         self._seen: int | None = None
 
     def begin(self) -> None:
-        """A place was just taken."""
+        """Another process has just taken over."""
         self._since, self._seen = self._monotonic(), None
 
     def is_long(self, status: SearchStatus) -> bool:
-        """Whether the place is to be taken back, where this is what is stored by now."""
+        """Whether to take over again, given the status that is stored now."""
         now = self._monotonic()
         if status.at_ms != self._seen:
             self._since, self._seen = now, status.at_ms
         return now - self._since >= self._patience_s
 
     def lengthen(self) -> None:
-        """The place was taken back. To begin takes time as well: of two that wait for each other one gets it."""
+        """This process took over again. Starting takes time: with growing patience, one of two rivals gets through."""
         self._patience_s = min(2 * self._patience_s, SEARCHES_SILENT_MAX_S)
 
     def end(self) -> None:
-        """A step was done in that place."""
+        """This process has completed a step."""
         self._patience_s = SEARCHES_SILENT_S
 
 
 class Stored(Protocol):
-    """Where signs are stored, as ``StoredSearches``."""
+    """Where signs are stored; the protocol of ``StoredSearches``."""
 
     def newest_claim(self) -> Claim | None: ...
 
@@ -59,10 +57,10 @@ class Stored(Protocol):
 
 
 class Signs:
-    """Of one who has this claim. Every method raises what ``stored`` raises."""
+    """The signs of the process with this claim. Every method raises what ``stored`` raises."""
 
     def __init__(self, stored: Stored, claim: Claim, *, sink: str, monotonic: Callable[[], float]) -> None:
-        """Nothing is shown yet: who begins hasn't told anything."""
+        """Writes nothing: a process that begins hasn't reported anything."""
         self._stored = stored
         self._claim = claim
         self._sink = sink
@@ -70,10 +68,10 @@ class Signs:
         self._status = stored.load_status()
         self._save_at = monotonic() + _STATUS_EVERY_S
         self._is_first = True
-        """No step was done yet."""
+        """No step was completed yet."""
 
     def check_claim(self) -> None:
-        """Raise Fenced where another process tells of this sink by now."""
+        """Raise Fenced if another process reports this sink by now."""
         newest = self._stored.newest_claim()
         if newest is not None and newest > self._claim:
             raise Fenced(
@@ -87,14 +85,14 @@ class Signs:
             self._save(self._status)
 
     def done(self, matching: Mapping[str, int], refused: Mapping[str, str]) -> None:
-        """A step is done, so nothing is in the way any more. Raises Fenced as ``check_claim``."""
+        """A step is complete, so nothing is in the way any more. Raises Fenced as ``check_claim``."""
         now = replace(self._status, matching=matching, refused=refused, waiting="")
         if self._is_first or now != self._status or self._monotonic() >= self._save_at:
             self._save(now)
             self._is_first = False
 
     def waiting(self, reason: str) -> None:
-        """Nobody can be told now, and why. That isn't a sign that anybody tells. Raises Fenced as ``check_claim``."""
+        """Store why nothing can be reported now. This is no sign of life. Raises Fenced as ``check_claim``."""
         self.check_claim()
         if reason != self._status.waiting:
             self._status = replace(self._status, waiting=reason)

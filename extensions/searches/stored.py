@@ -1,6 +1,5 @@
-"""The standing searches of a sink: which there are, and what is known of them. A document each in its bookkeeping.
-
-They belong to the sink and to no generation: a search stands through rebuilds and switches.
+"""The standing searches of a sink and their status, a document each in the sink's bookkeeping. They belong to the sink,
+not to a generation: a search survives rebuilds and switches.
 """
 
 from collections.abc import Mapping
@@ -18,12 +17,12 @@ _STATUS: Final = "searches.told"
 _CLAIM: Final = "searches.claim"
 
 SEARCHES_MAX: Final = 1000
-"""Of a sink: all of them are read again and again."""
+"""The limit per sink: all of them are read again and again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A query over a table's documents: somebody wants to be told of each that begins or ceases to match."""
+    """A query over a table's documents. Each document that begins or ceases to match is reported."""
 
     name: str
     table: TableName
@@ -32,10 +31,8 @@ class Search:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Claim:
-    """A place in the order of those who tell of a sink's searches: the greatest tells.
-
-    ``run`` tells two apart that took the same number, as after the sink was put back. No clock is in it: those of
-    several machines don't agree.
+    """A process's place among those that report a sink's searches: the greatest reports. ``run`` distinguishes two
+    claims of one number, as after the sink was put back. Clocks aren't used, since those of several machines differ.
     """
 
     number: int
@@ -44,10 +41,9 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class SearchStatus:
-    """What whoever watches has told of searches last, and when, in milliseconds since 1970; 0: nobody ever has.
-
-    ``matching`` counts the documents that match each now, ``refused`` says why one can't be told of. A search in
-    neither hasn't been begun with. ``waiting`` says why none can be told of now, "" where nothing is in the way.
+    """The last status that a process stored; ``at_ms`` is when, in milliseconds since 1970, 0: never. ``matching`` is
+    the number of documents that match each search, ``refused`` why a search can't be reported. A search in neither
+    hasn't been started. ``waiting`` says why none can be reported now, "" if nothing is in the way.
     """
 
     at_ms: int = 0
@@ -63,13 +59,11 @@ class StoredSearches:
         self._bookkeeping = bookkeeping
 
     def load(self) -> dict[str, Search]:
-        """All of them, by name."""
         return _parsed(self._bookkeeping.load(_SEARCHES))
 
     def add(self, search: Search) -> bool:
-        """Keep a search. Returns whether that is new; False where the very same is kept already.
-
-        Raises LockstepError where there is another one of its name, or are too many.
+        """Store a search. Returns False if the very same is stored already. Raises LockstepError if there is another
+        search of its name, or there are too many.
         """
         self._bookkeeping.create_index()
         held = self._bookkeeping.held(_SEARCHES)
@@ -86,7 +80,7 @@ class StoredSearches:
         return True
 
     def remove(self, name: str) -> bool:
-        """Forget a search. Returns whether there was one."""
+        """Remove a search. Returns whether it existed."""
         held = self._bookkeeping.held(_SEARCHES)
         known = _parsed(None if held is None else held.source)
         if known.pop(name, None) is None:
@@ -95,10 +89,8 @@ class StoredSearches:
         return True
 
     def claim(self, run: str, *, above: int = 0) -> Claim:
-        """Say that this run tells of the searches from now on.
-
-        Its number is greater than ``above``, and than that of any claim which is stored. Raises Unavailable where
-        another run says so at the same moment.
+        """Claim the searches for this run. The number is greater than ``above`` and than that of any stored claim.
+        Raises Unavailable if another run claims at the same moment.
         """
         self._bookkeeping.create_index()
         held = self._bookkeeping.held(_CLAIM)
@@ -108,17 +100,18 @@ class StoredSearches:
         return claim
 
     def newest_claim(self) -> Claim | None:
-        """Whose claim is the greatest; None where nobody ever told."""
+        """The greatest claim; None if there has never been one."""
         source = self._bookkeeping.load(_CLAIM)
         return None if source is None else _claim(source)
 
     def load_status(self) -> SearchStatus:
-        """What was told last."""
         source = self._bookkeeping.load(_STATUS)
         return SearchStatus() if source is None else _status(source)[0]
 
     def save_status(self, status: SearchStatus, claim: Claim) -> None:
-        """Tell. Has no effect where one with a greater claim has told already, or tells at the same moment."""
+        """Store a status. It has no effect if a greater claim has stored one already, or another process stores one
+        now.
+        """
         self._bookkeeping.create_index()
         held = self._bookkeeping.held(_STATUS)
         if held is not None and _status(held.source)[1] > claim:
@@ -148,7 +141,7 @@ def _claim(source: Any) -> Claim:
 
 
 def _status(source: Any) -> tuple[SearchStatus, Claim]:
-    """The status, and who has told it."""
+    """A status, and the claim of its author."""
     fields = orjson.loads(source["text"])
     status = SearchStatus(fields["at_ms"], fields["matching"], fields["refused"], fields["waiting"])
     return status, Claim(*fields["claim"])

@@ -1,11 +1,11 @@
 """The topic of matches, ``<pipeline>.__matches``: each document that begins or ceases to match a standing search.
 
-A record's key is sink, search, table and the document's id, so compaction keeps what was told last. After a record that
-a document ceases to match comes a tombstone: a compacted topic has those that match now. One partition and one
-transactional producer per sink keep all of it in one order, and a newer producer fences an older one.
+A record's key is sink, search, table and the document's id, so compaction keeps the last report. A report that a
+document ceases to match is followed by a tombstone, so a compacted topic has the present matches. One partition and one
+transactional producer per sink keep everything in one order, and a newer producer fences an older one.
 
-The topic is the only memory of what was told: whoever goes on reads it first. So what is remembered can't differ from
-what was told, wherever a process was killed.
+The topic is the only memory of reports, and a process reads it first. So its memory can't differ from what was
+reported, wherever a process was killed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,18 +30,17 @@ from extensions.searches.matches import Told
 BEGINS, CEASES = "begins", "ceases"
 
 _KEPT_MS: Final = 24 * 3600 * 1000
-"""The topic keeps each record for so long at least: whoever reads it once a day misses none."""
+"""The topic keeps each record for at least this long, so a consumer that reads daily misses none."""
 
 
 def match_topic_plan(prefix: str, settings: TopicSettings) -> TopicPlan:
-    """The topic of what begins and ceases to match."""
     return ordered_topic_plan(control_topic(prefix, MATCHES), settings, kept_ms=_KEPT_MS)
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A record of the topic. ``identity`` is where the document is found in its index: ``_id``, and ``routing`` where
-    it has one, as JSON. ``key`` has the columns of its key by the names that they have in the sink.
+    """A record of the topic. ``identity`` is JSON that finds the document in its index: ``_id``, and ``routing`` if it
+    has one. ``key`` has the key's columns by their names in the sink.
     """
 
     sink: str
@@ -52,12 +51,10 @@ class Match:
     told: Told
 
     def record_key(self) -> bytes:
-        """The key of its record."""
         identity = orjson.loads(self.identity)
         return orjson.dumps({"sink": self.sink, "search": self.search, "table": self.table, "id": identity["_id"]})
 
     def to_bytes(self) -> bytes:
-        """Its record's value."""
         identity = orjson.loads(self.identity)
         return orjson.dumps(
             {
@@ -91,13 +88,9 @@ class Match:
 
 
 class MatchTopic:
-    """Tells of one sink's matches, after ``start``.
-
-    Raises LockstepError where a topic that somebody else has made can't have them: see ``check_kept``. So does
-    ``check``.
-
-    Every method raises Unavailable where the open transaction is lost, and LockstepError where the brokers refuse. It
-    is to be closed then, and opened anew.
+    """Writes one sink's reports, after ``start``. The constructor and ``check`` raise LockstepError if the topic has
+    other settings than it needs (``check_kept``). Every method raises Unavailable if the open transaction is lost, and
+    LockstepError if the brokers refuse. Close it then, and open a new one.
     """
 
     def __init__(self, kafka: KafkaSettings, pipeline: str, sink: str) -> None:
@@ -115,13 +108,12 @@ class MatchTopic:
         self._publisher = Transactions(self._client, f"{self._topic}.{sink}", sizes)
 
     def start(self) -> None:
-        """Fence whoever told of these matches before."""
+        """Fence any process that reported these matches before."""
         self._publisher.start()
 
     def check(self) -> None:
-        """Whether the topic is still the one that this began with: what is told is remembered nowhere else.
-
-        Raises Unavailable for another one, so that whoever begins anew tells of all that matches on it.
+        """Check that the topic is the one that this began with: reports are remembered nowhere else. Raises Unavailable
+        if it isn't, so that the next start reports all matches on it.
         """
         if self._current_id() != self._id:
             raise Unavailable(
@@ -133,7 +125,7 @@ class MatchTopic:
         return self._cluster.topic_ids([self._topic])[self._topic]
 
     def told(self) -> Iterator[Match]:
-        """All that was told of this sink's documents and is there still, in order. A later one replaces an earlier."""
+        """The reports on this sink's documents that still exist, in order. A later one replaces an earlier one."""
         with closing(TopicReader(self._client).records(self._topic)) as records:
             for record in records:
                 if record.value is None:
@@ -150,9 +142,9 @@ class MatchTopic:
             self._publisher.send(self._topic, key, None, match.told.tag.encode())
 
     def commit(self) -> None:
-        """Readers see from now on what was told."""
+        """Make the added records visible to readers."""
         self._publisher.commit_events()
 
     def close(self) -> None:
-        """What isn't committed was never told."""
+        """Uncommitted records are dropped."""
         self._publisher.close()

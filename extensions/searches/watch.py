@@ -1,4 +1,4 @@
-"""What is known of sinks' standing searches: which are set aside, and whether anybody tells of them."""
+"""The state of sinks' standing searches: which are set aside, and whether any process reports them."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,11 +32,11 @@ METRICS: Final[tuple[Definition, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class StandingSearches:
-    """The searches of one sink. ``set_aside`` says why nobody is told of one, by its name.
+    """The searches of one sink. ``set_aside`` says why a search isn't reported, by its name.
 
-    ``matching`` counts the documents that match each search, as was told on the topic of matches.
-    ``silent_s`` is since when nobody has shown that he tells of them, in seconds, as far back as was looked.
-    ``waiting`` says what is in the way of who would tell, "" where that isn't known.
+    ``matching`` is the sum of matching documents over all searches, as reported on the topic of matches. ``silent_s``
+    is the time without a sign of life, in seconds, as far back as this process has looked. ``waiting`` says what is in
+    the way of reports, "" if unknown.
     """
 
     count: int
@@ -55,7 +55,6 @@ class StandingSearches:
         return (Figure(definition, value, (sink,)) for definition, value in zip(METRICS, values, strict=True))
 
     def conditions(self, sink: str) -> Iterator[Condition]:
-        """What is wrong."""
         if self.is_silent:
             yield Condition(
                 _SILENT,
@@ -82,7 +81,7 @@ class StandingSearches:
 
 
 class Stored(Protocol):
-    """What is looked at, as ``StoredSearches``."""
+    """What is read; the protocol of ``StoredSearches``."""
 
     def load(self) -> Mapping[str, Search]: ...
 
@@ -99,12 +98,12 @@ class SinkSearches:
         close: Callable[[], None] = lambda: None,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``close`` closes what ``stored`` is asked through."""
+        """``close`` closes the connection of ``stored``."""
         self._stored = stored
         self.close = close
         self._monotonic_s = monotonic_s
         self._sign: tuple[int, float] | None = None
-        """The last sign of life, by the clock of who gave it, and when it was first seen, by ours."""
+        """The last sign of life, by its author's clock, and when it was first seen, by ours."""
 
     @classmethod
     def of_sink(cls, name: str, settings: OpenSearchSettings) -> Self:
@@ -113,14 +112,14 @@ class SinkSearches:
         return cls(StoredSearches(indexes.bookkeeping), close=indexes.client.close)
 
     def look(self) -> StandingSearches | None:
-        """What is known now; None where there is no search. Raises as ``StoredSearches``."""
+        """The present state; None if there is no search. Raises as ``StoredSearches``."""
         now = self._monotonic_s()
         searches = self._stored.load()
         if not searches:
             self._sign = None
             return None
         status = self._stored.load_status()
-        # Who begins again and again, and fails each time, gives signs of life as well.
+        # A process that begins again and again, and fails each time, gives signs of life as well.
         if self._sign is None or (self._sign[0] != status.at_ms and not status.waiting):
             self._sign = status.at_ms, now
         set_aside = {name: reason for name, reason in status.refused.items() if name in searches}
@@ -129,10 +128,10 @@ class SinkSearches:
 
 
 class SearchesWatch:
-    """Looks at the searches of every sink that can have some, as ``monitor.watching.Watch``."""
+    """A ``monitor.watching.Watch`` of every sink that can have searches."""
 
     def __init__(self, opened: Mapping[str, Callable[[], SinkSearches]]) -> None:
-        """``opened`` connects, by the sink's name, and is called while it raises, as where a password isn't had."""
+        """``opened`` connects, by the sink's name. It is called again if it raises, as without a password."""
         self._unopened = dict(opened)
         self._opened: dict[str, SinkSearches] = {}
 
@@ -161,10 +160,8 @@ class SearchesWatch:
 
 
 def searches_watch(config: Config) -> SearchesWatch:
-    """Of a configuration's sinks."""
     return SearchesWatch({name: partial(SinkSearches.of_sink, name, each) for name, each in searchable(config).items()})
 
 
 def metrics() -> Sequence[Definition]:
-    """Of all figures."""
     return METRICS
