@@ -1,4 +1,4 @@
-"""A question to a server, asked in a thread of its own: whoever asks needn't wait for the answer."""
+"""Asks a server in a thread of its own, so that the caller needn't wait for the answer."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ class Question(Generic[T]):
         self._answer: T | LockstepError | None = None
         self._bug: BaseException | None = None
         self._asked_at = time.monotonic()
-        # Whether somebody has waited for it until it was answered.
+        # Whether a caller of ``wait`` has got the answer.
         self.is_answered = False
         self._thread = threading.Thread(target=self._work, name="lag", daemon=True)
         self._thread.start()
@@ -35,7 +35,7 @@ class Question(Generic[T]):
         return time.monotonic() - self._asked_at
 
     def wait(self, seconds: float) -> T | LockstepError | None:
-        """The answer, or None when it hasn't come in time. Raises what the thread raised where that is a bug."""
+        """The answer, or None if it hasn't come in time. Raises the thread's exception if that is a bug."""
         self._thread.join(seconds)
         self.is_answered = not self._thread.is_alive()
         if not self.is_answered:
@@ -54,26 +54,23 @@ class Question(Generic[T]):
 
 
 class Asking(Generic[T]):
-    """A server that is asked one question at a time: while one hangs, no second one is asked."""
+    """Asks a server one question at a time: while one hangs, no second one is asked."""
 
     def __init__(self) -> None:
         self._open: Question[T] | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether a question still waits for its answer."""
         return self._open is not None
 
     @property
     def age_s(self) -> float:
-        """Since when the open question waits, in seconds."""
+        """How long the open question has waited, in seconds."""
         return 0.0 if self._open is None else self._open.age_s
 
     def ask(self, ask: Callable[[], T], server: str) -> T:
-        """The answer of now. Raises Unavailable for a server that doesn't answer in time, and what ``ask`` raises.
-
-        The answer to an earlier question, which somebody has given up, is too old to be taken.
-        """
+        """A fresh answer. Raises Unavailable for a server that doesn't answer in time, and what ``ask`` raises. The
+        answer to an earlier question, whose caller gave up, is discarded as too old."""
         began = time.monotonic()
         while True:
             is_new = self._open is None
@@ -90,19 +87,16 @@ class Asking(Generic[T]):
             return cast("T", answer)
 
     def begin(self, ask: Callable[[], T]) -> None:
-        """Ask, unless a question is open."""
         self._open = self._open or Question(ask)
 
     def wait(self, began: float, seconds: float) -> T | LockstepError | None:
-        """The answer to the open question, None where it doesn't come within so many seconds of ``began``.
-
-        One that was asked before is known to hang: it isn't waited for again. Raises what is a bug.
-        """
+        """The answer to the open question; None if it doesn't come within so many seconds of ``began``. A question from
+        before ``began`` is known to hang, and isn't waited for again. Raises bugs."""
         assert self._open is not None
         try:
             answer = self._open.wait(max(0.0, min(began, self._open.asked_at) + seconds - time.monotonic()))
         except Exception:
-            self._open = None  # or it would say the same for ever
+            self._open = None  # otherwise it would say the same for ever
             raise
         if self._open.is_answered:
             self._open = None
@@ -110,7 +104,7 @@ class Asking(Generic[T]):
 
 
 class Remembered(Generic[T]):
-    """An answer, asked for again when it is older than ``seconds``. All who ask meanwhile wait for the same one."""
+    """An answer, asked for again when it is older than ``seconds``. Callers meanwhile wait for the same answer."""
 
     def __init__(self, ask: Callable[[], T], *, seconds: float) -> None:
         self._ask = ask
@@ -119,7 +113,7 @@ class Remembered(Generic[T]):
         self._answer: tuple[float, T] | None = None
 
     def __call__(self) -> T:
-        """The answer. Raises what asking raises, and keeps nothing then."""
+        """Raises what asking raises, and stores nothing then."""
         with self._lock:
             if self._answer is None or time.monotonic() - self._answer[0] > self._seconds:
                 answer = self._ask()
@@ -128,13 +122,13 @@ class Remembered(Generic[T]):
 
 
 ANSWER_TIMEOUT_S = 4.0
-"""How long a report waits for each server. One that hangs is so named in time, and the others are shown."""
+"""How long a report waits for each server, so that it can name a server that hangs in time and show the others."""
 
 _SLOWDOWN_MAX = 3.0
-"""So many times as long on a machine that is busy: the answer may wait for this process. The page's looks stay fresh.
-"""
+"""A busy machine gets at most so many times as long, since the answer may wait for this process. The page stays
+fresh."""
 
 
 def answer_s() -> float:
-    """How long a server has to answer, as busy as this machine is now."""
+    """How long a server has to answer, given how busy this machine is now."""
     return ANSWER_TIMEOUT_S * min(machine_slowdown(), _SLOWDOWN_MAX)

@@ -1,8 +1,6 @@
-"""HTTP of our processes: uvicorn's, with limits on connections and on the time that a request may take to come.
-
-uvicorn itself waits for a request without end. It refuses whoever comes once there are too many connections, which is
-the one who would have asked something.
-"""
+"""HTTP of our processes: uvicorn's, with limits on connections and on the time that a request may take to arrive.
+uvicorn itself waits for a request without end. With too many connections it refuses new ones, which are those that
+would have asked something."""
 
 import asyncio
 import contextlib
@@ -17,17 +15,17 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 CONNECTIONS_MAX: Final = 400
-"""Connections of one listener. Each costs a descriptor, of which a process often has no more than 1,024."""
+"""Connections of one listener. Each costs a descriptor, and a process often has no more than 1,024."""
 
 REQUEST_S: Final = 10.0
-"""How long a request may take to come, from the connection's begin or from the answer before it."""
+"""How long a request may take to arrive, from the connection's begin or from the answer before it."""
 
 _HEAD_MAX: Final = 32 * 1024
-"""Bytes of a request's line and headers."""
+"""The most bytes of a request's line and headers."""
 
 
 class BoundedProtocol(H11Protocol):
-    """A connection. It is cut off where its request doesn't come, and where others need its place meanwhile."""
+    """A connection that is cut off if its request doesn't arrive, or if others need its place meanwhile."""
 
     connections_max = CONNECTIONS_MAX
     request_s = REQUEST_S
@@ -37,7 +35,8 @@ class BoundedProtocol(H11Protocol):
         super().connection_made(transport)
         self._watch()
         if len(self.connections) > self.connections_max:
-            # Whoever has waited longest without asking anything, and else this one: the others are being answered.
+            # Cut the connection that has waited longest without a request, else this one: the others are being
+            # answered.
             idle = [each for each in self.connections if isinstance(each, BoundedProtocol) and each._deadline]
             longest = min(idle, key=lambda each: each._deadline.when() if each._deadline else 0.0, default=self)
             longest._cut()
@@ -55,7 +54,7 @@ class BoundedProtocol(H11Protocol):
         self._watch()
 
     def _watch(self) -> None:
-        """Begin or stop counting the time that a request takes to come."""
+        """Start or stop the clock for the request's arrival."""
         if self.transport.is_closing() or self.conn.their_state in {h11.IDLE, h11.SEND_BODY}:
             self._deadline = self._deadline or self.loop.call_later(self.request_s, self._cut)
         else:
@@ -67,14 +66,14 @@ class BoundedProtocol(H11Protocol):
             self._deadline = None
 
     def _cut(self) -> None:
-        """Also where an answer waits that nobody reads."""
+        """Also cuts off an answer that nobody reads."""
         self._unwatch()
-        self.connections.discard(self)  # whoever comes before the loop gets round to it finds the place free
+        # so that a connection that comes before the loop runs again finds the place free
+        self.connections.discard(self)
         self.transport.abort()
 
 
 def settings(app: Callable[..., Any], protocol: type[BoundedProtocol] = BoundedProtocol) -> uvicorn.Config:
-    """uvicorn's settings for a server with these limits."""
     return uvicorn.Config(
         app,
         http=protocol,
@@ -90,7 +89,7 @@ def settings(app: Callable[..., Any], protocol: type[BoundedProtocol] = BoundedP
 
 @contextlib.contextmanager
 def served(app: Callable[..., Any], listening: socket.socket, protocol: type[BoundedProtocol]) -> Iterator[None]:
-    """Serve on this socket in a thread until the block ends. It costs nothing while nobody asks."""
+    """Serve on this socket in a thread until the block ends. Costs nothing while nobody asks."""
     config, state = settings(app, protocol), ServerState()
     config.load()
     loop = asyncio.new_event_loop()
@@ -114,4 +113,4 @@ async def _end(server: asyncio.Server, state: ServerState) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.sleep(0)  # aborted connections are closed by what the loop does next
+    await asyncio.sleep(0)  # lets the loop close the aborted connections

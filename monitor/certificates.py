@@ -1,4 +1,4 @@
-"""When certificates expire: those in files, and those that servers show. Only their validity is read."""
+"""When certificates expire: those in files, and those that servers present. Only their validity is read."""
 
 import re
 import socket
@@ -18,29 +18,25 @@ _TIMEOUT_S: Final = 5.0
 
 
 class Validity(NamedTuple):
-    """When a certificate is valid, in milliseconds since 1970. The end comes first: the first to end is the least."""
+    """When a certificate is valid, in milliseconds since 1970. The end comes first, so that ``min`` finds the first to
+    end."""
 
     until_ms: int
     from_ms: int
 
 
 def file_validity(path: Path) -> Validity:
-    """The validity of that certificate of a PEM file that expires first.
-
-    Raises OSError, and ValueError for a certificate that can't be read, or where there is none: the file may be being
-    written.
-    """
+    """The validity of the certificate in a PEM file that expires first. Raises OSError, and ValueError for a
+    certificate that can't be read, or if there is none: the file may be being written."""
     return min(map(validity, (b64decode(body) for body in _PEM.findall(path.read_bytes()))))
 
 
 def server_validity(host: str, port: int, *, is_postgres: bool = False) -> Validity | None:
-    """The validity of the certificate that a server shows; None where it speaks no TLS. Nothing is checked or sent.
-
-    Raises OSError when it can't be reached, and ValueError for a certificate that can't be read.
-    """
+    """The validity of the certificate that a server presents; None if it doesn't speak TLS. Checks and sends nothing.
+    Raises OSError if the server can't be reached, and ValueError for a certificate that can't be read."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # it is only asked for its date; whoever sends something checks it
+    context.verify_mode = ssl.CERT_NONE  # only the date is read here; whoever sends something checks the rest
     with socket.create_connection((host, port), timeout=_TIMEOUT_S) as connection:
         if is_postgres:
             connection.sendall(_POSTGRES_WANTS_TLS)
@@ -73,7 +69,7 @@ def _milliseconds(kind: int, text: str) -> int:
 
 
 def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:
-    """Tag and content of each element in a row. Raises IndexError or ValueError where the bytes end too soon."""
+    """Tag and content of consecutive elements. Raises IndexError or ValueError if the bytes end too soon."""
     at = 0
     while at < len(der):
         tag, length, at = der[at], der[at + 1], at + 2

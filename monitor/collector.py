@@ -22,11 +22,9 @@ T = TypeVar("T")
 
 
 class LagCollector:
-    """Collects reports, one after the other, until it is closed.
-
-    A server that is down or hangs is named in the report, and its stages are unknown. Where it is Kafka, the report has
-    what the source and the sinks say. Each stage has a state by what earlier reports have seen of it.
-    """
+    """Collects reports, one after the other, until it is closed. The report names a server that is down or hangs, and
+    its stages are unknown. If that is Kafka, the report still has what the source and the sinks say. Each stage's state
+    depends on what earlier reports have seen of it."""
 
     def __init__(
         self,
@@ -36,11 +34,11 @@ class LagCollector:
         resolve: Callable[[Pipeline], Pipeline] = lambda pipeline: pipeline,
         others: Collection[str] = (),
     ) -> None:
-        """``sinks`` are the settings of the sinks that reports are about, by their names. Of ``others`` that extensions
-        write to their rejections are counted.
+        """``sinks`` are the settings of the reported sinks, by name. ``others`` are names that extensions write to:
+        their rejections are counted.
 
-        ``resolve`` asks which tables are captured, and raises LockstepError as ``collect``. It is needed where there
-        are patterns that nobody has resolved yet, and called again and again: tables may join, and named ones leave.
+        ``resolve`` finds out which tables are captured, and raises LockstepError as ``collect``. It is needed for
+        unresolved patterns, and called repeatedly: tables may join, and named ones leave.
         """
         self._settings = sinks
         self._others = others
@@ -51,18 +49,16 @@ class LagCollector:
         self._stalls = Stalls()
         self._asking_source = Asking[Any]()
         self._last: LagReport | None = None
-        self._most_read: dict[str, int] = {}  # by sink and generation, as their jobs tell
+        self._most_read: dict[str, int] = {}  # by sink and generation, as reported by their jobs
 
     @property
     def pipeline(self) -> Pipeline:
-        """The pipeline with the tables of the last report. Before one has found them, its patterns are unresolved."""
+        """The pipeline with the tables of the last report. Until one has found them, its patterns are unresolved."""
         return self._kafka.pipeline
 
     def collect(self, *, with_jobs: bool = True) -> LagReport:
-        """The lag now. Raises LockstepError when the source or Kafka refuses.
-
-        ``with_jobs`` says of each sink whether a job applies to it. That takes seconds where one was killed.
-        """
+        """The lag now. Raises LockstepError if the source or Kafka refuses. ``with_jobs`` also says for each sink
+        whether a job applies to it. That takes seconds for a job that was killed."""
         try:
             self._last = self._collect(with_jobs=with_jobs)
         except Unavailable as silent:
@@ -73,7 +69,7 @@ class LagCollector:
         return self._last
 
     def _collect(self, *, with_jobs: bool) -> LagReport:
-        """Raises Unavailable where the source doesn't answer in time."""
+        """Raises Unavailable if the source doesn't answer in time."""
         self._ask_source(partial(self._begin, with_jobs=with_jobs))
         # Against the flow: a stage that is asked earlier can't be ahead of one that is asked later.
         answers = self._ask_sinks(with_jobs=with_jobs)
@@ -84,7 +80,7 @@ class LagCollector:
             kafka = self._kafka.ask(lambda pipeline: self._topics(answers, pipeline), is_slot_lost=is_slot_lost)
         except Unavailable as error:
             silent = error
-        # Where Kafka is silent, what was published is what the last look knew that could ask it.
+        # If Kafka is silent, the last published record that is known counts.
         published = self._kafka.published if kafka is None else kafka.published
         copying = None if kafka is None else kafka.copying
         epoch = 0 if published is None else published.epoch
@@ -144,7 +140,7 @@ class LagCollector:
     def _report(
         self, source: SourceFacts, sinks: Sequence[SinkFacts], answers: Mapping[str, Answer], epoch: int
     ) -> LagReport:
-        """What doesn't come from Kafka."""
+        """The part of the report that doesn't come from Kafka."""
         unanswered = {name: answer for name, answer in answers.items() if isinstance(answer, LockstepError)}
         return replace(
             report(source, sinks, now_ms=time.time_ns() // 1_000_000),
@@ -174,7 +170,7 @@ class LagCollector:
             for of in answer:
                 label = self._sinks[name].unknown(of.generation, len(answer)).label
                 if of.progress is not None:
-                    # A job that begins again tells of less, or nothing: that is no move.
+                    # A job that begins again reports less, or nothing: that is no move.
                     told = 0 if of.job is None or of.job.read is None else of.job.read.records
                     read = self._most_read[label] = max(told, self._most_read.get(label, 0))
                     offsets = sum(of.progress.next_offsets.values())
@@ -203,8 +199,8 @@ class LagCollector:
         )
 
     def _ask_sinks(self, *, with_jobs: bool) -> dict[str, Answer]:
-        """Ask all sinks at once, each in its own thread, so that one that hangs delays the report by little."""
-        if not self._has_loaded_clients:  # a server isn't to blame for the time that this takes
+        """Ask all sinks at once, each in its own thread, so that one that hangs delays the report little."""
+        if not self._has_loaded_clients:  # so that this time isn't blamed on a server
             for settings in self._settings.values():
                 load_client(settings)
             self._has_loaded_clients = True

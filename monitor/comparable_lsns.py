@@ -1,4 +1,4 @@
-"""Whether the LSNs that sinks have stored can be compared with those of the source as it is now."""
+"""Whether the LSNs that sinks have stored can be compared with those of the present source."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -17,10 +17,8 @@ APPLICATION: Final = "lockstep wait"
 
 @dataclass(frozen=True, slots=True)
 class Captures:
-    """What capture goes on with: the ``epoch`` that LSNs are of, and the ``selection`` of tables that it captures.
-
-    The latter is as ``ProgressRecord`` has it.
-    """
+    """What capture goes on with: the ``epoch`` of its LSNs, and the ``selection`` of its tables, as in
+    ``ProgressRecord``."""
 
     epoch: int
     selection: str = ""
@@ -42,14 +40,13 @@ class Line:
         return self._source.emit()
 
     def check(self) -> Captures:
-        """What capture goes on with now. Raises LockstepError when the source isn't the one that is captured, or
-        capture can't ever go on, Unavailable when the source or Kafka doesn't answer, or a named table isn't captured.
-        """
+        """What capture goes on with now. Raises LockstepError if the source isn't the captured one, or capture can
+        never go on; Unavailable if the source or Kafka doesn't answer, or a named table isn't captured."""
         newest = self._newest_progress()
         if newest is None:
             raise Unavailable("capture hasn't published anything yet")
         captures = Captures(newest.epoch, newest.selection)
-        # After Kafka: the WAL of the same server can't end before what was published by then.
+        # After Kafka: the same server's WAL can't end before what was published by then.
         wal_end, is_active, wal_status = self._source.position()
         elsewhere = self._source.elsewhere(self._state_of(captures))
         facts = SourceFacts(wal_end, None, newest.lsn or None, None, is_active, None, wal_status, elsewhere=elsewhere)
@@ -82,10 +79,8 @@ class Line:
         return self._newest
 
     def _require_named(self, captures: Captures) -> None:
-        """Raise Unavailable where capture was started without a table that this configuration names.
-
-        Nobody knows of that table whether sinks have it, whatever their watermarks say.
-        """
+        """Raise Unavailable if capture was started without a table that this configuration names. Whether sinks have
+        that table is unknown, whatever their watermarks say."""
         known, state = self._state
         if state is not None and known != captures:
             raise Unavailable("capture has just begun with other tables")
@@ -102,14 +97,14 @@ class Line:
             )
 
     def _recorded(self) -> CaptureState | None:
-        """What capture has recorded; None where it never began."""
+        """Capture's recorded state; None if it never began."""
         client, name = self._pipeline.kafka.client(), self._pipeline.name
         if not TopicAdmin(client).exists(control_topic(name, STATE)):
             return None
         return read_state(client, name, self._pipeline.slot)
 
     def _state_of(self, captures: Captures) -> CaptureState | None:
-        """Capture's state, read again where it isn't known to be of this epoch and selection."""
+        """Capture's state, read again if it isn't known to be of this epoch and selection."""
         if self._state[0] != captures:
             state = read_state(self._pipeline.kafka.client(), self._pipeline.name, self._pipeline.slot)
             found = None if state is None else Captures(state.epoch, selection_of(state.captured))

@@ -1,4 +1,4 @@
-"""What no lag report says: certificates, disks, whether a capture stands by. Asked once a minute."""
+"""Facts that no lag report has: certificates, disks, whether a capture stands by. Collected once a minute."""
 
 import contextlib
 import logging
@@ -33,10 +33,8 @@ Expiry = Callable[[], Validity | None]
 
 
 class FactsLook:
-    """As ``monitor.watching.Watch``. A certificate that was read is asked for again after an hour.
-
-    Whatever an ask raises, that one is unknown, and the others go on.
-    """
+    """A ``monitor.watching.Watch``. Reads each certificate again after an hour. If reading one fact raises, that fact
+    is unknown, and the others go on."""
 
     def __init__(
         self,
@@ -71,11 +69,11 @@ class FactsLook:
             self._answer("standby", lambda: has_capture_standby(self._pipeline)) if self._with_standby else None,
         )
 
-    def close(self) -> None:
-        """Nothing stays open between looks."""
+    def close(self) -> None: ...
 
     def _answer(self, what: str, ask: Callable[[], _Answer]) -> _Answer | None:
-        """What it says; None where it raises, which the log says once. Nobody starts this thread again."""
+        """The answer; None if asking raises, which is logged once. Nothing may escape, since nobody restarts this
+        thread."""
         try:
             answer = ask()
         except Exception as error:
@@ -88,14 +86,14 @@ class FactsLook:
 
 
 def disks_of(directories: Collection[Path]) -> dict[str, tuple[int, int] | None]:
-    """Directory -> free bytes that we may use, and all; None where that can't be asked. Of one disk one is enough."""
+    """Directory -> free bytes for our user, and all bytes; None if unknown. One directory per disk."""
     disks: dict[int, tuple[str, tuple[int, int]]] = {}
     unknown: dict[str, tuple[int, int] | None] = {}
     for directory in directories:
         try:
             there = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
             usage, device = shutil.disk_usage(there), there.stat().st_dev
-        except Exception:  # a directory that can't be looked into, a disk that fails
+        except Exception:  # a directory that can't be read, a disk that fails
             unknown[str(directory)] = None
             continue
         disks.setdefault(device, (str(directory), (usage.free, usage.total)))
@@ -103,7 +101,7 @@ def disks_of(directories: Collection[Path]) -> dict[str, tuple[int, int] | None]
 
 
 def has_capture_standby(pipeline: Pipeline) -> bool | None:
-    """Whether a capture of the pipeline waits for its turn; None where the source doesn't say."""
+    """Whether a capture of the pipeline waits for its turn; None if the source doesn't say."""
     try:
         with connect(pipeline.source, application="lockstep alerts") as connection:
             return has_standby(connection, pipeline.slot)
@@ -112,12 +110,12 @@ def has_capture_standby(pipeline: Pipeline) -> bool | None:
 
 
 def expiries(certificates: Mapping[str, Expiry]) -> dict[str, Validity | None]:
-    """Whose certificate expires when; None where it can't be read. Who has none is left out."""
+    """Owner -> validity of its certificate; None if it can't be read. Owners without a certificate are left out."""
     found = dict[str, Validity | None]()
     for whose, ask in certificates.items():
         try:
             validity = ask()
-        except Exception:  # whoever uses it says what is wrong with it
+        except Exception:  # whoever uses it reports what is wrong with it
             found[whose] = None
             continue
         if validity is not None:
@@ -126,13 +124,14 @@ def expiries(certificates: Mapping[str, Expiry]) -> dict[str, Validity | None]:
 
 
 def after(known: Mapping[str, Validity | None], asked: Mapping[str, Validity | None]) -> dict[str, Validity | None]:
-    """What is known once these were asked, all among them that weren't known. Who can't be read now stays as he was."""
+    """What is known after these were asked, which include all unknown ones. A certificate that can't be read now stays
+    as it was."""
     kept = {whose: validity for whose, validity in known.items() if validity is not None}
     return {**asked, **kept, **{whose: validity for whose, validity in asked.items() if validity is not None}}
 
 
 def certificates_of(pipeline: Pipeline, sinks: Mapping[str, SinkSettings]) -> dict[str, Expiry]:
-    """Whose certificates there are by the settings, and how each is asked when it expires."""
+    """The owners of certificates by the settings, each with the function that reads the validity."""
     return dict([*_of_postgres("source", parse_dsn(pipeline.source.dsn)), *_of_kafka(pipeline), *_of_sinks(sinks)])
 
 
@@ -142,7 +141,7 @@ def _file(path: Path | str | None) -> Iterator[tuple[str, Expiry]]:
 
 
 def _of_postgres(whose: str, parts: Mapping[str, Any]) -> Iterator[tuple[str, Expiry]]:
-    """``parts`` are what libpq is given."""
+    """``parts`` are libpq's parameters."""
     for name in ("sslcert", "sslrootcert"):
         if parts.get(name) != "system":
             yield from _file(parts.get(name))
@@ -174,7 +173,7 @@ def _of_sinks(sinks: Mapping[str, SinkSettings]) -> Iterator[tuple[str, Expiry]]
     for name, settings in sinks.items():
         for path in settings.certificate_files():
             yield from _file(path)
-        with contextlib.suppress(ConfigurationError):  # its job says what is wrong with its address
+        with contextlib.suppress(ConfigurationError):  # its job reports what is wrong with its address
             if parts := kind_of(settings).libpq(settings):
                 yield from _of_postgres(name, parts)
         for host, port in settings.tls_servers():

@@ -1,4 +1,4 @@
-"""When something counts as wrong, with thresholds that don't wake anybody for nothing."""
+"""When something counts as wrong, with thresholds that wake nobody for nothing."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from cdc.settings import Settings
 
 
 class ConditionSettings(Settings):
-    """The page, metrics and alerts go by them."""
+    """The page, metrics and alerts use them."""
 
     lag_s: Annotated[float, Field(gt=0)] = Field(
         default=300.0, description="seconds that readers of a sink may be behind"

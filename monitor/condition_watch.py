@@ -1,4 +1,4 @@
-"""What is wrong at each lag report. One process of a machine hands it to those who report it."""
+"""What is wrong at each lag report. One process per machine passes it to the reporters."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,18 +19,18 @@ class Reporter(Protocol):
 
     @property
     def reported(self) -> Collection[Key]:
-        """What somebody knows to be open, of this process or of one before."""
+        """The open conditions that somebody knows of, reported by this process or an earlier one."""
         ...
 
     def look(self, findings: Findings, *, now_ms: int) -> None:
-        """Take what was found. Called after each look of the process whose turn it is. Waits for nobody."""
+        """Take the findings. Called after each look of the process that reports. Must not block."""
         ...
 
     def close(self) -> None: ...
 
 
 class ConditionWatch:
-    """Of several processes of one directory, the first reports. When it ends, another goes on where it was."""
+    """Of several processes with the same directory, the first reports. When it ends, another goes on from there."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class ConditionWatch:
         reporters: Sequence[Reporter] = (),
         facts: Callable[[], Facts] = Facts,
     ) -> None:
-        """``facts`` says what no lag report does. The reporters are closed with this."""
+        """``facts`` returns what no lag report has. The reporters are closed with this."""
         self._settings = settings
         self._reporters = reporters
         self._facts = facts
@@ -48,15 +48,13 @@ class ConditionWatch:
         self._trouble: str | None = None
         self._held: Mapping[Key, int] = {}
         self.open: tuple[Condition, ...] = ()
-        """What was wrong at the last look; what has to hold for long, once it was reported or held so long."""
+        """What was wrong at the last look; conditions with ``hold_s`` only once they were reported or held so long."""
         self.reports = False
         """Whether this is the process that reports, as of the last look."""
 
     def look(self, report: LagReport | LockstepError, *, now_ms: int) -> None:
-        """Take the next report, or the error that came in its place. Waits for nobody, and never raises.
-
-        Where the directory can't be used, everything is reported anyway.
-        """
+        """Take the next report, or the error in its place. Never blocks or raises. If the directory can't be used,
+        everything is reported anyway."""
         findings = find_conditions(report, self._facts(), self._settings, now_ms=now_ms)
         self._held = {each.key: self._held.get(each.key, now_ms) for each in findings.open if each.hold_s}
         trouble = None
@@ -78,7 +76,6 @@ class ConditionWatch:
         )
 
     def close(self) -> None:
-        """Let another process report."""
         for reporter in self._reporters:
             reporter.close()
         self._lock.close()

@@ -1,8 +1,6 @@
-"""What is wrong now, as conditions that each have a name, a subject and a next step. Pure: facts in, conditions out.
-
-A condition has the same name and subject for as long as it is open, so that it is told once. Its sentence may change.
-No sentence holds a row's value.
-"""
+"""What is wrong now, as conditions that each have a name, a subject and a next step. Pure: facts in, conditions out. A
+condition has the same name and subject for as long as it is open, so that it is reported once. Its sentence may change.
+No sentence holds a row's value."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,25 +18,25 @@ from monitor.verification import VerifyOutcome
 
 _SLOT_MINUTES: Final = 60.0
 _CRITICAL_SLOT_MINUTES: Final = 15.0
-"""Minutes until the slot is lost: an hour is enough for somebody who is at work, a quarter for who is on call."""
+"""Minutes until the slot is lost: an hour is enough for somebody at work, a quarter for somebody on call."""
 
 _CERTIFICATE_DAYS: Final = 21.0
 _CRITICAL_CERTIFICATE_DAYS: Final = 3.0
-"""Who renews by hand needs weeks."""
+"""Renewing by hand takes weeks."""
 
 _CERTIFICATE_SHARE: Final = 1 / 6
 _CRITICAL_CERTIFICATE_SHARE: Final = 1 / 20
-"""Of its life, where that is less: one of a day or a week renews by itself, with a third of its life left."""
+"""The share of a certificate's life, if that is less: one of a day or a week renews by itself with a third left."""
 
 _FREE_PERCENT: Final = 5.0
 _CRITICAL_FREE_PERCENT: Final = 2.0
-"""Of a disk that Lockstep writes to: file systems keep some of the last 5 % for root."""
+"""The free share of a disk that Lockstep writes to: file systems reserve some of the last 5 % for root."""
 
 _RETAINED_WAL_BYTES: Final = 10 * 1024**3
-"""WAL that the slot may hold back."""
+"""How much WAL the slot may hold back."""
 
 _VIEW_BUILDING_S: Final = 3600.0
-"""The state of a view that takes longer is worth a look; `views list` shows how far it is."""
+"""A view whose state takes longer to build deserves a look; `views list` shows its progress."""
 
 _DAY_MS: Final = 24 * 3600 * 1000
 
@@ -51,24 +49,21 @@ Key = tuple[str, str]
 
 
 class Severity(IntEnum):
-    """``WARNING``: within days. ``CRITICAL``: now, since readers see old rows or changes are about to be lost."""
+    """``WARNING``: act within days. ``CRITICAL``: act now, since readers see old rows or changes are about to be
+    lost."""
 
     WARNING = 1
     CRITICAL = 2
 
     @property
     def label(self) -> str:
-        """As documents and metrics have it."""
         return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One thing that is wrong. ``since_ms`` is since when, where that is known. ``step`` says what to do.
-
-    ``passes``: it may be over by itself in a moment, so it has to hold for a while before it counts. ``hold_s`` is how
-    long at least.
-    """
+    """One thing that is wrong. ``since_ms`` is its start, if known. ``step`` says what to do. ``passes``: it may end by
+    itself in a moment, so it must hold for a while before it counts. ``hold_s`` is the minimum."""
 
     name: str
     subject: str
@@ -95,7 +90,7 @@ class Condition:
 
 
 class _Known(IntEnum):
-    """Which servers have to answer before a condition can be judged."""
+    """Which servers must answer before a condition can be judged."""
 
     WITH_ALL = 0
     WITHOUT_KAFKA = 1
@@ -104,7 +99,7 @@ class _Known(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What is the same of all conditions of a name, unless they say something else."""
+    """The defaults of all conditions of a name."""
 
     severity: Severity
     step: str
@@ -142,7 +137,7 @@ _KINDS: Final = {
     "sink-unreachable": _Kind(_CRITICAL, _LOOK_AT_SERVERS, passes=True, known=_NO_KAFKA),
     "verify-differs": _Kind(_CRITICAL, ""),
     "verify-failed": _Kind(_WARNING, ""),
-    # A generation of a sink. After a restart the reason of a job's last end stays until it is at work again.
+    # A generation of a sink. After a restart, the reason of a job's last end stays until it is at work again.
     "job-stopped": _Kind(_CRITICAL, "", passes=True, known=_NO_KAFKA),
     "table-failed": _Kind(_CRITICAL, "`lockstep lag` shows it", known=_NO_KAFKA),
     "rejections-open": _Kind(
@@ -186,11 +181,11 @@ def _open(
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What no lag report says; each part, or what it says of a subject, is None where nobody could tell.
+    """Facts that no lag report has; each part, or what it says of a subject, is None if unknown.
 
-    ``certificates``: whose -> its validity. ``disks``: directory -> (free, all) bytes. ``has_standby``: whether a
-    capture stands by. ``added`` are what extensions have found, ``added_names`` all that these may find, and
-    ``added_unknown`` that of which they can't tell.
+    ``certificates``: owner -> validity. ``disks``: directory -> (free, all) bytes. ``has_standby``: whether a capture
+    stands by. ``added`` are conditions found by extensions, ``added_names`` all that these may find, and
+    ``added_unknown`` those that they can't judge now.
     """
 
     certificates: Mapping[str, Validity | None] | None = field(default_factory=dict)
@@ -203,11 +198,9 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What is open, and of what nobody can tell now: those conditions stay as they were.
-
-    ``unknown_subjects`` are of any condition. Nothing is known but of ``known_names`` where that isn't None.
-    ``unknown_keys`` are names and subjects, or names of which nothing is known.
-    """
+    """The open conditions, and those that can't be judged now, which stay as they were. ``unknown_subjects`` are
+    unknown for any condition. If ``known_names`` isn't None, all other names are unknown. ``unknown_keys`` are names
+    with subjects, or names with None if unknown for every subject."""
 
     open: tuple[Condition, ...]
     unknown_subjects: frozenset[str] = frozenset()
@@ -229,11 +222,9 @@ def find_conditions(
     *,
     now_ms: int,
 ) -> Findings:
-    """What is wrong. ``report`` is the error where the source or Kafka has refused.
-
-    Of a report in which the source is silent only that counts: the rest is as old as the last whole one. Where Kafka
-    is, what the source and the sinks say counts as well: the slot fills just then.
-    """
+    """What is wrong. ``report`` is the error if the source or Kafka has refused. If the source is silent, only that
+    counts of the report, since the remainder is as old as the last whole one. If Kafka is silent, what the source and
+    the sinks say counts as well: that is when the slot fills."""
     of_facts = [
         *_certificates(facts, now_ms),
         *_disks(facts),
@@ -266,14 +257,14 @@ def find_conditions(
 
 
 def _unanswered(report: LagReport) -> set[str]:
-    """The generations that couldn't be asked, by their labels."""
+    """The labels of the generations that couldn't be asked."""
     return {
         stage.sink.label for stage in report.stages if stage.sink is not None and stage.sink.name in report.unanswered
     }
 
 
 def _unasked(facts: Facts, settings: ConditionSettings) -> Iterator[tuple[str, str | None]]:
-    """Conditions of which no fact says anything."""
+    """Conditions without a fact to judge them by."""
     yield from facts.added_unknown
     for name, known in (("certificate-expires", facts.certificates), ("disk-filling", facts.disks)):
         if known is None:
@@ -285,13 +276,13 @@ def _unasked(facts: Facts, settings: ConditionSettings) -> Iterator[tuple[str, s
 
 
 def _begun(report: LagReport) -> Iterator[tuple[str, str]]:
-    """A capture that begins may end again before it reads the slot, each time that somebody starts it."""
+    """A capture that begins may end again before it reads the slot, each time that it is started."""
     if any(stage.state is StageState.STARTING for stage in report.stages if stage.name == RECEIVED):
         yield "capture-stopped", CAPTURE
 
 
 def _unmeasured(report: LagReport) -> set[str]:
-    """Live generations that answer, and of which nobody can tell how far they are behind, by their labels."""
+    """The labels of live generations that answer, but whose lag is unknown."""
     return {
         stage.sink.label
         for stage in report.stages
@@ -334,10 +325,9 @@ def _slot(report: LagReport) -> Iterator[Condition]:
 
 
 def _capture(report: LagReport, facts: Facts, settings: ConditionSettings) -> Iterator[Condition]:
-    # Before there is a slot nothing is held back, and nobody reads it while capture is at work on the first copy.
-    # A paused copy beside the stream explains nothing: capture goes on.
-    # Where Kafka is silent, nobody knows whether a capture that is there copies.
-    # One that has begun will read it.
+    # Before there is a slot nothing is held back, and nobody reads it while capture makes the first copy. A paused copy
+    # beside the stream explains nothing: capture goes on. If Kafka is silent, it is unknown whether a running capture
+    # copies. A capture that has begun will read the slot.
     expected = (StageState.STARTING, StageState.BUILDING, StageState.PAUSED, StageState.UNKNOWN)
     received = [stage for stage in report.stages if stage.name == RECEIVED]
     is_copied = all(stage.state not in expected for stage in received)
@@ -360,13 +350,13 @@ def _capture(report: LagReport, facts: Facts, settings: ConditionSettings) -> It
 
 
 def _is_before_the_stream(report: LagReport) -> bool:
-    """Whether the first copy isn't done, or hasn't begun: no sink can have anything of the stream by then."""
+    """Whether the first copy isn't done, or hasn't begun: then no sink can have anything of the stream."""
     states = (StageState.BUILDING, StageState.PAUSED)
     return any(stage.name == RECEIVED and (stage.state in states or stage.lsn is None) for stage in report.stages)
 
 
 def _seconds_behind(report: LagReport) -> dict[str, float]:
-    """How far readers of live generations are behind, by their labels: by what queries find, where that is known."""
+    """How far readers of live generations are behind, by label: by what queries find, if known."""
     behind: dict[str, float] = {}
     for stage in report.stages:  # of one generation, what queries find comes last
         sink = stage.generation
@@ -417,7 +407,8 @@ def _sinks(report: LagReport) -> Iterator[Condition]:
 
 
 def _views(report: LagReport, now_ms: int) -> Iterator[Condition]:
-    """What the jobs of views have told. A view that is behind, and a disk that fills up, have their own conditions."""
+    """What the jobs of views have reported. A view that is behind, and a disk that fills up, have their own
+    conditions."""
     for sink in (stage.sink for stage in report.stages if stage.sink is not None):
         if sink.view is None:
             continue
@@ -456,7 +447,7 @@ def _verified(report: LagReport) -> Iterator[Condition]:
 
 
 def _stalled(report: LagReport) -> Iterator[Condition]:
-    """Stages that say of themselves that their input moves and they don't."""
+    """Stages whose input moves while they don't."""
     for stage in report.stages:
         if stage.state is StageState.STALLED:
             yield _open(

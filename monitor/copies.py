@@ -1,4 +1,4 @@
-"""How far copies of tables are: what the state records say, beside a running capture and without one."""
+"""How far copies of tables are, by the state records, with or without a running capture."""
 
 import contextlib
 import time
@@ -23,7 +23,7 @@ from cdc.stream.slot_watch import HeldWal, SlotLook, look_at_slot, wal_rate
 
 APPLICATION = "lockstep snapshot status"
 
-# None of it takes a lock: a table may be locked for long. Of a partitioned table, its partitions have the rows.
+# Takes no locks, since a table may be locked for long. For a partitioned table, its partitions have the rows.
 _ROWS_ESTIMATED = """
 with recursive tree(root, oid) as (
     select name, to_regclass(name)::oid from unnest(%s::text[]) as name
@@ -37,8 +37,8 @@ from tree join pg_class c on c.oid = tree.oid and c.relkind = 'r' group by tree.
 
 
 class CopyStage(StrEnum):
-    """``WAITING``: nothing of it is known to be copied. ``IN_STREAM``: it is to be copied while the stream runs, or is
-    being copied so. ``PAUSED``: it is to be copied, and somebody has paused that."""
+    """``WAITING``: nothing of it is known to be copied. ``IN_STREAM``: it is being copied while the stream runs, or
+    will be. ``PAUSED``: its copy is paused."""
 
     COPIED = "copied"
     COPYING = "copying"
@@ -49,8 +49,8 @@ class CopyStage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TableCopyStatus:
-    """``rows`` and ``size``, bytes of values, are of ranges that are complete; the size of a table that is copied isn't
-    kept. ``rows_estimated`` is the planner's, None where it isn't known."""
+    """``rows`` and ``size``, bytes of values, count complete ranges; the size of a copied table isn't stored.
+    ``rows_estimated`` is the planner's, None if unknown."""
 
     table: TableName
     stage: CopyStage
@@ -61,10 +61,9 @@ class TableCopyStatus:
 
 @dataclass(frozen=True, slots=True)
 class CopyReport:
-    """``phase`` is the state's; None: capture never ran. ``rows_per_s`` and ``bytes_per_s`` are those of the ranges
-    since the last start; None where there are none. ``held`` is the WAL that is kept; None where there is no slot.
-    ``is_slot_lost``: the slot is lost or gone, so neither the first copy nor the stream can go on.
-    """
+    """``phase`` is the state's; None if capture never ran. ``rows_per_s`` and ``bytes_per_s`` are those of the ranges
+    since the last start; None without any. ``held`` is the WAL that is held back; None without a slot.
+    ``is_slot_lost``: the slot is lost or gone, so neither the first copy nor the stream can go on."""
 
     phase: SnapshotPhase | None
     tables: Sequence[TableCopyStatus]
@@ -75,7 +74,7 @@ class CopyReport:
 
     @property
     def seconds_left(self) -> float | None:
-        """None where it isn't known, or where no first copy is under way that can go on."""
+        """None if unknown, or if no first copy is in progress that can go on."""
         left = [table for table in self.tables if table.stage is not CopyStage.COPIED]
         is_paused = any(table.stage is CopyStage.PAUSED for table in left)
         if not self.rows_per_s or self.phase is not SnapshotPhase.COPYING or is_paused or self.is_slot_lost:
@@ -145,10 +144,8 @@ def copy_report(
 
 
 def held_wal(look: SlotLook, before: SlotLook | None, state: CaptureState | None, *, now_ms: int) -> HeldWal:
-    """What the slot makes the server keep. ``before`` is an earlier look of the same observer.
-
-    Where there is none, a first copy tells how much WAL was written since it began.
-    """
+    """What the slot makes the server retain. ``before`` is an earlier look of the same observer. Without one, a first
+    copy says how much WAL was written since it began."""
     rate: float | None = None
     if before is not None:
         rate = wal_rate(bytes_written=look.wal_end - before.wal_end, seconds=look.at_s - before.at_s)
@@ -167,7 +164,7 @@ class CopyStatusCollector:
         self._first_look: SlotLook | None = None
 
     def collect(self) -> CopyReport:
-        """The report now. Raises Unavailable when a server doesn't answer, LockstepError when one refuses."""
+        """The report now. Raises Unavailable if a server doesn't answer, LockstepError if one refuses."""
         pipeline = self._pipeline
         client, topic = pipeline.kafka.client(), control_topic(pipeline.name, STATE)
         state: CaptureState | None = None
@@ -193,7 +190,7 @@ class CopyStatusCollector:
             held = held_wal(look, self._first_look, state, now_ms=time.time_ns() // 1_000_000)
             self._first_look = self._first_look or look
         report = copy_report(names, state, ranges, estimated, held)
-        # The state was read before the slot was looked at: in these phases it was there by then.
+        # The state was read before the slot was looked at: in these phases the slot existed by then.
         had_slot = state is not None and state.phase in (SnapshotPhase.COPYING, SnapshotPhase.DONE)
         return replace(report, is_slot_lost=had_slot and (slot is None or slot.wal_status == "lost"))
 

@@ -1,4 +1,4 @@
-"""How the report of copies looks on a terminal."""
+"""Shows the report of copies on a terminal."""
 
 from rich.console import Group
 from rich.table import Table

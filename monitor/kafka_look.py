@@ -15,31 +15,29 @@ from monitor.background_question import Asking
 from monitor.open_rejections import OpenRejections
 
 _STATE_EVERY_S = 3.0
-"""How often the state is read while a table lacks its copy: its topic holds a record for each range of a first copy."""
+"""How often to read the state while a table lacks its copy: its topic has a record for each range of a first copy."""
 
 _TABLES_EVERY_S = 10.0
-"""How often it is asked which tables are captured, where nobody says so: capture's state has to be read for that."""
+"""How often to look up the captured tables, if nothing reports changes: that reads capture's state."""
 
 Topics = Callable[[Pipeline], Collection[str]]
-"""The topics that are read, by the pipeline with its tables of now."""
+"""The topics to read, given the pipeline with its present tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class OfKafka:
-    """What Kafka says in a look."""
+    """What Kafka says in one look."""
 
     published: ProgressRecord | None
     ends: Mapping[tuple[str, int], int]
     open_rejections: Mapping[tuple[str, int], int]
     copying: CaptureState | None
-    """As of a few seconds ago at most, None where no table lacks its copy."""
+    """At most a few seconds old; None if no table lacks its copy."""
 
 
 class KafkaLook:
-    """Looks at Kafka again and again, until it is closed.
-
-    ``pipeline`` has the tables of the last look. Before one has found them, its patterns are unresolved.
-    """
+    """Looks at Kafka repeatedly, until it is closed. ``pipeline`` has the tables of the last look. Until one has found
+    them, its patterns are unresolved."""
 
     def __init__(self, pipeline: Pipeline, resolve: Callable[[Pipeline], Pipeline]) -> None:
         self._configured = pipeline
@@ -49,24 +47,23 @@ class KafkaLook:
         self.pipeline = pipeline
         self._cluster = TopicAdmin(pipeline.kafka.client())
         self._progress: ProgressReader | None = None
-        # The newest record, also where nobody answers now.
+        # The newest record known, even if Kafka is silent now.
         self.published: ProgressRecord | None = None
         self.rejections = OpenRejections(pipeline, self._cluster)
         # Capture's state, and the epoch in which it needn't be read again.
         self._state_of: int | None = None
         self.state: CaptureState | None = None
         self._copying: tuple[float, CaptureState | None] = -math.inf, None
-        # Where partitions were last seen to end.
+        # Where partitions last ended.
         self.ends: dict[tuple[str, int], int] = {}
         self._asking = Asking[OfKafka]()
 
     def ask(self, topics: Topics, *, is_slot_lost: bool) -> OfKafka:
-        """What Kafka says. Raises Unavailable where it can't be asked, LockstepError where it refuses."""
+        """What Kafka says. Raises Unavailable if it can't be asked, LockstepError if it refuses."""
         server = f"Kafka at {self.pipeline.kafka.bootstrap_servers}"
         return self._asking.ask(partial(self._look, topics, is_slot_lost=is_slot_lost), server)
 
     def _look(self, topics: Topics, *, is_slot_lost: bool) -> OfKafka:
-        """Raises Unavailable and LockstepError."""
         self._look_for_tables()
         published = self._newest_progress()
         ends = self._topic_ends(topics(self.pipeline))
@@ -75,10 +72,8 @@ class KafkaLook:
         return OfKafka(published, ends, counts, self._while_copying(published))
 
     def _look_at_state(self, newest: ProgressRecord | None, *, is_slot_lost: bool) -> None:
-        """Read capture's state once in each epoch, and while the slot is lost.
-
-        Else no gap comes up, and the source doesn't become another server.
-        """
+        """Read capture's state once in each epoch, and while the slot is lost. Otherwise no gap can appear, and the
+        source can't become another server."""
         if newest is not None and (is_slot_lost or self._state_of != newest.epoch):
             pipeline = self.pipeline
             state = read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot)
@@ -87,7 +82,7 @@ class KafkaLook:
             self._copying = time.monotonic(), state
 
     def _while_copying(self, newest: ProgressRecord | None) -> CaptureState | None:
-        """The state of a few seconds ago at most, while a configured table lacks its copy; else None."""
+        """The state, at most a few seconds old, while a configured table lacks its copy; else None."""
         pipeline = self.pipeline
         if newest is not None and not set(newest.uncopied) & set(pipeline.topics().values()):
             return None
@@ -100,10 +95,8 @@ class KafkaLook:
         return state
 
     def _look_for_tables(self) -> None:
-        """See which tables are captured, now and then. Raises as ``resolve``.
-
-        Where all are named, they are others only after a progress record has said so.
-        """
+        """Look up the captured tables now and then. Raises as ``resolve``. If all are named, they can only change after
+        a progress record says so."""
         selection = "" if self.published is None else self.published.selection
         is_known = self.published is not None and self._configured.source.is_resolved
         is_other = selection not in ("", self._resolved_for)
@@ -114,7 +107,7 @@ class KafkaLook:
         if self.pipeline.source.is_resolved and found.source.table_names == self.pipeline.source.table_names:
             return
         self.pipeline = found
-        if self._progress is not None:  # it follows the progress of the tables that there were
+        if self._progress is not None:  # it follows the progress of the old tables
             self._progress.close()
             self._progress = None
 
@@ -123,14 +116,14 @@ class KafkaLook:
             name = self.pipeline.name
             topics = tuple(self.pipeline.topics().values())
             if not set(topics) <= self._cluster.partition_counts(topics, must_see=True).keys():
-                return None  # Capture has never run.
+                return None  # capture has never run
             self._progress = ProgressReader(self.pipeline.kafka.client(), name, topics)
         for record in self._progress.new_records():
             self.published = record
         return self.published
 
     def _topic_ends(self, topics: Collection[str]) -> Mapping[tuple[str, int], int]:
-        """Where the partitions of these topics end; those that the brokers don't list are left out."""
+        """Where the partitions of these topics end, without topics that the brokers don't list."""
         read = list(dict.fromkeys(topics))
         if not read:
             return {}
@@ -140,5 +133,5 @@ class KafkaLook:
         return ends
 
     def close(self) -> None:
-        if not self._asking.is_open and self._progress is not None:  # else it ends with the process
+        if not self._asking.is_open and self._progress is not None:  # otherwise it ends with the process
             self._progress.close()

@@ -1,28 +1,22 @@
 """How far each stage is behind the end of the WAL, and whether it moves. Pure: facts in, report out.
 
+A generation of a sink has up to three stages. ``read`` is what its job has taken from Kafka: in a batch that ends by
+itself, the whole batch; in one that goes on, what its task has received. ``applied`` is what the store has. ``visible``
+is what queries find; only a live generation has it, in a store that shows applied rows only after a while.
+
 Each figure has one definition:
 
-A generation of a sink has up to three stages. ``read`` is what its job has taken from Kafka: of a batch that ends by
-itself the whole batch, of one that goes on what its task has got. ``applied`` is what the store has. ``visible`` is
-what queries find, of a live generation whose store shows that only after a while.
-
-``lsn``: all that commits before it, the stage has. None where nobody knows. A sink's isn't true of a table that joins
-until the sink has all of it: ``reason`` names it.
-
-``bytes_behind``: WAL between ``lsn`` and the WAL's end, whoever wrote it.
-
-``seconds_behind``: what was committed longer ago than that, the stage has. 0 where it has all that the WAL holds.
-Commit times say so, those of heartbeats among them, and looks that found that a stage had everything.
-
-``events_behind``: records between the sink's next offsets and the topics' ends, transaction markers included.
-
-``state``: what the stage does with what the stage before it has (``StageState``). Whoever has everything of a stage
-that hangs is ``current``: to blame is the one that hangs.
-
-``since_ms``: since when it is in that state, by the clock of who looks, in milliseconds since 1970. Where it hangs:
-when it was last seen to move. None where nobody knows.
-
-``reason`` and ``hint``: why, and the next step with the command to run. None where there is nothing to do.
+* ``lsn``: the stage has everything that commits before it. None if unknown. A sink's isn't true of a table that joins,
+  until the sink has all of it: ``reason`` names the table.
+* ``bytes_behind``: WAL between ``lsn`` and the WAL's end, whoever wrote it.
+* ``seconds_behind``: the stage has everything that was committed longer ago than that. 0 if it has all that the WAL
+  holds. Based on commit times, including those of heartbeats, and on looks that found that a stage had everything.
+* ``events_behind``: records between the sink's next offsets and the topics' ends, transaction markers included.
+* ``state``: what the stage does with the output of the stage before it (``StageState``). Only the stage that hangs is
+  ``stalled``; a stage that has everything of it is ``current``.
+* ``since_ms``: since when it is in that state, by the observer's clock, in milliseconds since 1970. If it hangs: when
+  it was last seen to move. None if unknown.
+* ``reason`` and ``hint``: why, and the next step with the command to run. None if there is nothing to do.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,11 +38,9 @@ from monitor.visible import Visible
 
 class StageState(StrEnum):
     """``CURRENT``: it has all of the stage before it. ``BEHIND``: it lacks something, and moves or has just begun to.
-
     ``STALLED``: it lacks something and doesn't move. ``STARTING``: its process has begun, and prepares. ``BUILDING``:
-    its first rows are being copied or loaded. ``PAUSED``: somebody has paused that. ``STOPPED``, ``SILENT`` and
-    ``ABSENT``: nobody is at work on it, as in ``jobs.generations.status.JobState``. ``UNKNOWN``: it couldn't be asked.
-    """
+    its first rows are being copied or loaded. ``PAUSED``: that is paused by order. ``STOPPED``, ``SILENT`` and
+    ``ABSENT``: nobody works on it, as in ``jobs.generations.status.JobState``. ``UNKNOWN``: it couldn't be asked."""
 
     CURRENT = "current"
     BEHIND = "behind"
@@ -63,7 +55,7 @@ class StageState(StrEnum):
 
     @property
     def needs_somebody(self) -> bool:
-        """Whether it isn't over by itself, and nobody has wanted it so."""
+        """Whether it doesn't end by itself, and nobody has ordered it."""
         return self in (StageState.STOPPED, StageState.STALLED, StageState.SILENT, StageState.UNKNOWN)
 
 
@@ -85,26 +77,25 @@ IN_KAFKA: Final = "in Kafka"
 READ: Final = "read: "
 APPLIED: Final = "applied: "
 VISIBLE: Final = "visible: "
-"""Before a generation's label, these are the names of its stages."""
+"""The names of a generation's stages are these, followed by its label."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkFacts:
     """What the progress of one generation of a sink says.
 
-    ``watermark_lsn`` is 0 before anything is known to be complete. ``records_behind`` counts the records between the
-    sink's next offsets and the topics' ends, transaction markers included, ``records_held`` those among them that wait
-    for tables which are set aside. ``job`` says whether anybody applies to it,
-    None where the sink couldn't be asked. What was committed before ``complete_ms`` it had at an earlier look.
-    ``has_begun``: something was applied to it, as far as is known.
+    ``watermark_lsn`` is 0 until something is known to be complete. ``records_behind`` counts the records between the
+    sink's next offsets and the topics' ends, transaction markers included; ``records_held`` those among them that wait
+    for tables which are set aside. ``job`` is its job's status, None if the sink couldn't be asked. At an earlier look
+    it had everything committed before ``complete_ms``. ``has_begun``: something was applied to it, as far as is known.
 
-    ``is_view``: it is the result of a query. ``view`` is what its job has told of it, None where none has.
+    ``is_view``: it is the result of a query. ``view`` is what its job has reported of it, None without a report.
     ``joining`` are topics of tables that joined, of which the watermark isn't true yet. ``consistency`` is that of a
     consistent sink.
 
-    ``read_lsn`` and ``read_commit_time_ms`` are the watermark of what its job has read, 0 where nobody knows.
-    ``in_hand`` counts the records that it has read and not applied, None where nobody knows. ``visible`` is None where
-    queries find at once what was applied.
+    ``read_lsn`` and ``read_commit_time_ms`` are the watermark of what its job has read, 0 if unknown. ``in_hand``
+    counts the records that it has read and not applied, None if unknown. ``visible`` is None if queries find applied
+    rows at once.
     """
 
     name: str
@@ -129,33 +120,31 @@ class SinkFacts:
 
     @property
     def label(self) -> str:
-        """The sink's name for the live generation; other generations have their number with it."""
+        """The sink's name for the live generation; with the number for others."""
         return self.name if self.is_live else f"{self.name} g{self.generation}"
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """Positions of the source and of capture, all in its WAL. None where capture has never got that far.
+    """Positions of the source and of capture, all in its WAL. None if capture has never got that far.
 
-    ``wal_status`` is the slot's in PostgreSQL's words, None when there is no slot. ``safe_wal_bytes`` is how much WAL
-    can be written before the slot may be lost, None when the server sets no limit. ``wal_rate`` is in bytes a second,
-    as measured between two looks. ``gap`` is the newest one that capture's state knows of. ``elsewhere`` says how this
-    isn't the source that was published from, a phrase each.
+    ``wal_status`` is the slot's in PostgreSQL's words, None without a slot. ``safe_wal_bytes`` is how much WAL can be
+    written before the slot may be lost, None if the server sets no limit. ``wal_rate`` is in bytes a second, measured
+    between two looks. ``gap`` is the newest one in capture's state. ``elsewhere`` says how this isn't the source that
+    was published from, in phrases.
 
-    ``walsender`` is what the server's process that sends the WAL to capture waits for, in PostgreSQL's words: "" while
-    it works, None where there is none. ``blocked_by`` names who holds a lock that capture waits for, ``slot_waits_for``
-    whose transaction a slot waits for that is made for a copy.
-    ``is_captured``: a capture of the slot is at work, be it with its first copy or the stream. ``captured_silent_s`` is
-    since when it has asked the source nothing, by the server's clock, None where that isn't known.
-    ``told_at`` changes with each status update that the server gets from capture: a sign of life, None where there is
-    no reader.
+    ``walsender`` is what the server's process that sends WAL to capture waits for, in PostgreSQL's words: "" while it
+    works, None if there is none. ``blocked_by`` names the holder of a lock that capture waits for, ``slot_waits_for``
+    the owner of a transaction that a slot for a copy waits for.
 
-    ``complete_lsn`` is what a living capture has said: all that commits before it is in Kafka. It was asked for before
-    ``published_lsn``. What was committed before ``complete_ms`` lies before it.
+    ``is_captured``: a capture of the slot is at work on its first copy or the stream. ``captured_silent_s`` is how long
+    it has asked the source nothing, by the server's clock, None if unknown. ``told_at`` changes with each status update
+    from capture to the server, and so shows that it lives; None without a reader.
 
-    ``copied_from_lsn`` is where the stream is to begin after a first copy that isn't complete.
-
-    ``commit_interval_ms`` is the time between two commits of capture at low load, as of the newest progress record.
+    ``complete_lsn`` is what a living capture has reported: everything that commits before it is in Kafka. It was read
+    before ``published_lsn``. Everything committed before ``complete_ms`` lies before it. ``copied_from_lsn`` is where
+    the stream will begin after a first copy that isn't complete. ``commit_interval_ms`` is the time between two commits
+    of capture at low load, as of the newest progress record.
     """
 
     wal_end: int
@@ -183,11 +172,8 @@ class SourceFacts:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage; the module says what each figure means.
-
-    ``sink`` is the generation that an applied stage is about, None for all others: so each generation comes once.
-    ``of_sink`` is the one that a stage beside it is about.
-    """
+    """One stage; the module's docstring defines each figure. ``sink`` is the generation of an applied stage, None for
+    all others, so that each generation comes once. ``of_sink`` is the generation of a stage beside it."""
 
     name: str
     lsn: int | None
@@ -203,18 +189,18 @@ class Stage:
 
     @property
     def generation(self) -> SinkFacts | None:
-        """The generation that it is about in any way, None for the stages of capture."""
+        """The generation that it belongs to in any way; None for the stages of capture."""
         return self.sink or self.of_sink
 
     @property
     def sentence(self) -> str:
-        """The state, and why; with the next step on a line of its own."""
+        """The state and the reason, with the next step on a line of its own."""
         since = "" if self.since_ms is None else f" since {time_text(self.since_ms)}"
         reason = "" if self.reason is None else f": {self.reason}"
         return f"{self.name}: {self.state.value}{since}{reason}" + ("" if self.hint is None else f"\n    {self.hint}")
 
     def to_json(self) -> dict[str, Any]:
-        """The stage in the document of the report. The applied one has what is known of the generation."""
+        """The stage in the document of the report. The applied one also has what is known of the generation."""
         of = self.generation
         document: dict[str, Any] = {"stage": self.name, "lsn": None if self.lsn is None else format_lsn(self.lsn)}
         document |= {name: getattr(self, name) for name in ("bytes_behind", "seconds_behind", "events_behind")}
@@ -230,26 +216,21 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class LagReport:
-    """All stages, in the order of the flow. ``retained_bytes`` is the WAL that the slot makes the server keep.
+    """All stages, in the order of the flow. ``retained_bytes`` is the WAL that the slot makes the server retain.
 
-    ``broken`` says what keeps capture from ever going on, a sentence each. ``wal_status``, ``safe_wal_bytes`` and
-    ``wal_rate`` are as in ``SourceFacts``. After ``minutes_until_full`` the slot is lost, if nobody reads it and WAL
-    goes on to be written at that rate. ``gap`` is what never came through the slot, the newest time that was so.
+    ``broken`` says in sentences why capture can never go on. ``wal_status``, ``safe_wal_bytes`` and ``wal_rate`` are as
+    in ``SourceFacts``. After ``minutes_until_full`` the slot is lost, if nobody reads it and WAL is written at that
+    rate. ``gap`` is the newest gap: what never came through the slot.
 
-    These are by the label of a generation. ``rejected`` counts every rejection there ever was. ``open_rejections``
-    counts the rejected rows that nothing has replaced yet, but for the ``unreadable_dead_letters``. ``rebuild_needed``
-    names the settings of a live generation that are different in today's configuration. ``unanswered`` says, by a
-    sink's name, why it couldn't be asked; its stages are unknown.
+    By the label of a generation: ``rejected`` counts every rejection ever; ``open_rejections`` counts the rejected rows
+    that nothing has replaced yet, without the ``unreadable_dead_letters``; ``rebuild_needed`` names the settings of a
+    live generation that differ from today's configuration; ``verified`` is a live generation's last comparison with the
+    source.
 
-    ``paused_copies`` are tables whose copies somebody has paused: no sink that has them gets further meanwhile.
-    ``first_copy_paused``: the first copy is, as a whole. ``first_copy_left``: it isn't complete, and nobody is at work
-    on it.
-
-    ``verified`` has the last comparison of each live generation with the source, by its label.
-
-    ``refused_rows`` counts the rows with an open rejection of what extensions write to, by its name.
-
-    ``commit_interval_ms`` is as in ``SourceFacts``.
+    ``unanswered`` says, by a sink's name, why it couldn't be asked; its stages are unknown. ``paused_copies`` are
+    tables with a paused copy: no sink with them gets further meanwhile. ``first_copy_paused``: the whole first copy is
+    paused. ``first_copy_left``: it isn't complete, and nobody works on it. ``refused_rows`` counts the rows with an
+    open rejection in the targets of extensions, by name. ``commit_interval_ms`` is as in ``SourceFacts``.
     """
 
     stages: tuple[Stage, ...]
@@ -276,10 +257,8 @@ class LagReport:
 
     @property
     def worst(self) -> Stage | None:
-        """The stage that needs somebody most, of several the first in the flow; None where all is well.
-
-        A generation that isn't live needs nobody as long as it hasn't stopped.
-        """
+        """The stage that needs somebody most, of several the first in the flow; None if all is well. A generation that
+        isn't live needs nobody unless it has stopped."""
         stages = [
             stage
             for stage in self.stages
@@ -287,12 +266,12 @@ class LagReport:
             and (stage.state is not StageState.UNKNOWN or stage.reason is not None)
             and (stage.generation is None or stage.generation.is_live or stage.state is StageState.STOPPED)
         ]
-        # Of a generation in which all stages are so, as of one without a job, the applied one says why.
+        # If all stages of a generation are so, as without a job, the applied one says why.
         return min(stages, key=lambda stage: (_WORST_FIRST.index(stage.state), stage.of_sink is not None), default=None)
 
     @property
     def needs_somebody(self) -> bool:
-        """Whether something isn't over by itself, and nobody has wanted it so."""
+        """Whether something doesn't end by itself, and nobody has ordered it."""
         is_bad = self.worst is not None and self.worst.state.needs_somebody
         has_ended = any(job.needs_somebody for job in self.idle.values())
         jobs = [stage.sink.job for stage in self.stages if stage.sink is not None and stage.sink.job is not None]
@@ -301,7 +280,7 @@ class LagReport:
 
     @property
     def views(self) -> dict[str, ToldView]:
-        """What jobs have told of their views, by the label of a generation."""
+        """What jobs have reported of their views, by the label of a generation."""
         sinks = [stage.sink for stage in self.stages if stage.sink is not None]
         return {sink.label: sink.view for sink in sinks if sink.view is not None}
 
@@ -331,7 +310,7 @@ class LagReport:
 
     @property
     def idle(self) -> dict[str, JobStatus]:
-        """The generations that no job applies to, by their label. Of one that isn't live, only an error counts."""
+        """The generations without a job, by label. If a generation isn't live, only an error counts."""
         jobs = [(stage.sink, stage.sink.job) for stage in self.stages if stage.sink is not None and stage.sink.job]
         return {
             sink.label: job
@@ -415,7 +394,7 @@ def report(source: SourceFacts, sinks: Sequence[SinkFacts], *, now_ms: int) -> L
 
 
 def _read_stage(applied: Stage, sink: SinkFacts, wal_end: int, complete_ms: int, now_ms: int) -> Stage:
-    """What was applied was read."""
+    """Everything applied was read too."""
     events = None if applied.events_behind is None else max(0, applied.events_behind - (sink.in_hand or 0))
     stage = replace(applied, name=f"{READ}{sink.label}", events_behind=events, sink=None, of_sink=sink)
     if sink.read_lsn <= (applied.lsn or 0):
@@ -438,10 +417,8 @@ def _visible_stage(applied: Stage, sink: SinkFacts, visible: Visible, wal_end: i
 
 
 def elsewhere(state: CaptureState, *, system_id: str | None, database: str) -> tuple[str, ...]:
-    """How a source isn't the one that was published from, a phrase each. Pure.
-
-    ``system_id`` is None where our role may not ask for it.
-    """
+    """How a source isn't the one that was published from, in phrases. Pure. ``system_id`` is None if our role may not
+    read it."""
     compared = (
         ("system identifier", state.system_id, system_id or state.system_id),
         ("database", state.database, database),
@@ -467,7 +444,7 @@ def _gap_json(gap: Gap) -> dict[str, Any]:
 
 
 def broken(source: SourceFacts) -> Iterator[str]:
-    """What keeps capture from ever going on, a sentence each. Pure."""
+    """Why capture can never go on, in sentences. Pure."""
     published_lsn = source.published_lsn if source.published_lsn is not None else source.copied_from_lsn
     if published_lsn is None:
         return

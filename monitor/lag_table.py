@@ -1,4 +1,4 @@
-"""How the lag report looks on a terminal."""
+"""Shows the lag report on a terminal."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from monitor.watching import Panel
 
 def lag_table(lag: LagReport) -> Group:
     """A table of the stages, and below it a sentence for each sink that needs attention."""
-    table = Table(title=None, expand=False, pad_edge=False)  # for all columns to fit into 80 characters
+    table = Table(title=None, expand=False, pad_edge=False)  # so that all columns fit into 80 characters
     for heading in ("stage", "state", "seconds\nbehind", "events\nbehind", "bytes\nbehind", "LSN"):
         table.add_column(heading, justify="left" if heading in ("stage", "state") else "right")
     for stage in lag.stages:
@@ -37,7 +37,7 @@ def lag_table(lag: LagReport) -> Group:
 
 
 def panel_table(panel: Panel) -> Group:
-    """A line for each of its rows, then why one doesn't move."""
+    """A line for each of its rows, then the reasons of those that don't move."""
     table = Table(panel.kind, "state", *panel.columns, box=None)
     for row in panel.rows:
         table.add_row(row.name, row.state, *map(_figure, panel.columns, row.figures, repeat(panel.times)))
@@ -53,7 +53,7 @@ def _figure(column: str, figure: int | None, times: Collection[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """A sentence about what needs attention. ``about`` is the same in each report, "" where a stage's state says it."""
+    """A sentence about what needs attention. ``about`` is the same in each report, "" if a stage's state says it."""
 
     sentence: str
     style: str
@@ -61,7 +61,7 @@ class Remark:
 
 
 def remarks(lag: LagReport) -> Iterator[Remark]:
-    """All of them, what matters most first."""
+    """All remarks, the most important first."""
     yield from _of_the_pipeline(lag)
     yield from _of_progress(lag)
     yield from _of_jobs(lag)
@@ -147,7 +147,7 @@ def _of_rejections(lag: LagReport) -> Iterator[Remark]:
 
 
 def view_text(told: ToldView) -> str:
-    """What a view holds, and what a change costs; or how far its building is. In one line."""
+    """A view's size and the cost of a change, or the progress of its build, in one line."""
     figures = told.figures
     if figures.building is not None:
         return f"the view's state is being built: {figures.building.sentence}"
@@ -158,7 +158,7 @@ def view_text(told: ToldView) -> str:
 
 
 def _is_told_nowhere_else(stage: Stage) -> bool:
-    """Of a job that has ended, and of a sink that can't be asked, there are sentences of their own."""
+    """Jobs that have ended, and sinks that can't be asked, have sentences of their own."""
     if stage.sink is None:
         return stage.state in (StageState.STALLED, StageState.SILENT, StageState.UNKNOWN)
     return stage.state is StageState.STALLED

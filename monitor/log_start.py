@@ -19,30 +19,25 @@ from jobs.query.start_position import offsets_after_lsn
 
 @dataclass(frozen=True, slots=True)
 class AfterLsn:
-    """What was committed after ``lsn`` of the server that is captured now, whose LSNs have this ``epoch``."""
+    """What was committed after ``lsn`` of the present server, whose LSNs have this ``epoch``."""
 
     lsn: int
     epoch: int
     offsets: Offsets
-    """At or before the first of it."""
+    """At or before the first such event."""
 
 
 def offsets_since(pipeline: Pipeline, topics: Collection[str], time_ms: int) -> Offsets:
-    """The offset of each partition of these topics from which records were published at this time or later.
-
-    Raises Unavailable, also for a topic that the brokers don't list.
-    """
+    """For each partition of these topics, the offset of the first record published at this time or later. Raises
+    Unavailable, also for a topic that the brokers don't list."""
     cluster = TopicAdmin(pipeline.kafka.client())
     return cluster.offsets_at(partitions_of(topics, cluster.partition_counts(topics)), time_ms)
 
 
 def offsets_after(pipeline: Pipeline, topics: Collection[str], lsn: int) -> AfterLsn:
-    """The offset of each partition of these topics from which everything comes that was committed after ``lsn``.
-
-    Little of what was before comes with it. 0 is the beginning of the log, also of what was published before a
-    recovery, whose LSNs were others. Raises ConfigurationError for an LSN beyond the end of the WAL, and as
-    ``offsets_since``.
-    """
+    """For each partition of these topics, an offset from which everything committed after ``lsn`` follows, with little
+    of what was before. 0 is the beginning of the log, including what was published before a recovery with other LSNs.
+    Raises ConfigurationError for an LSN beyond the end of the WAL, and as ``offsets_since``."""
     client = pipeline.kafka.client()
     partitions = partitions_of(topics, TopicAdmin(client).partition_counts(topics))
     if lsn == 0:
@@ -54,12 +49,12 @@ def offsets_after(pipeline: Pipeline, topics: Collection[str], lsn: int) -> Afte
     def published() -> Iterator[ProgressRecord]:
         nonlocal newest
         for record in read_progress(client, pipeline.name):
-            # An LSN is one of the server that is captured now.
+            # An LSN belongs to the server that is captured now.
             newest = record.lsn if record.epoch == epoch else 0
             yield record
 
     start = AfterLsn(lsn, epoch, offsets_after_lsn(published(), lsn, partitions, epoch=epoch))
-    # The source is asked only about what isn't published yet: where sinks are applied to, it needn't be in reach.
+    # Ask the source only about what isn't published yet: machines that run jobs may be unable to reach it.
     if lsn > newest:
         _refuse_future(pipeline, lsn)
     return start

@@ -1,16 +1,14 @@
-"""What is to be done about what a look finds, in the same words wherever it is said. Pure."""
+"""What to do about a finding, in the same words everywhere. Pure."""
 
 
 def rebuild_step(label: str) -> str:
-    """For a generation that was built with other settings. ``label`` is a ``SinkFacts.label``.
-
-    The command builds beside what readers see, and says at its end how they are switched.
-    """
+    """For a generation that was built with other settings. ``label`` is a ``SinkFacts.label``. The command builds
+    beside what readers see, and says at its end how to switch them."""
     return f"`lockstep rebuild {label.partition(' ')[0]}`"
 
 
 def differing_step(label: str, *, is_view: bool) -> str:
-    """For a generation that readers see and that differs from the source. No row of a view is repaired by itself."""
+    """For a live generation that differs from the source. Single rows of a view can't be repaired."""
     if is_view:
         return f"`lockstep rebuild {label} --switch` builds it again"
     return f"`lockstep verify {label} --repair` mends them"

@@ -1,4 +1,4 @@
-"""Counts the rows with an open rejection: by sink and generation, and by the name of what extensions write to."""
+"""Counts the rows with an open rejection: by sink and generation, and by the name of an extension's target."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -11,7 +11,7 @@ from jobs.dead_letters.record import DeadLetter, UnreadableDeadLetter, read_dead
 
 
 class OpenRejections:
-    """Reads the dead-letter topic; each count reads only the records that are new since the one before."""
+    """Reads the dead-letter topic; each count reads only the records since the one before."""
 
     def __init__(self, pipeline: Pipeline, cluster: TopicAdmin) -> None:
         self._reader = TopicReader(pipeline.kafka.client())
@@ -21,7 +21,7 @@ class OpenRejections:
         self._next = 0
 
     def counts(self) -> Mapping[tuple[str, int], int]:
-        """(sink, generation) -> rows with an open rejection. Raises Unavailable when Kafka doesn't answer."""
+        """(sink, generation) -> rows with an open rejection. Raises Unavailable if Kafka doesn't answer."""
         self._read()
         readable = [record for record in self._dead_letters.values() if isinstance(record, DeadLetter)]
         # A row may have several dead letters; it counts once.
@@ -29,10 +29,7 @@ class OpenRejections:
         return Counter(rows.values())
 
     def of(self, names: Collection[str]) -> Mapping[str, int]:
-        """Each of these names -> rows with an open rejection, as of the last count.
-
-        A row of several generations counts once.
-        """
+        """Name -> rows with an open rejection, as of the last count. A row of several generations counts once."""
         readable = [record for record in self._dead_letters.values() if isinstance(record, DeadLetter)]
         rows = Counter(name for name, _ in {(record.sink, record.key) for record in readable})
         return {name: rows[name] for name in names}
@@ -47,7 +44,7 @@ class OpenRejections:
             self._dead_letters, self._next = {}, 0
             return
         (end,) = self._cluster.end_offsets([(self._topic, 0)]).values()
-        if end < self._next:  # The topic was recreated.
+        if end < self._next:  # the topic was recreated
             self._dead_letters, self._next = {}, 0
         if end == self._next:
             return

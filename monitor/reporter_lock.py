@@ -1,8 +1,6 @@
-"""Which process of this machine looks after a pipeline: it holds a lock for as long as it lives.
-
-The system frees the lock in any end. What root makes in its directory belongs to the directory's owner, since the
-process that looks may be a service of that user.
-"""
+"""Which process of this machine watches a pipeline: it holds a lock for as long as it lives. The system frees the lock
+however the process ends. What root creates in the lock's directory belongs to the directory's owner, since the watching
+process may be a service of that user."""
 
 import contextlib
 import fcntl
@@ -18,14 +16,14 @@ logger = logging.getLogger("lockstep.alerts")
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Whether a process of this machine looks, and when one has looked last; None: none ever has."""
+    """Whether a process of this machine watches, and when one last looked; None if none ever did."""
 
     is_there: bool
     looked_ms: int | None
 
 
 class ReporterLock:
-    """The lock of a directory. ``take`` and ``holder`` raise LockstepError where it can't be used."""
+    """The lock of a directory. ``take`` and ``holder`` raise LockstepError if it can't be used."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -33,7 +31,7 @@ class ReporterLock:
         self._has_said = False
 
     def take(self) -> bool:
-        """Become the one that looks; False while another process is, which is logged once. Lasts until ``close``."""
+        """Become the process that watches, until ``close``. False while another process is; that is logged once."""
         if self._lock is None:
             try:
                 make_directory(self._directory)
@@ -53,11 +51,11 @@ class ReporterLock:
                 return False
             self._lock, self._has_said = lock, False
         with contextlib.suppress(OSError):
-            os.utime(self._lock)  # others see that it looks
+            os.utime(self._lock)  # shows others that it looks
         return True
 
     def holder(self) -> Holder:
-        """Who looks now."""
+        """Who watches now."""
         try:
             lock = os.open(self._directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -81,7 +79,7 @@ class ReporterLock:
 
 
 def unusable(directory: Path, error: OSError) -> LockstepError:
-    """Why a directory can't have what is kept there."""
+    """The error for a directory that can't be used."""
     return LockstepError(
         f"the directory {directory} can't be used: {error.strerror}",
         hint="check pipeline.data_directory, its permissions and its disk",
@@ -89,7 +87,7 @@ def unusable(directory: Path, error: OSError) -> LockstepError:
 
 
 def make_directory(directory: Path) -> None:
-    """Make it and what is missing above it. Raises OSError."""
+    """Make it and its missing parents. Raises OSError."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(exist_ok=True)
@@ -101,7 +99,7 @@ def make_directory(directory: Path) -> None:
 
 
 def open_lock(path: Path) -> int:
-    """A descriptor of a file to lock, made where there is none. Raises OSError."""
+    """A descriptor of a file to lock, created if missing. Raises OSError."""
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -111,7 +109,7 @@ def open_lock(path: Path) -> int:
 
 
 def give_to_owner(descriptor: int, directory: Path) -> None:
-    """Let what root has just made belong to whom the directory belongs. By its descriptor: names can be changed."""
+    """Give what root has just created to the directory's owner. By descriptor, since names can be changed."""
     if os.geteuid() == 0:
         owner = directory.stat()
         os.fchown(descriptor, owner.st_uid, owner.st_gid)

@@ -1,4 +1,4 @@
-"""A report that isn't about a change that is on its way just now."""
+"""A lag report that ignores a change which is just on its way."""
 
 import time
 from collections.abc import Callable
@@ -12,23 +12,22 @@ _PATIENCE_S: Final = 1.0
 _LOOK_S: Final = 0.2
 
 _UNMOVED_S: Final = STALLED_S + 1.0
-"""A stage that doesn't move at all is looked at until it is known whether it hangs."""
+"""A stage that doesn't move at all is watched until it is known whether it hangs."""
 
 
 class Collector(Protocol):
-    """Whoever knows the lag now."""
+    """A source of lag reports."""
 
     def collect(self) -> LagReport:
         """The lag now. Raises as ``monitor.collector.LagCollector.collect``."""
 
 
 def settled_report(collector: Collector, *, sleep: Callable[[float], None] = time.sleep) -> LagReport:
-    """The lag, looked at again for a second at most while a stage is further behind than that.
+    """The lag, looked at again for at most a second while a stage is more than a second behind; for some seconds more
+    if such a stage hasn't moved at all by then, since it may hang.
 
-    Where a stage that lacks something hasn't moved at all by then, for some seconds more: it may hang.
-
-    On a source that was idle, a change that comes just now lacks nothing but its milliseconds. One look can't tell: the
-    newest commit that a stage has may be as old as the last heartbeat. Raises as ``collect``.
+    On an idle source, a change that comes just now is only milliseconds behind. One look can't tell: the newest commit
+    that a stage has may be as old as the last heartbeat. Raises as ``collect``.
     """
     began_s = time.monotonic()
     first = lag = collector.collect()

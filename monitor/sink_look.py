@@ -22,18 +22,18 @@ from sinks.contract import OpenedSink, Progress
 from sinks.registry import SinkSettings, open_sink, with_definition
 
 _LIST_EVERY_S = 2.0
-"""How often the sinks are asked which generations they have."""
+"""How often to ask the sinks for their generations."""
 
 _JOBS_S = 4.0
-"""So much longer where a sink has said how far it is, and only its jobs are still looked at. On a machine that isn't
-busy, what hangs then is named within ten seconds too, the time between two looks included."""
+"""Extra time once a sink has said how far it is, and only its jobs are still looked at. On an idle machine, what hangs
+is then still named within ten seconds, including the time between two looks."""
 
 _NOT_BEGUN = Generation(1, True, None)
 
 
 @dataclass(frozen=True, slots=True)
 class OfGeneration:
-    """What a store says of a generation. Each part is None where it isn't known, or there is nothing of the kind."""
+    """What a store says of a generation. Each part is None if unknown or not applicable."""
 
     generation: Generation
     progress: Progress | None = None
@@ -49,7 +49,7 @@ Answer = Sequence[OfGeneration] | LockstepError
 
 @dataclass(frozen=True, slots=True)
 class _Complete:
-    """That a sink had everything of before ``at_ms`` when it was at this epoch and watermark."""
+    """A sink had everything from before ``at_ms`` when it was at this epoch and watermark."""
 
     epoch: int
     watermark_lsn: int
@@ -58,10 +58,8 @@ class _Complete:
 
 @dataclass(frozen=True, slots=True)
 class _BuiltWith:
-    """The settings of a generation by its record, and in which of them rows may be others than today's say.
-
-    Without a record, they are today's.
-    """
+    """The settings of a generation by its record, and those of them that would give other rows today. Without a record,
+    they are today's."""
 
     record: Record | None
     settings: SinkSettings
@@ -69,7 +67,7 @@ class _BuiltWith:
 
 
 class SinkLook:
-    """Looks at a sink again and again, until it is closed."""
+    """Looks at a sink repeatedly, until it is closed."""
 
     def __init__(self, name: str, settings: SinkSettings, pipeline: str) -> None:
         self._name = name
@@ -84,7 +82,7 @@ class SinkLook:
         self._still: dict[int, LastBeat] = {}
         self._visible: dict[int, VisibleRows] = {}
         self._complete: dict[int, _Complete] = {}
-        # Whether its store has answered the question that is open.
+        # Whether its store has answered the open question.
         self._has_answered = False
         self.verified: Verification | None = None
 
@@ -93,7 +91,7 @@ class SinkLook:
         self._asking.begin(partial(self.ask, with_jobs=with_jobs))
 
     def answer(self, began: float) -> Answer:
-        """What it says in time, after it was asked at ``began``. Raises what is a bug."""
+        """The answer in time, after it was asked at ``began``. Raises bugs."""
         within_s = answer_s()
         answer = self._asking.wait(began, within_s)
         if answer is None and self._has_answered:
@@ -104,20 +102,19 @@ class SinkLook:
         if not isinstance(answer, LockstepError):
             self._known = [of.generation for of in answer]
         elif isinstance(answer, Unavailable) and address and self._settings.address not in answer.message:
-            return Unavailable(f"its server{address}: {answer.message}", hint=answer.hint)  # not every client says so
+            # not every client names the address
+            return Unavailable(f"its server{address}: {answer.message}", hint=answer.hint)
         return answer
 
     def ask(self, *, with_jobs: bool) -> Sequence[OfGeneration]:
-        """How far its generations are, and ``with_jobs`` whether a job applies to each.
-
-        Raises Unavailable or LockstepError.
-        """
+        """How far its generations are and, ``with_jobs``, the status of each one's job. Raises Unavailable or
+        LockstepError."""
         self._has_answered = False
         generations = self._generations()
         self._has_answered = True
         for generation in generations:
-            # Both raise for this sink alone: another pipeline's progress says nothing of this one, and what was built
-            # with other settings has to go with today's.
+            # Both checks fail only this sink: another pipeline's progress says nothing of this one, and the settings of
+            # the build must fit today's.
             if generation.record is not None:
                 check_owner(self._name, generation.number, generation.record, self._pipeline)
             self._built_with(generation)
@@ -144,7 +141,7 @@ class SinkLook:
         return OfGeneration(generation, progress, job, blocked_by, view, consistency, visible)
 
     def _visible_of(self, generation: Generation, progress: Progress | None) -> Visible | None:
-        """What queries find, where that isn't all that was applied from the moment on. Of what readers see alone."""
+        """What queries find, for a live generation whose store shows applied rows only after a while."""
         refreshing = self._opened(generation.number).refreshing
         if progress is None or not generation.is_live or refreshing is None:
             return None
@@ -156,11 +153,11 @@ class SinkLook:
             return rows.look(progress, refreshing.refreshes())
         except Unavailable:
             raise
-        except LockstepError:  # a role that may apply, and not ask this
+        except LockstepError:  # the role may apply, but not read this
             return None
 
     def _generations(self) -> list[Generation]:
-        """Its generations, the live one first. A sink that has none yet counts as one with its first."""
+        """Its generations, the live one first. A sink without any counts as one with its first."""
         listed_at, generations = self._listed
         if time.monotonic() - listed_at > _LIST_EVERY_S:
             generations = list_generations(self._opened(1)) or [_NOT_BEGUN]
@@ -176,19 +173,18 @@ class SinkLook:
         return opened
 
     def unknown(self, generation: Generation, count: int) -> SinkFacts:
-        """The facts of one of ``count`` generations, with nothing known.
-
-        A sink's only generation goes by the sink's name, before readers see it too.
-        """
+        """The facts of one of ``count`` generations, with nothing known. A sink's only generation has the sink's name,
+        even before readers see it."""
         return SinkFacts(self._name, generation.number, generation.is_live or count == 1, 0, 0, None, 0)
 
     def facts(
         self, answer: Answer, pipeline: Pipeline, epoch: int, ends: Mapping[tuple[str, int], int] | None
     ) -> Iterator[SinkFacts]:
-        """The facts of its generations. Where it couldn't be asked: those that it had last, with nothing known.
+        """The facts of its generations. If it couldn't be asked: the generations of the last answer, with nothing
+        known.
 
-        Nothing is known either of one whose watermark is of an epoch before ``epoch``, the newest one. ``ends`` is
-        where the topics' partitions end, None where Kafka doesn't answer: nobody knows then how many records are left.
+        Nothing is known either if the watermark is of an epoch before ``epoch``, the newest one. ``ends`` is where the
+        topics' partitions end; without it (None) Kafka doesn't answer, and the number of records left is unknown.
         """
         if isinstance(answer, LockstepError):
             yield from [self.unknown(generation, len(self._known)) for generation in self._known]
@@ -239,10 +235,8 @@ class SinkLook:
         return _records_behind(topics, read, ends), _records_behind(held, read, ends) or 0
 
     def since_when_complete(self, source: SourceFacts, sink: SinkFacts, epoch: int) -> SinkFacts:
-        """The facts with the time before which everything was applied at the last look that found it so.
-
-        Nothing is known so of a sink that has gone back since: its store was put back, or what is there was undone.
-        """
+        """The facts with the time before which everything was applied, as of the last look that found it so. 0 if the
+        sink has gone back since: its store was put back, or its contents were undone."""
         known = self._complete.get(sink.generation)
         if known is not None and (known.epoch != epoch or sink.watermark_lsn < known.watermark_lsn):
             known = None
@@ -253,12 +247,12 @@ class SinkLook:
         return replace(sink, complete_ms=0 if known is None else known.at_ms)
 
     def changed_settings(self, facts: SinkFacts) -> tuple[str, ...]:
-        """The settings of a live generation that are different in today's configuration."""
+        """The settings of a live generation that differ from today's configuration."""
         generation = next((known for known in self._known if known.number == facts.generation), None)
         return () if not facts.is_live or generation is None else self._built_with(generation).changed
 
     def _built_with(self, generation: Generation) -> _BuiltWith:
-        """Raises LockstepError where what is recorded of it doesn't go with today's settings."""
+        """Raises LockstepError if the recorded settings don't fit today's."""
         record = generation.record
         if record is None:
             return _BuiltWith(None, self._settings, ())
@@ -270,7 +264,6 @@ class SinkLook:
         return known
 
     def topics(self, generation: Generation, pipeline: Pipeline) -> list[str]:
-        """The topics that a generation reads."""
         tables = self._built_with(generation).settings.tables
         topics = pipeline.topics()
         names = [TableName.parse(table) for table in tables] or pipeline.source.keyed_names
@@ -286,7 +279,7 @@ class SinkLook:
 def _records_behind(
     topics: Collection[str], next_offsets: Mapping[tuple[str, int], int], ends: Mapping[tuple[str, int], int]
 ) -> int | None:
-    """None where it isn't known, as while the brokers don't list a topic: it must not pass for an empty one."""
+    """None if unknown, as while the brokers don't list a topic: it must not pass for an empty one."""
     if not topics or not {topic for topic, _ in ends}.issuperset(topics):
         return None
     return sum(max(0, end - next_offsets.get(at, 0)) for at, end in ends.items() if at[0] in topics)

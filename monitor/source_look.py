@@ -34,11 +34,11 @@ _RATE_LOOKS = 60
 """Over how many reports the WAL's rate is measured: about a minute of ``lag --watch``."""
 
 _SILENT_S = 25.0
-"""After so long without a status update, what capture said last counts for nothing: it sends one every two seconds."""
+"""After so long without a status update, capture's last report is void: it sends one every two seconds."""
 
 
 class SourceLook:
-    """Looks at a source again and again, until it is closed. Every method but ``close`` raises Unavailable."""
+    """Looks at a source repeatedly, until it is closed. Every method but ``close`` raises Unavailable."""
 
     def __init__(self, settings: SourceSettings, slot: str, *, application: str = APPLICATION) -> None:
         self._settings = settings
@@ -60,10 +60,8 @@ class SourceLook:
             self._look(self._wal_end())
 
     def heartbeat(self, last_commit_ms: int) -> None:
-        """Commit a heartbeat on an idle source: without it, a stage that hangs would go unnoticed.
-
-        Only while a capture reads the slot: nobody would see it, and the WAL would grow for nothing.
-        """
+        """Commit a heartbeat on an idle source: without it, a stage that hangs would go unnoticed. Only while a capture
+        reads the slot: otherwise nobody would see it, and the WAL would grow for nothing."""
         now = time.monotonic()
         is_fresh = time.time_ns() // 1_000_000 - last_commit_ms < _HEARTBEAT_S * 1000
         if now - self._heartbeat_at < _HEARTBEAT_S or is_fresh or self._connection is None:
@@ -73,11 +71,11 @@ class SourceLook:
         )
         if is_read:
             self._heartbeat_at = now
-            with contextlib.suppress(psycopg.Error, LockstepError):  # a server that only reads, for instance
+            with contextlib.suppress(psycopg.Error, LockstepError):  # such as a read-only server
                 emit_heartbeat(self._connection)
 
     def emit(self) -> Lsn:
-        """Commit something, and return an LSN after it. Something was asked before."""
+        """Commit something, and return an LSN after it. Call another method first, which connects."""
         assert self._connection is not None
         try:
             return emit_heartbeat(self._connection)
@@ -95,16 +93,15 @@ class SourceLook:
         return parse_lsn(wal_end), bool(is_active), wal_status
 
     def elsewhere(self, state: CaptureState | None) -> tuple[str, ...]:
-        """How the source isn't the one that was published from, a phrase each. Something was asked before."""
+        """How the source isn't the one that was published from, in phrases. Call another method first, which
+        connects."""
         system_id, database = self._identity
         return () if state is None else elsewhere(state, system_id=system_id, database=database)
 
     def complete_lsn(self) -> tuple[Lsn | None, bool]:
-        """Up to where everything is in Kafka, as capture says, and whether the slot is gone or lost.
-
-        None where capture doesn't run, or gives no sign of life. The time of its last sign is by the clock of its
-        machine: PostgreSQL doesn't keep when one came.
-        """
+        """The LSN up to which everything is in Kafka, as reported by capture; and whether the slot is gone or lost. The
+        LSN is None if capture doesn't run, or gives no sign of life. The time of its last sign is by its machine's
+        clock, since PostgreSQL doesn't store when a sign came."""
         complete, is_slot_lost = self._query(
             "select (select r.replay_lsn::text from pg_replication_slots s"
             " join pg_stat_replication r on r.pid = s.active_pid"
@@ -124,7 +121,7 @@ class SourceLook:
         copying: CaptureState | None,
         state: CaptureState | None,
     ) -> SourceFacts:
-        """``copying`` and ``state`` were read before: what they say of the slot is so by now."""
+        """``copying`` and ``state`` were read before: what they say of the slot is true by now."""
         row = self._query(
             "select pg_current_wal_insert_lsn()::text, s.active, r.write_lsn::text,"
             " pg_wal_lsn_diff(pg_current_wal_insert_lsn(), s.restart_lsn)::bigint,"
@@ -168,7 +165,7 @@ class SourceLook:
         )
 
     def _complete_as_of_ms(self, complete_lsn: Lsn | None) -> int:
-        """When the WAL was last seen to end no later than there, in milliseconds since 1970; 0 where it never was."""
+        """When the WAL was last seen to end no later than there, in milliseconds since 1970; 0 if never."""
         seen = [at for at, wal_end in self._looks if complete_lsn is not None and wal_end <= complete_lsn]
         if not seen:
             return 0
@@ -208,7 +205,8 @@ class SourceLook:
 
 
 def _blocker_of(sessions: str) -> str:
-    """SQL: who holds what one of these sessions waits for. They are given as the SQL of their processes."""
+    """SQL: who holds the lock that one of these sessions waits for. ``sessions`` is SQL that selects their
+    processes."""
     return (
         "(select b.pid || ' (' || coalesce(b.application_name, '') || ')' from pg_stat_activity c"
         " cross join lateral unnest(pg_blocking_pids(c.pid)) as by (pid) join pg_stat_activity b on b.pid = by.pid"

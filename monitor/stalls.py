@@ -1,11 +1,11 @@
 """Which stages move and which hang: looks in, states out. Pure, clocks are arguments.
 
-A stage hangs that lacks something of the stage before it and doesn't move for ``STALLED_S``. Behind one that hangs,
-the others have all that there is to have. So the one that hangs is named, and no other.
+A stage hangs if it lacks something of the stage before it and doesn't move for ``STALLED_S``. The stages after it have
+everything that there is to have, so only the one that hangs is named.
 
-A large batch moves only at its end. It has a time by its rows, but not where a job gives no sign of life, or waits for
-a lock. A capture that gives signs of life and takes nothing is at work on something else: it reads a whole topic, or
-waits for a slot.
+A large batch moves only at its end, so it gets time for its rows; but not if its job gives no sign of life, or waits
+for a lock. A capture that gives signs of life and takes nothing is busy otherwise: it reads a whole topic, or waits for
+a slot.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Set
@@ -31,31 +31,31 @@ STALLED_S: Final = 5.0
 """A stage that lacks something and doesn't move for so long hangs."""
 
 CAPTURE_SILENT_S: Final = 30.0
-"""A capture that reads no slot and has asked the source nothing for so long hangs: at work it asks every ten seconds.
-"""
+"""A capture that reads no slot and has asked the source nothing for so long hangs: while it works it asks every ten
+seconds."""
 
 CAPTURE_PREPARES_S: Final = 300.0
-"""A capture that has begun and gets no further towards its slot for so long needs somebody. Before it reads the slot it
-may read a whole topic, which is minutes for a large one."""
+"""A capture that has begun and comes no closer to its slot for so long needs somebody. Before it reads the slot it may
+read a whole topic, which takes minutes for a large one."""
 
 LONG_SILENT_S: Final = 60.0
-"""Whoever has given no sign of life for less may be waiting for a processor: nobody is told to end it."""
+"""A process that was silent for less may be waiting for a processor, so the hint isn't to end it."""
 
 _PACE_MAX_S: Final = 60.0
-"""What moves more rarely than that doesn't set a pace: it has hung meanwhile."""
+"""Longer intervals between moves don't set a pace: the stage hung meanwhile."""
 
 _CURRENT_S: Final = 2.0
-"""Who has all that was committed longer ago than this is current: something is always on its way."""
+"""A stage that has everything committed longer ago than this is current: something is always on its way."""
 
 _ROWS_PER_S: Final = 5000
 _ROWS_MAX: Final = 300_000
-"""A batch of many rows may take as long as they take at this rate, and as those of a very large batch at most."""
+"""A batch may take as long as its rows take at this rate, but no longer than so many rows."""
 
 _STARTING_S: Final = 30.0
-"""So much longer a job may take for its first batch: Spark and the sink's code are loaded for it."""
+"""Extra time for a job's first batch, for which Spark and the sink's code are loaded."""
 
 _FIRST_ROWS_S: Final = 600.0
-"""So long the first rows of a generation may take. Of a view, nothing is applied before its state is built."""
+"""How long the first rows of a generation may take. In a view, nothing is applied before its state is built."""
 
 _STARTS: Final = "its driver has begun, and loads Spark and the sink's code"
 _START: Final = "`lockstep run` or `lockstep capture` starts it"
@@ -79,13 +79,13 @@ _LOOK_AT_SERVERS: Final = "`lockstep doctor` looks at every server and says what
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look. ``at_s`` is on a clock that only goes on, ``now_ms`` the time of day.
+    """One look. ``at_s`` is on a monotonic clock, ``now_ms`` the time of day.
 
-    ``signs`` has by a stage's name what changes whenever it moves. ``slot`` is the slot's name. ``copying``: a table of
-    the pipeline waits for its copy. ``left_out`` has the labels of generations that leave out a part of the log on
-    purpose. ``blocked`` says by label who holds the lock that the job waits for. ``refresh_s`` has by a sink's
-    name after how many seconds its store is to show what was applied. ``slowdown``: so many times as long as on an idle
-    machine everything takes here now.
+    ``signs`` has, by a stage's name, a value that changes whenever it moves. ``slot`` is the slot's name. ``copying``:
+    a table of the pipeline waits for its copy. ``left_out`` has the labels of generations that leave out a part of the
+    log on purpose. ``blocked`` says, by label, who holds the lock that the job waits for. ``refresh_s`` says, by a
+    sink's name, after how many seconds its store should show what was applied. ``slowdown``: how many times as long as
+    on an idle machine everything takes here now.
     """
 
     at_s: float
@@ -102,7 +102,7 @@ class Look:
 
     @property
     def stalled_s(self) -> float:
-        """After how long a stage hangs that doesn't move: on a busy machine everything takes longer."""
+        """How long a stage may stand still before it hangs: on a busy machine everything takes longer."""
         return STALLED_S * self.slowdown
 
 
@@ -110,9 +110,9 @@ class Look:
 class _Seen:
     """``moved_s``: when the sign was last seen to change, or the stage to lack nothing.
 
-    ``blocker`` has held a lock since then that the stage waited for. Who gives up and tries again waits only at times.
-    ``has_ended``: its job was seen not to run, or to give no sign of life for long, and it hasn't moved since.
-    ``pace_s``: how long it took from one move to the next lately, while it lacked something.
+    ``blocker`` has held a lock since then that the stage waited for; a job that gives up and tries again waits only at
+    times. ``has_ended``: its job was seen not to run, or to be silent for long, and it hasn't moved since. ``pace_s``:
+    the recent time from one move to the next while it lacked something.
     """
 
     sign: Hashable
@@ -131,11 +131,11 @@ class Stalls:
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
         self._states: dict[str, tuple[StageState, int]] = {}
-        # How far a capture was that prepares to read its slot, and since when.
+        # The progress of a capture that prepares to read its slot, and since when it is unchanged.
         self._prepares: tuple[Hashable, float] | None = None
 
     def judge(self, report: LagReport, look: Look) -> LagReport:
-        """The report with the state of each stage, now that this was seen too."""
+        """The report with the state of each stage, given this look too."""
         stages: list[Stage] = []
         of_sinks: dict[str, tuple[Stage, Stage | None]] = {}
         for stage in report.stages:
@@ -240,7 +240,7 @@ class Stalls:
         return _as(stage, StageState.ABSENT, reason=reason, hint=_START)
 
     def _preparing(self, stage: Stage, look: Look) -> Stage:
-        """Of a capture that has begun. One that is started again and again gets no further either."""
+        """The stage of a capture that has begun. One that is started again and again comes no closer either."""
         source = look.source
         sign = source.wal_status, stage.lsn, source.slot_waits_for, source.blocked_by
         if self._prepares is None or self._prepares[0] != sign:
@@ -253,10 +253,8 @@ class Stalls:
         return _as(stage, StageState.ABSENT, reason=reason, hint="its log says what it waits for, or why it ends")
 
     def _hung_since_ms(self, stage: Stage) -> int | None:
-        """Since when the stage hung at the last look, or had hung when it lost its connection; else None.
-
-        Who waits for a lock doesn't hang, and may have been told to stop.
-        """
+        """Since when the stage hung at the last look, or had hung when it lost its connection; else None. A capture
+        that waits for a lock doesn't hang, and may have been told to stop."""
         state, since_ms = self._states.get(stage.name, (StageState.CURRENT, 0))
         seen = self._seen.get(stage.name)
         waits = seen is not None and seen.blocker is not None
@@ -278,14 +276,14 @@ class Stalls:
         return _as(stage, StageState.STALLED, reason=reason, hint=_LOOK_AT_SERVERS)
 
     def _sink(self, stage: Stage, look: Look, report: LagReport) -> tuple[Stage, Stage | None]:
-        """The applied stage of a generation; and where it is the reading that hangs, that stage."""
+        """The applied stage of a generation; and if only reading hangs, the stage that hangs."""
         judged = self._applied(stage, look, report)
         sink = stage.sink
         assert sink is not None
         seen = self._seen.get(stage.name)
         if judged.state is not StageState.STALLED or seen is None or seen.blocker is not None or sink.in_hand != 0:
             return judged, None
-        # It has nothing in hand, so it has all of the stage that hangs.
+        # With nothing in hand, it has all of the stage that hangs.
         silent_s = self._silent_s(stage, look, None if sink.job is None else sink.job.last_sign_ms)
         still_s = look.at_s - seen.moved_s
         reason = _why_unread(still_s) if silent_s < look.stalled_s else (judged.reason, judged.hint)
@@ -328,10 +326,10 @@ class Stalls:
             reason, since_ms = building
             self._still(stage, look, lacks=False)
             return replace(_as(stage, StageState.BUILDING, reason=reason), since_ms=since_ms)
-        # Nobody is at work on the rows of a table that is set aside.
+        # Nobody works on the rows of a table that is set aside.
         rows_left = max(0, (stage.events_behind or 0) - sink.records_held)
         has_rows_left = rows_left > 0 and sink.label not in look.left_out
-        # A watermark alone may wait for a copy, or for rows from before that get a new column.
+        # A watermark alone may wait for a copy, or for older rows that get a new column.
         lacks = has_rows_left or (
             silent_s >= look.stalled_s and None not in (stage.lsn, in_kafka) and (stage.lsn or 0) < (in_kafka or 0)
         )
@@ -340,7 +338,7 @@ class Stalls:
         blocker = seen.blocker
         is_at_work = not (blocker or silent_s >= look.stalled_s)
         rows = min(rows_left, _ROWS_MAX)
-        # A pace that was seen is this machine's already.
+        # The seen pace includes this machine's slowdown.
         starting_s = _STARTING_S * seen.has_ended * look.slowdown
         at_work_s = max(rows / _ROWS_PER_S * look.slowdown, 2 * seen.pace_s) + starting_s
         patience_s = look.stalled_s + (at_work_s if is_at_work else 0)
@@ -352,12 +350,12 @@ class Stalls:
         return _delivering(stage, look, report, has_rows_left=has_rows_left)
 
     def _still(self, stage: Stage, look: Look, *, lacks: bool, blocker: str | None = None) -> float:
-        """For how many seconds the stage has lacked something and not moved."""
+        """How many seconds the stage has lacked something and not moved."""
         sign = look.signs.get(stage.name, stage.lsn)
         seen = self._seen.get(stage.name)
         if seen is None:
             seen = self._seen[stage.name] = _Seen(sign, look.at_s, look.now_ms)
-        # What hung, waited for a lock or was started again says nothing of how long it takes.
+        # A stage that hung, waited for a lock or was started again says nothing of how long moves take.
         if seen.sign != sign and lacks and seen.blocker is None and not seen.has_ended:
             took_s = look.at_s - seen.moved_s
             seen.pace_s = max(took_s if took_s <= _PACE_MAX_S else 0.0, seen.pace_s / 2)
@@ -368,10 +366,8 @@ class Stalls:
         return look.at_s - seen.moved_s
 
     def _silent_s(self, stage: Stage, look: Look, life: Hashable | None) -> float:
-        """Since how many seconds the last sign of life is the same one; 0 where there is none.
-
-        Its clock may be another than ours.
-        """
+        """For how many seconds the last sign of life has stayed the same; 0 without a sign. Its clock may differ from
+        ours."""
         if life is None:
             return 0.0
         self._seen.setdefault(stage.name, _Seen(look.signs.get(stage.name, stage.lsn), look.at_s, look.now_ms))
@@ -379,12 +375,12 @@ class Stalls:
         if seen.life != life:
             seen.life, seen.life_s = life, look.at_s
         silent_s = look.at_s - seen.life_s
-        # A job that is killed says no word, and may be started again before it counts as silent.
+        # A job that is killed stops silently, and may be started again before it counts as silent.
         seen.has_ended |= silent_s >= look.stalled_s
         return silent_s
 
     def _since(self, stage: Stage, look: Look) -> Stage:
-        """The stage with since when it is in its state."""
+        """The stage with the time since when it is in its state."""
         if stage.state is StageState.CURRENT:
             self._states.pop(stage.name, None)
             return stage
@@ -398,10 +394,8 @@ class Stalls:
 
 
 def unreachable(last: LagReport | None, sinks: Iterable[str], error_text: str, *, now_ms: int) -> tuple[Stage, ...]:
-    """The stages where the source couldn't be asked: nothing is known of any. Pure.
-
-    Every one of ``sinks`` has its stage, also where nobody has ever answered.
-    """
+    """The stages when the source couldn't be asked: nothing is known of any. Pure. Every one of ``sinks`` has its
+    stages, even if nobody has ever answered."""
     stages = () if last is None else last.stages
     if not stages:
         facts = [SinkFacts(name, 1, True, 0, 0, None, 0) for name in sinks]
@@ -423,7 +417,8 @@ def unreachable(last: LagReport | None, sinks: Iterable[str], error_text: str, *
 
 
 def _building(sink: SinkFacts) -> tuple[str, int | None] | None:
-    """How far the building of a view's state is, and since when; None where it is there. Nothing is applied before."""
+    """The progress of the build of a view's state, and since when; None if the state is built. Nothing is applied
+    before."""
     told = sink.view
     if told is not None and told.figures.building is not None:
         return f"the view's state is being built: {told.figures.building.sentence}", told.since_ms
@@ -433,7 +428,7 @@ def _building(sink: SinkFacts) -> tuple[str, int | None] | None:
 
 
 def _is_left(stages: Iterable[Stage], look: Look) -> bool:
-    """Whether a first copy isn't complete, and nobody is at work on it or has paused it."""
+    """Whether a first copy isn't complete, and nobody works on it or has paused it."""
     is_absent = any(stage.name == RECEIVED and stage.state is StageState.ABSENT for stage in stages)
     return is_absent and look.source.copied_from_lsn is not None
 
@@ -443,7 +438,7 @@ def _as(stage: Stage, state: StageState, *, reason: str | None = None, hint: str
 
 
 def _first(stage: Stage, *rules: tuple[object, StageState, str, str | None]) -> Stage | None:
-    """The stage by the first of these that holds: condition, state, reason and hint."""
+    """The stage by the first rule that holds: condition, state, reason and hint."""
     for holds, state, reason, hint in rules:
         if holds:
             return _as(stage, state, reason=reason, hint=hint)
@@ -485,7 +480,7 @@ def _moving(stage: Stage) -> Stage:
 
 
 def _read(stage: Stage, applied: Stage, hanging: Stage | None) -> Stage:
-    """The stage of what was read, by what was found of the applied one. Where that has a reason, that says it."""
+    """The stage of what was read, given the judged applied stage. If that one has a reason, it alone says it."""
     if hanging is not None:
         return replace(stage, state=hanging.state, since_ms=hanging.since_ms, reason=hanging.reason, hint=hanging.hint)
     match applied.state:

@@ -29,24 +29,24 @@ _QUIET_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class FromNext:
-    """With the next event."""
+    """Begin with the next event."""
 
 
 @dataclass(frozen=True, slots=True)
 class FromStart:
-    """With the oldest event that the topic has."""
+    """Begin with the oldest event in the topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class FromLsn:
-    """With what was committed after this LSN of the server that is captured now."""
+    """Begin with what was committed after this LSN of the present server."""
 
     lsn: int
 
 
 @dataclass(frozen=True, slots=True)
 class FromTime:
-    """With what was published at this time, in milliseconds since 1970, or later."""
+    """Begin with what was published at this time, in milliseconds since 1970, or later."""
 
     time_ms: int
 
@@ -58,7 +58,7 @@ class WantedKey:
     """One key of a table, whatever the order and the spaces in its JSON."""
 
     def __init__(self, text: str) -> None:
-        """Raises ConfigurationError for what isn't a key."""
+        """Raises ConfigurationError for text that isn't a key."""
         key = _exact_json(text)
         if not isinstance(key, dict) or not key:
             raise ConfigurationError(f"--key: {text!r} is not a JSON object", hint='for example {"id":42}')
@@ -70,7 +70,7 @@ class WantedKey:
         return isinstance(key, bytes) and _exact_json(key) == self._key
 
     def other_columns(self, key: object) -> list[str] | None:
-        """The columns of a key that has others than the wanted one. Told once."""
+        """The columns of a key whose columns differ from the wanted one's. Returned only once."""
         if self._has_told or not isinstance(key, bytes):
             return None
         other = _exact_json(key)
@@ -82,7 +82,7 @@ class WantedKey:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """An event, or what is said of a record that isn't one."""
+    """An event, or a remark about a record that isn't one."""
 
     text: str
     is_remark: bool = False
@@ -98,11 +98,9 @@ def follow(
     as_json: bool,
     stopping: Callable[[], bool],
 ) -> Iterator[Line]:
-    """Every committed event of the table from ``start`` on, until ``stopping`` or ``count``.
-
-    ``key`` is the JSON of one key: only its events then, and of other records nothing. Raises LockstepError.
-    Of a message that isn't an event of ours there is a remark with its position, or a line of JSON.
-    """
+    """Every committed event of the table from ``start`` on, until ``stopping`` or ``count``. ``key`` is the JSON of one
+    key: then only its events, and nothing of other records. Raises LockstepError. A message that isn't an event of ours
+    yields a remark with its position, or a line of JSON."""
     name, topic = _captured(pipeline, table)
     wanted = None if key is None else WantedKey(key)
     positions, after = _positions(pipeline, topic, start)
@@ -143,7 +141,7 @@ def _captured(pipeline: Pipeline, table: str) -> tuple[TableName, str]:
 
 
 def _positions(pipeline: Pipeline, topic: str, start: Start) -> tuple[Mapping[tuple[str, int], int], AfterLsn | None]:
-    """From which offsets on to read. Some of what begins there may be from before an LSN."""
+    """The offsets to read from. Some of what begins there may be from before an LSN."""
     cluster = TopicAdmin(pipeline.kafka.client())
     partitions = cluster.partition_counts([topic], must_see=True).get(topic)
     if partitions is None:
@@ -151,7 +149,8 @@ def _positions(pipeline: Pipeline, topic: str, start: Start) -> tuple[Mapping[tu
     at = [(topic, partition) for partition in range(partitions)]
     match start:
         case FromLsn(lsn):
-            # Progress is published once per batch of capture: the offsets for an LSN are those of a batch that has it.
+            # Progress is published once per batch of capture: the offsets for an LSN are those of the batch that has
+            # it.
             after = offsets_after(pipeline, [topic], lsn)
             return after.offsets, after
         case FromTime(time_ms):
@@ -168,14 +167,14 @@ def new_messages(
     """The committed messages of each (topic, partition) from an offset on, until ``stopping``. Raises Unavailable."""
     following = dict(positions)
     while not stopping():
-        # A consumer may get nothing for ever from a broker that was restarted; a new one does.
+        # A consumer may get nothing for ever from a restarted broker; a new one does.
         yield from _until_quiet(client, following, stopping)
 
 
 def _until_quiet(
     client: Mapping[str, str | int], following: dict[tuple[str, int], int], stopping: Callable[[], bool]
 ) -> Iterator[Message]:
-    """What one consumer gets, until nothing has come for a while. ``following`` is moved on past each message."""
+    """What one consumer gets, until nothing has come for a while. Moves ``following`` past each message."""
     consumer = new_client(
         Consumer,
         {
@@ -206,10 +205,8 @@ def _until_quiet(
 
 
 def is_before(message: Message, after: AfterLsn) -> bool:
-    """Whether an event or a tombstone of ours was committed before the LSN.
-
-    A commit's own LSN is where its record begins. What begins where another one ends was committed after that.
-    """
+    """Whether an event or a tombstone of ours was committed before the LSN. A commit's own LSN is where its record
+    begins. A record that begins where another one ends was committed after that."""
     value = message.value()
     if value is None:
         text = dict(message.headers() or []).get(TAG_HEADER)
@@ -223,7 +220,7 @@ def is_before(message: Message, after: AfterLsn) -> bool:
 
 
 def _line(message: Message, *, as_json: bool) -> str | None:
-    """An event or a tombstone as one line; None for what isn't one of ours."""
+    """An event or a tombstone as one line; None if it isn't one of ours."""
     key, value = message.key(), message.value()
     if not isinstance(key, bytes) or not isinstance(_json(key), dict):
         return None
@@ -252,7 +249,7 @@ def _event_line(key: bytes, value: Any, *, as_json: bool) -> str | None:
 
 
 def _exact_json(text: str | bytes) -> Any:
-    """What JSON says, numbers of any length included; None for what isn't JSON."""
+    """The value of JSON, with numbers of any length; None for text that isn't JSON."""
     try:
         return json.loads(text, parse_float=Decimal)
     except (ValueError, RecursionError):
@@ -260,7 +257,7 @@ def _exact_json(text: str | bytes) -> Any:
 
 
 def _json(text: str | bytes) -> Any:
-    """What JSON says; None for what isn't JSON."""
+    """The value of JSON; None for text that isn't JSON."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -1,8 +1,6 @@
-"""What comparisons of a sink with the source have found.
-
-``g<n>.verified`` is a coordination record of the destination: the last comparison of all of a generation's tables, and
-up to where the generation was last found equal. It goes with the generation.
-"""
+"""What comparisons of a sink with the source have found. ``g<n>.verified`` is a coordination record of the destination:
+the last comparison of all of a generation's tables, and up to where the generation was last found equal. It goes with
+the generation."""
 
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -18,10 +16,8 @@ _FORMAT: Final = 2
 
 
 class VerifyOutcome(StrEnum):
-    """``EQUAL``: every table. ``INCOMPLETE``: nothing differs, and something couldn't be compared.
-
-    ``FAILED``: the comparison ended by an error.
-    """
+    """``EQUAL``: every table. ``INCOMPLETE``: nothing differs, but something couldn't be compared. ``FAILED``: the
+    comparison ended with an error."""
 
     EQUAL = "equal"
     DIFFERENT = "different"
@@ -34,8 +30,8 @@ class Verification:
     """The last comparison. ``differing`` counts keys. ``error`` is why it failed.
 
     When it was last equal, the generation had all rows that were committed up to ``through_lsn``, as they were at the
-    source at that time or later, ``but_for`` what that comparison couldn't say. It began at ``through_ms``; 0 where
-    none ever was equal. The LSN is one of capture's ``through_epoch``. Times are milliseconds since 1970.
+    source at that time or later, except (``but_for``) what that comparison couldn't tell. It began at ``through_ms``; 0
+    if none was ever equal. The LSN is one of capture's ``through_epoch``. Times are milliseconds since 1970.
     """
 
     began_ms: int
@@ -49,14 +45,12 @@ class Verification:
     but_for: tuple[str, ...] = ()
 
     def in_epoch(self, epoch: int | None) -> "Verification":
-        """What is known of it in an epoch of capture: an LSN from before a recovery is of another line of WAL.
-
-        None where nobody knows the epoch, and so nothing of the LSN.
-        """
+        """The verification in an epoch of capture: an LSN from before a recovery is of another line of WAL. ``epoch``
+        is None if unknown; then nothing is known of the LSN either."""
         return self if self.through_epoch == epoch else replace(self, through_lsn=0, through_ms=0)
 
     def after(self, before: "Verification | None") -> "Verification":
-        """The record to keep, where ``before`` was kept until now."""
+        """The record to store in place of ``before``."""
         if before is None or self.outcome is VerifyOutcome.EQUAL:
             return self
         names = ("through_lsn", "through_ms", "through_epoch", "but_for")
@@ -75,7 +69,7 @@ class Verification:
         }
 
     def sentence(self, label: str, *, sink: str, generation: int | None = None) -> str:
-        """One line about it. ``generation`` is that of the sink where it isn't the one that readers see."""
+        """One line about it. ``generation`` is given unless it is the one that readers see."""
         command = f"`lockstep verify {sink}" + ("`" if generation is None else f" --generation {generation}`")
         but_for = f" but for {'; '.join(self.but_for)}" if self.but_for else ""
         match self.outcome:
@@ -103,10 +97,8 @@ def load_verification(records: CoordinationRecords, generation: int) -> Verifica
 
 
 def save_verification(records: CoordinationRecords, generation: int, verification: Verification) -> None:
-    """Keep it. Where it wasn't equal, it stays known up to where an earlier one was.
-
-    Raises what the destination raises.
-    """
+    """Store it. If it isn't equal, the record still says up to where an earlier one was. Raises what the destination
+    raises."""
     kept = verification.after(load_verification(records, generation))
     records.save(_name(generation), orjson.dumps({"format": _FORMAT, **asdict(kept)}).decode())
 

@@ -1,8 +1,8 @@
 """The topic of a view, read in whole steps: rows, and the step records that say when they are of one moment.
 
-Between two steps the rows are of no moment: some are of the one before, some of the next. The topic may be compacted
-while it is read. Then it lacks rows of a moment that something newer has replaced. So the first step that counts is one
-at or behind the end that the topic had when the reading began, as long as that takes less than versions are kept.
+Between two steps the rows are of no moment: some are of the step before, some of the next. The topic may be compacted
+while it is read, and then lacks rows of a moment that newer ones have replaced. So the first step that counts is one at
+or after the end that the topic had when the reading began, if the pass took less time than versions are retained.
 """
 
 import time
@@ -20,19 +20,19 @@ from cdc.model.errors import ForeignRecord, Unavailable
 from cdc.protocol.view_steps import ViewStep, step_key
 
 _PASS_S: Final = VIEW_COMPACTION_LAG_MS / 2000
-"""A pass over the topic that took longer is followed by another one. Who hasn't read for so long begins anew."""
+"""A pass over the topic that took longer is followed by another one. A reader that paused for so long begins anew."""
 
 _QUIET_S: Final = 10.0
-"""A consumer that gets nothing for so long is replaced: a broker that was restarted may never give it anything."""
+"""A consumer that gets nothing for so long is replaced: it may never get anything from a restarted broker."""
 
 _FETCH_WAIT_MS: Final = 500
 _ROWS_MAX: Final = 5_000
-"""So many rows wait for their step at most. More are passed on before it."""
+"""How many rows may wait for their step. More are passed on before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ViewRecord:
-    """A row of the result by its key, both JSON; None where there is none of that key any more."""
+    """A row of the result by its key, both JSON; ``value`` is None if the row was deleted."""
 
     offset: int
     key: bytes
@@ -48,7 +48,7 @@ class Portion:
 
 
 class StepCutter:
-    """Rows and step records as they come -> portions. Pure. ``floor`` is the offset below which no step counts."""
+    """Rows and step records as they come -> slices. Pure. ``floor`` is the offset below which no step counts."""
 
     def __init__(self, floor: int) -> None:
         self.floor = floor
@@ -59,7 +59,7 @@ class StepCutter:
         """All rows below this offset were added."""
 
     def add(self, record: ViewRecord) -> None:
-        """The next row."""
+        """Add the next row."""
         self._records.append(record)
         self.reach(record.offset + 1)
 
@@ -68,12 +68,12 @@ class StepCutter:
         self.reached = max(self.reached, offset)
 
     def add_step(self, step: ViewStep) -> None:
-        """The next step record. One that isn't complete says nothing."""
+        """Add the next step record. An incomplete one says nothing."""
         if step.is_complete:
             self._steps.append(step)
 
     def portion(self) -> Portion | None:
-        """What can be passed on now: up to the newest step whose rows are all there, else rows that are too many."""
+        """What can be passed on now: up to the newest step whose rows are all there, or rows beyond the limit."""
         covered = [step for step in self._steps if step.end <= self.reached]
         self._steps = self._steps[len(covered) :]
         step = next((step for step in reversed(covered) if step.end >= max(self.floor, self._passed)), None)
@@ -98,7 +98,7 @@ class ViewFeed:
         *,
         stopping: Callable[[], bool],
     ) -> None:
-        """Raises Unavailable, also where there is no such topic yet."""
+        """Raises Unavailable, also if there is no such topic yet."""
         self._client = client
         self._topic = view_topic(pipeline, view, generation)
         self._steps_topic = control_topic(pipeline, VIEWS)
@@ -109,10 +109,11 @@ class ViewFeed:
         if not topics <= self._cluster.partition_counts(topics).keys():
             raise Unavailable(f"topic {self._topic} doesn't exist yet", hint="the view's job creates it")
         self.topic_id = self._cluster.topic_ids([self._topic])[self._topic]
-        """Kafka's own: another one means that the offsets are others."""
+        """Kafka's own id: another one means other offsets."""
 
     def portions(self) -> Generator[Portion, None, None]:
-        """As they come. Raises Unavailable where the brokers don't answer, and where it is to begin anew."""
+        """The slices as they come. Raises Unavailable if the brokers don't answer, and if the reading must begin
+        anew."""
         cutter = StepCutter(self._end())
         began_s = time.monotonic()
         following = {self._topic: 0, self._steps_topic: 0}
@@ -130,7 +131,7 @@ class ViewFeed:
                     yield portion
 
     def _end(self) -> int:
-        """Where the rows end that are there now: each of the writer's transactions has such a record."""
+        """Where the present rows end: each of the writer's transactions has such a record."""
         stored = read_compacted(self._client, self._steps_topic).get(self._key)
         return 0 if stored is None else ViewStep.from_bytes(stored.value, stored.what).end
 

@@ -1,11 +1,12 @@
-"""Up to where queries find what was applied, where a store shows it only after a while. Pure: looks in, positions out.
+"""Up to where queries find what was applied, in a store that shows it only after a while. Pure: looks in, positions
+out.
 
-Such a store says how often each of its parts was refreshed, and in which of them something waits for that. Where
-nothing waits, queries find all that was applied before the look. Else they find what an earlier look has seen applied,
-once each part was refreshed twice since: the first of these may have been under way by then.
+Such a store says how often each of its parts was refreshed, and which of them have something waiting for that. If
+nothing waits, queries find all that was applied before the look. Otherwise they find what an earlier look saw applied,
+once each part was refreshed twice since: the first of these may have been in progress at that look.
 
-A part that was seen to wait does so until it was refreshed, whatever it says: what the store has moved to its disk
-meanwhile isn't found by that.
+A part that was seen to wait counts as waiting until it was refreshed, whatever the store says: rows that the store has
+moved to its disk meanwhile don't count as waiting there, but queries don't find them yet.
 """
 
 from collections import deque
@@ -17,15 +18,13 @@ from sinks.capabilities.refreshing import Refreshes
 from sinks.contract import Progress
 
 _LOOKS_MAX: Final = 600
-"""Looks that are remembered of a generation, of those that have seen something new: ten minutes of them."""
+"""How many looks that saw something new are remembered per generation: ten minutes of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """What queries find of a generation. ``lsn`` and ``commit_time_ms`` are as those of ``Progress``; 0: nobody knows.
-
-    ``unseen`` counts the records that are applied and not found, None where nobody knows. ``is_all``: there are none.
-    """
+    """What queries find of a generation. ``lsn`` and ``commit_time_ms`` are as in ``Progress``; 0 if unknown.
+    ``unseen`` counts the records that are applied and not found, None if unknown. ``is_all``: there are none."""
 
     is_all: bool
     lsn: int = 0
@@ -51,7 +50,8 @@ class VisibleRows:
         self._waiting: dict[str, int] = {}
 
     def idle(self, applied: Progress) -> Visible | None:
-        """What queries find where nothing was applied since they found all: then nobody need be asked. Else None."""
+        """What queries find if nothing was applied since they found everything: then the store needn't be asked. Else
+        None."""
         found = self._found
         records = sum(applied.next_offsets.values())
         if found is None or self._waiting or (found.epoch, found.records) != (applied.epoch, records):
@@ -78,5 +78,5 @@ class VisibleRows:
         return Visible(False, found.lsn, found.commit_time_ms, records - found.records)
 
     def _shows(self, counts: Mapping[str, int], look: _Look) -> bool:
-        """Whether queries find by now what was applied when the look was made."""
+        """Whether queries now find what was applied when the look was made."""
         return all(part in look.counts and counts.get(part, 0) >= look.counts[part] + 2 for part in self._waiting)

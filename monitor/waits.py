@@ -1,11 +1,10 @@
 """Waits until readers of the sinks see everything up to an LSN: many waiters, one look.
 
-While somebody waits for a sink, one thread asks that sink's store how far it is, again and again, for all of them. The
-store is asked directly, so a wait ends as soon as the store says so, whatever the other sinks do.
+While somebody waits for a sink, one thread repeatedly asks that sink's store how far it is, for all waiters. It asks
+the store directly, so a wait ends as soon as the store says so, whatever the other sinks do.
 
-Nobody is let go early. Before the first of the waiters whom a look would let go is, the source and Kafka are asked
-whether the sink's LSNs are still of the source's line. Then readers are let find what was applied, and the generation
-must be the live one still.
+No wait ends early. Before a look ends waits, the source and Kafka are asked whether the sink's LSNs still belong to the
+source's line. Then what was applied is made visible, and the generation must still be the live one.
 """
 
 import asyncio
@@ -31,40 +30,40 @@ from sinks.registry import SinkSettings, open_sink
 _LOOK_MIN_S: Final = 0.015
 _LOOK_MAX_S: Final = 0.5
 _LOOK_SHARE: Final = 20
-"""A look for somebody who has waited for so many times as long is soon enough."""
+"""The pause before a look is the time already waited, divided by this."""
 
 _HEARTBEATS_S: Final = 0.05
-"""Heartbeats are this far apart at least: each is a commit at the source."""
+"""The minimum time between heartbeats: each is a commit at the source."""
 
 _LINE_S: Final = 2.0
-"""How often the source is asked again while somebody waits for long."""
+"""How often the source is asked again during long waits."""
 
 CLOSE_S: Final = 2.0
-"""How long all threads together are waited for at the end."""
+"""How long to wait for all threads together at the end."""
 
 _IDLE_S: Final = 30.0
-"""A connection that nobody needs any more stays open for so long."""
+"""How long an unused connection stays open."""
 
 _JOB_S: Final = 5.0
-"""How often it is asked whether a sink's job runs. To see that one doesn't may take seconds."""
+"""How often to ask whether a sink's job runs. It may take seconds to see that one doesn't."""
 
 _LONG_S: Final = 1.0
-"""Who waits for longer than this is told what holds up the watermark. It is asked for as often."""
+"""After so long, a waiter learns what holds up the watermark. It is looked up as often."""
 
 _SINCE: Final = "other tables are captured since it was applied to last"
-"""Why nobody is let go though the watermark is beyond the LSN."""
+"""Why no wait ends although the watermark is beyond the LSN."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """What became of a wait for ``lsn``. ``late`` says why, by the name of each sink that hadn't got there in time."""
+    """The outcome of a wait for ``lsn``. ``late`` says why, by the name of each sink that wasn't there in time."""
 
     lsn: int
     late: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_reached(self) -> bool:
-        """Readers of all these sinks see everything that was committed up to ``lsn``."""
+        """Whether readers of all these sinks see everything that was committed up to ``lsn``."""
         return not self.late
 
     def to_json(self) -> dict[str, Any]:
@@ -73,7 +72,7 @@ class Waited:
 
 
 class SourceLine(Protocol):
-    """Says whether LSNs of sinks can be compared with those of the source, as ``monitor.comparable_lsns.Line``."""
+    """Says whether LSNs of sinks can be compared with the source's; see ``monitor.comparable_lsns.Line``."""
 
     def heartbeat(self) -> int: ...
 
@@ -88,17 +87,16 @@ class Waits:
     def __init__(
         self, pipeline: Pipeline, sinks: Mapping[str, SinkSettings], *, line: Callable[[], SourceLine] | None = None
     ) -> None:
-        """``sinks`` are the settings of those that can be waited for, by their names."""
+        """``sinks`` are the settings of the sinks that can be waited for, by name."""
         shared = _SharedLine(line or (lambda: Line(pipeline)))
         self._lookers = {name: _Looker(name, settings, shared) for name, settings in sinks.items()}
 
     def wait(self, lsn: int, sinks: Collection[str] = (), *, timeout_s: float) -> Waited:
-        """Wait until readers of these sinks, or of all where none is named, see everything committed up to ``lsn``.
+        """Wait until readers of these sinks, or of all if none is named, see everything committed up to ``lsn``.
 
-        ``lsn`` must be of the source, from after the commit (``pg_current_wal_insert_lsn()``).
-
-        Raises ConfigurationError for a sink that isn't there. Raises LockstepError where waiting can't help: the LSN
-        lies beyond the source's WAL, capture can't go on, a sink refuses to be asked.
+        ``lsn`` must be of the source, from after the commit (``pg_current_wal_insert_lsn()``). Raises
+        ConfigurationError for an unknown sink. Raises LockstepError if waiting can't help: the LSN lies beyond the
+        source's WAL, capture can't go on, a sink refuses to be asked.
         """
         done = threading.Event()
         with self._waiting(lsn, sinks, done.set) as waiter:
@@ -106,7 +104,7 @@ class Waits:
         return waiter.outcome()
 
     async def wait_async(self, lsn: int, sinks: Collection[str] = (), *, timeout_s: float) -> Waited:
-        """The same for asyncio: no thread is held while it waits. Raises as ``wait``."""
+        """As ``wait``, for asyncio: no thread is held while it waits."""
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
 
@@ -119,10 +117,8 @@ class Waits:
         return waiter.outcome()
 
     def close(self) -> None:
-        """End the threads and connections. Whoever waits is late.
-
-        Takes some seconds at most: a thread that hangs in its server's answer ends with the process.
-        """
+        """End the threads and connections. Pending waits are late. Takes some seconds at most: a thread that hangs in
+        its server's answer ends with the process."""
         for looker in self._lookers.values():
             looker.close()
         deadline = time.monotonic() + CLOSE_S
@@ -154,17 +150,17 @@ class Waits:
 
 
 class _Waiter:
-    """Somebody who waits. ``tell`` is called once all sinks have got there, or something says that they never will."""
+    """One wait. ``tell`` is called once all sinks are there, or it is known that they never will be."""
 
     def __init__(self, lsn: int, sinks: frozenset[str], tell: Callable[[], None]) -> None:
         self.lsn = lsn
         self.sinks = sinks
         self.reached: set[str] = set()
-        # What looks since it began have found, by the sink's name.
+        # What looks since its start have found, by the sink's name.
         self.where: dict[str, str] = {}
         # Why the source's line can't be asked now.
         self.trouble: str | None = None
-        # Whether the source has committed something since it began.
+        # Whether the source has committed something since its start.
         self.is_carried = False
         self.began_s = time.monotonic()
         self._error: Exception | None = None
@@ -172,7 +168,7 @@ class _Waiter:
         self._tell = tell
 
     def reach(self, sink: str) -> None:
-        """Its readers see everything."""
+        """The sink's readers see everything."""
         with self._lock:
             self.reached.add(sink)
             is_done = self.reached >= self.sinks
@@ -187,7 +183,7 @@ class _Waiter:
         self._tell()
 
     def outcome(self) -> Waited:
-        """Raises what says that waiting can't help."""
+        """Raises the error if waiting can't help."""
         with self._lock:
             if self._error is not None:
                 raise self._error
@@ -199,11 +195,8 @@ class _Waiter:
 
 
 class _SharedLine:
-    """The source's line for all lookers, open while one of them looks.
-
-    For each waiter it has the source commit something: else a sink would learn that it has everything only with the
-    next change, which may take long.
-    """
+    """The source's line for all lookers, open while one of them looks. It makes the source commit something for each
+    waiter: otherwise a sink would learn that it has everything only with the next change, which may take long."""
 
     def __init__(self, opening: Callable[[], SourceLine]) -> None:
         self._opening = opening
@@ -214,7 +207,7 @@ class _SharedLine:
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """While a looker may ask."""
+        """A looker may ask during this block."""
         with self._lock:
             self._lookers += 1
         try:
@@ -232,10 +225,8 @@ class _SharedLine:
             return self._opened().check()
 
     def carry(self, waiters: Collection[_Waiter]) -> None:
-        """Have the source commit something after these have come, and look now and then whether it is the same one.
-
-        Raises as ``Line.check``.
-        """
+        """Have the source commit something after these waits began, and check now and then that it is the same source.
+        Raises as ``Line.check``."""
         with self._lock:
             new = [waiter for waiter in waiters if not waiter.is_carried]
             now_s = time.monotonic()
@@ -271,7 +262,7 @@ class _Live:
         self._sink = sink
         self._still_beats: dict[int, LastBeat] = {}
         self.held = Remembered(self._ask_held, seconds=_LONG_S)
-        """Which tables that are set aside the watermark waits for, and what helps; "" for none."""
+        """Which tables that are set aside hold the watermark, and what helps; "" if none."""
         self.job = Remembered(self._ask_job, seconds=_JOB_S)
         """Whether its job runs."""
 
@@ -287,7 +278,7 @@ class _Live:
 
 
 class _Looker:
-    """Asks one sink's store for all who wait for it, in a thread that is there while somebody waits."""
+    """Asks one sink's store for all waiters, in a thread that exists while somebody waits."""
 
     def __init__(self, name: str, settings: SinkSettings, line: _SharedLine) -> None:
         self._sink = name
@@ -315,7 +306,7 @@ class _Looker:
             self._waiters.discard(waiter)
 
     def close(self) -> None:
-        """Have the thread end. Nobody is served any more."""
+        """Make the thread end. Nobody is served any more."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -333,22 +324,22 @@ class _Looker:
                 try:
                     self._look(waiters)
                 except Unavailable:
-                    pass  # each has been told, and it is asked again
+                    pass  # each waiter knows, and the store is asked again
                 except Exception as error:  # of the destination, or a bug
                     for waiter in self._late(waiters):
                         waiter.fail(error)
                 with self._changed:
-                    if self._waiters <= set(waiters) and not self._is_closed:  # whoever has come needs a look now
+                    if self._waiters <= set(waiters) and not self._is_closed:  # a new waiter needs a look now
                         self._changed.wait(self._pause_s(waiters))
 
     def _waiting(self) -> list[_Waiter] | None:
-        """Those who wait; None once there has been nobody for a while, and what was open is closed."""
+        """The waiters; None once there have been none for a while and connections are closed."""
         with self._changed:
             if not self._waiters and not self._is_closed:
                 self._changed.wait(_IDLE_S)
             if self._waiters and not self._is_closed:
                 return list(self._waiters)
-            self._thread = None  # whoever comes now starts another one
+            self._thread = None  # the next waiter starts another one
             live, self._live = self._live, None
         if live is not None:
             live.opened.sink.close()
@@ -363,7 +354,7 @@ class _Looker:
         return max(_LOOK_MIN_S, min([_LOOK_MAX_S, *(age_s / _LOOK_SHARE for age_s in ages_s)]))
 
     def _look(self, waiters: Collection[_Waiter]) -> None:
-        """Look how far the store is, and let those go whose LSN it has reached. Raises LockstepError."""
+        """Look how far the store is, and end the waits whose LSN it has reached. Raises LockstepError."""
         late = self._late(waiters)
         progress, reached = self._store_has(late)
         if reached and progress is not None:
@@ -378,7 +369,7 @@ class _Looker:
             waiter.trouble = None
 
     def _store_has(self, waiters: Collection[_Waiter]) -> tuple[Progress | None, list[_Waiter]]:
-        """The progress of what readers see, and those whose LSN it has reached; the others are told where it is."""
+        """The progress of what readers see, and the waiters whose LSN it has reached. The others get its position."""
         if not waiters:
             return None, []
         with self._asking(waiters):
@@ -403,7 +394,7 @@ class _Looker:
             return progress, reached
 
     def _let_go(self, waiters: Collection[_Waiter], progress: Progress) -> None:
-        """Let these go, unless the sink's LSNs are of another line, or of other tables. Raises LockstepError."""
+        """End these waits, unless the sink's LSNs are of another line, or of other tables. Raises LockstepError."""
         try:
             captures = self._line.check()
         except Unavailable as error:
@@ -416,13 +407,13 @@ class _Looker:
             return
         with self._asking(waiters):
             if captures.selection not in ("", progress.selection):
-                # It may have one of the tables that came, and knows nothing of it.
-                self._say(waiters, _SINCE)  # to see that its job doesn't run may take seconds
+                # It may have one of the tables that joined, and not know that.
+                self._say(waiters, _SINCE)  # it may take seconds to see that its job doesn't run
                 self._say(waiters, why_not_taken_up(self._sink, live.job()))
                 return
             if live.opened.refreshing is not None:
                 live.opened.refreshing.refresh()
-        # A switch waits until the new generation has what the old one has. So readers may see either by now.
+        # A switch waits until the new generation has what the old one has, so readers may already see either one.
         for waiter in waiters:
             waiter.reach(self._sink)
 
@@ -432,7 +423,7 @@ class _Looker:
 
     @contextlib.contextmanager
     def _asking(self, waiters: Collection[_Waiter]) -> Iterator[None]:
-        """While the store is asked; its errors are of this sink."""
+        """Asks the store during this block; its errors name this sink."""
         try:
             yield
         except Unavailable as error:
@@ -442,7 +433,7 @@ class _Looker:
             raise LockstepError(f"sink {self._sink} can't be asked: {error.message}", hint=error.hint) from error
 
     def _open(self) -> _Live | None:
-        """The live generation, opened; None where there is none."""
+        """The live generation, opened; None if there is none."""
         if self._live is None:
             opened = open_sink(self._sink, self._settings, 1)
             with contextlib.ExitStack() as undoing:
@@ -456,7 +447,7 @@ class _Looker:
         return self._live
 
     def _still_live(self, live: _Live) -> bool:
-        """Whether readers see the generation that is open; else another one is opened at the next look."""
+        """Whether readers see the open generation; otherwise the next look opens another one."""
         if live.opened.generations.live() == live.number:
             return True
         self._live = None
@@ -465,7 +456,7 @@ class _Looker:
 
 
 def _where(progress: Progress | None) -> str:
-    """How far a store is."""
+    """The store's position, in words."""
     if progress is None or not progress.watermark_lsn:
         return "it hasn't applied everything up to any LSN yet"
     applied = f"it has applied everything up to {format_lsn(progress.watermark_lsn)}"
@@ -475,7 +466,7 @@ def _where(progress: Progress | None) -> str:
 
 
 def why_not_taken_up(sink: str, job: JobStatus) -> str:
-    """Why a sink hasn't taken up that other tables are captured now, and what helps. Pure."""
+    """Why a sink doesn't have the present captured tables yet, and what helps. Pure."""
     if job.state is JobState.RUNNING:
         return f"{_SINCE}, and its job hasn't taken that up yet"
     return f"{_SINCE}, and its job doesn't run: {job.sentence(sink)}"

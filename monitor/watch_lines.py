@@ -1,7 +1,5 @@
-"""What `lockstep lag --watch` writes where no terminal is: a line for each change of state, and one each minute. Pure.
-
-A stage that is ``current`` now and ``behind`` a second later is in order: the line of each minute has its figures.
-"""
+"""What `lockstep lag --watch` writes without a terminal: a line for each change of state, and one each minute. Pure.
+Changes between ``current`` and ``behind`` are normal and get no line: the line of each minute has the figures."""
 
 import math
 from collections.abc import Iterator
@@ -18,7 +16,7 @@ _IN_ORDER: Final = (StageState.CURRENT, StageState.BEHIND)
 
 
 class WatchLines:
-    """Is given one look after the other. At the first, whatever isn't in order counts as a change."""
+    """Takes one look after the other. At the first, whatever isn't in order counts as a change."""
 
     def __init__(self) -> None:
         self._states: dict[str, StageState] = {}
@@ -26,7 +24,7 @@ class WatchLines:
         self._summary_at_s = -math.inf
 
     def lines(self, lag: LagReport, *, at_s: float, now_ms: int) -> list[str]:
-        """What is new, each line with its time. ``at_s`` is on a clock that only goes on."""
+        """What is new, each line with its time. ``at_s`` is on a monotonic clock."""
         new = [*self._changed(lag), *self._remarked(lag)]
         if at_s - self._summary_at_s >= _SUMMARY_EVERY_S:
             self._summary_at_s = at_s
@@ -44,7 +42,7 @@ class WatchLines:
                 yield stage.sentence
 
     def _remarked(self, lag: LagReport) -> Iterator[str]:
-        """Sentences that weren't there at the last look, about other things than a stage's state."""
+        """Sentences that are new since the last look, about other things than a stage's state."""
         now = {remark.about: remark.sentence for remark in remarks(lag) if remark.about and remark.style != "dim"}
         before, self._remarks = self._remarks, set(now)
         yield from (sentence for about, sentence in now.items() if about not in before)

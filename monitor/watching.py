@@ -1,4 +1,4 @@
-"""Looks that are taken again and again, each in a thread of its own, so that nobody waits for a server that hangs."""
+"""Takes looks repeatedly, each kind in a thread of its own, so that nobody waits for a server that hangs."""
 
 import logging
 import threading
@@ -28,11 +28,9 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class PanelRow:
-    """One line of a panel. ``document`` is the same for programs, and whatever else is known.
-
-    ``state`` is one of those that stages have, or a word of its own. ``needs_somebody``: nothing moves until somebody
-    acts. ``is_told``: it is among what isn't well, for ``reason``.
-    """
+    """One line of a panel. ``document`` is the same for programs, with whatever else is known. ``state`` is one of a
+    stage's states, or a word of its own. ``needs_somebody``: nothing moves until somebody acts. ``is_told``: it is
+    listed among the problems, for ``reason``."""
 
     name: str
     state: str
@@ -48,9 +46,7 @@ class PanelRow:
 @dataclass(frozen=True, slots=True)
 class Panel:
     """What an extension runs, as a table below the stages: on the page's first screen, and below ``lockstep lag``.
-
-    ``columns`` are the headings of the rows' figures; in those of ``times`` they are milliseconds since 1970.
-    """
+    ``columns`` are the headings of the rows' figures; in those of ``times`` they are milliseconds since 1970."""
 
     name: str
     """In documents."""
@@ -69,28 +65,27 @@ class Found:
     conditions: tuple[Condition, ...] = ()
     figures: tuple[Figure, ...] = ()
     unknown: frozenset[tuple[str, str | None]] = frozenset()
-    """Names and subjects of conditions, or names alone, of which nobody can tell now: they stay as they were."""
+    """Conditions, by name and subject or by name alone, that can't be judged now: they stay as they were."""
     panel: Panel | None = None
     """For the page."""
 
 
 class Watch(Protocol[T_co]):
-    """What looks. For one thread at a time."""
+    """Takes looks. For one thread at a time."""
 
     def look(self) -> T_co:
-        """Ask servers. Raises LockstepError where nothing can be told."""
+        """Ask servers. Raises LockstepError if nothing can be said."""
         ...
 
     def close(self) -> None: ...
 
 
 class Watching(Generic[T]):
-    """Has one watch look again and again, until it is closed. ``latest`` is what it has seen last."""
+    """Makes one watch look repeatedly, until it is closed. ``latest`` is the result of its last look."""
 
     def __init__(self, what: str, opened: Callable[[], Watch[T]], nothing: T, *, every_s: float = 2.0) -> None:
-        """``what`` it looks at, for the log. ``opened`` is called in the thread, again while it raises, as where a
-        password isn't had. ``nothing`` is said before the first look, and after one that failed.
-        """
+        """``what`` it looks at, for the log. ``opened`` is called in the thread, again if it raises, as for a missing
+        password. ``nothing`` is ``latest`` before the first look, and after a failed one."""
         self.latest = nothing
         self._what = what
         self._opened = opened
@@ -120,7 +115,7 @@ class Watching(Generic[T]):
                 self.latest = watch.look()
                 self._has_failed = False
             except Exception as error:
-                # Nobody starts this thread again, and what it knew is too old to be told.
+                # Nobody restarts this thread, and its earlier results are too old to show.
                 self.latest = self._nothing
                 if not self._has_failed:
                     level = logging.WARNING if isinstance(error, LockstepError) else logging.ERROR

@@ -7,7 +7,7 @@ from typing import Final
 
 
 class Kind(StrEnum):
-    """What is done with it: a ``COUNTER`` only grows, a ``GAUGE`` is set, a ``HISTOGRAM`` gets durations."""
+    """A ``COUNTER`` only grows, a ``GAUGE`` is set, a ``HISTOGRAM`` gets durations."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -15,7 +15,7 @@ class Kind(StrEnum):
 
 
 class Part(StrEnum):
-    """The process that has it."""
+    """The process that has the metric."""
 
     CAPTURE = "capture"
     APPLY = "apply"
@@ -24,7 +24,7 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """``name`` is the one that Prometheus shows. ``unit`` is what it counts in, "" where it is a position or a fact."""
+    """``name`` is the one that Prometheus shows. ``unit`` is what it counts in, "" for a position or a fact."""
 
     name: str
     kind: Kind
@@ -54,7 +54,7 @@ def _view(name: str, kind: Kind, unit: str, meaning: str) -> Definition:
 
 
 def dashboard_gauge(name: str, unit: str, meaning: str, labels: Sequence[str] = ()) -> Definition:
-    """One that the process shows which looks at the pipeline."""
+    """A gauge of the process that looks at the pipeline."""
     return Definition(f"lockstep_{name}", Kind.GAUGE, Part.DASHBOARD, unit, meaning, tuple(labels))
 
 

@@ -1,4 +1,4 @@
-"""Where the metrics of one process go: to whoever scrapes it."""
+"""Serves the metrics of one process to Prometheus."""
 
 import contextlib
 import logging
@@ -18,19 +18,17 @@ from monitor.metrics.settings import MetricsSettings, split_address
 logger = logging.getLogger("lockstep.metrics")
 
 AGAIN_S: Final = 15.0
-"""How often an address is tried that couldn't be had: about as often as somebody scrapes."""
+"""How often to retry an address that isn't free: about as often as Prometheus scrapes."""
 
 
 CONNECTIONS_MAX: Final = 64
-"""Whoever scrapes needs one or two."""
+"""A scraper needs one or two."""
 
 
 @contextlib.contextmanager
 def open_meters(settings: MetricsSettings, part: Part, added: Iterable[Definition] = ()) -> Iterator[Meters | None]:
-    """The meters of this process until it ends; None where nobody asks for metrics.
-
-    An address that can't be had is tried again until the end: no row waits for it. ``added`` are metrics of extensions.
-    """
+    """The meters of this process until it ends; None if metrics aren't configured. An address that isn't free is
+    retried until the end: no row waits for it. ``added`` are metrics of extensions."""
     address = settings.capture if part is Part.CAPTURE else settings.apply
     if address is None:
         yield None
@@ -61,8 +59,8 @@ def _served(registry: CollectorRegistry, address: str, part: Part) -> Iterator[N
 
 @contextlib.contextmanager
 def _listening(registry: CollectorRegistry, address: str) -> Iterator[None]:
-    """Raises OSError where the address can't be had."""
-    from monitor.bounded_http import BoundedProtocol, served  # uvicorn, which most processes don't need
+    """Raises OSError if the address isn't free."""
+    from monitor.bounded_http import BoundedProtocol, served  # it loads uvicorn, which most processes don't need
 
     class Scraping(BoundedProtocol):
         connections_max = CONNECTIONS_MAX

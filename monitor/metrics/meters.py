@@ -13,10 +13,8 @@ _NONE: Final[Labels] = {}
 
 
 class Meters:
-    """Meters of a part, in a registry that an endpoint shows, beside processor time, memory and open files.
-
-    A name and its labels are those of a definition of this part.
-    """
+    """Meters of a part, in a registry that an endpoint serves, beside processor time, memory and open files. A name and
+    its labels are those of a definition of this part."""
 
     def __init__(self, part: Part, added: Iterable[Definition] = ()) -> None:
         """``added`` are those of extensions."""
@@ -29,11 +27,10 @@ class Meters:
         }
 
     def add(self, name: str, amount: float, labels: Labels = _NONE) -> None:
-        """Let a counter grow."""
+        """Increase a counter."""
         self._of(name, labels).inc(amount)
 
     def set(self, name: str, value: float, labels: Labels = _NONE) -> None:
-        """Set a gauge."""
         self._of(name, labels).set(value)
 
     def observe(self, name: str, value: float, labels: Labels = _NONE) -> None:
@@ -41,7 +38,7 @@ class Meters:
         self._of(name, labels).observe(value)
 
     def ask(self, name: str, value: Callable[[], float]) -> None:
-        """Set a gauge whenever somebody looks."""
+        """Set a gauge by a function that is called at each scrape."""
         self._meters[name].set_function(value)
 
     def _of(self, name: str, labels: Labels) -> Any:
@@ -50,7 +47,7 @@ class Meters:
 
 
 class Gauges:
-    """Gauges that are whole at each look: what isn't said again is gone, as a sink that was taken out."""
+    """Gauges that are complete at each look: what isn't set again is gone, such as a sink that was taken out."""
 
     def __init__(self, part: Part) -> None:
         self._families = {
@@ -60,7 +57,7 @@ class Gauges:
         }
 
     def set(self, name: str, value: float | None, *labels: str) -> None:
-        """Set a gauge. A value that nobody knows isn't shown: it must not pass for 0."""
+        """Set a gauge. An unknown value isn't shown: it must not pass for 0."""
         if value is not None:
             self._families[name].add_metric(labels, value)
 

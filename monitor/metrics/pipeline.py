@@ -1,4 +1,4 @@
-"""The lag report as metrics: gauges that are whole at each look. Pure."""
+"""The lag report as metrics: gauges that are complete at each look. Pure."""
 
 from typing import Final
 
@@ -10,11 +10,9 @@ _OWN_STATES: Final = (StageState.CURRENT, StageState.BEHIND, StageState.STALLED)
 
 
 def gauges_of(report: LagReport, *, now_s: float) -> Gauges:
-    """The metrics of a report that was made at ``now_s``, in seconds since 1970.
-
-    What a silent server would have to tell isn't among them: it is as old as the last whole report, or never was known.
-    Where that is Kafka, the source and the sinks have been asked.
-    """
+    """The metrics of a report that was made at ``now_s``, in seconds since 1970. Figures of a silent server are left
+    out: they are as old as the last whole report, or were never known. If that is Kafka, the source and the sinks have
+    been asked."""
     gauges = Gauges(Part.DASHBOARD)
     is_asked = "source" not in report.silent_servers
     is_whole = not report.silent_servers
@@ -24,7 +22,7 @@ def gauges_of(report: LagReport, *, now_s: float) -> Gauges:
         gauges.set("lockstep_stage_behind_seconds", stage.seconds_behind, *labels)
         gauges.set("lockstep_stage_behind_events", stage.events_behind, *labels)
         if stage.of_sink is not None and stage.state not in (*_OWN_STATES, StageState.UNKNOWN):
-            continue  # the state of the applied stage beside it, which would be told twice
+            continue  # it has the state of the applied stage beside it, which is enough
         for state in [stage.state] if stage.state is StageState.UNKNOWN else StageState:
             gauges.set("lockstep_stage_state", float(stage.state is state), *labels, state.value)
         sink = stage.sink

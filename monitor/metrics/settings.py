@@ -1,4 +1,4 @@
-"""Where metrics can be had."""
+"""Where the metrics are served."""
 
 from pydantic import Field, field_validator
 
@@ -24,7 +24,7 @@ class MetricsSettings(Settings):
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port. Raises ValueError for what isn't an address."""
+    """Host and port. Raises ValueError for text that isn't an address."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65_535:
         raise ValueError(f"must be host:port, as 127.0.0.1:9464; not {address!r}")

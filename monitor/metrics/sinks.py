@@ -21,11 +21,11 @@ class CountedReport(Report):
 
     @abstractmethod
     def count(self, meters: Meters) -> None:
-        """Called once for each."""
+        """Called once for each report."""
 
 
 def measured(report: Reporter, meters: Meters) -> Reporter:
-    """The reporter, which counts as well."""
+    """The same reporter, which also counts."""
     running: set[tuple[str, int]] = set()
 
     def ended(sink: str, generation: int | None) -> None:
