@@ -1,4 +1,2 @@
-"""Copies of tables, the first one and later ones, through the stream's encoder and publisher.
-
-A sink can't tell a copied row from one of the stream.
-"""
+"""Copies of tables, the first one and later ones, through the stream's encoder and publisher. To a sink, a copied row
+looks like one of the stream."""

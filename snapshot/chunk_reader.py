@@ -83,7 +83,7 @@ where backend_xid is not null
 
 
 PARTITIONS_MAX: Final = 256
-"""How many partitions one query reads in the order of their keys: planning it takes a millisecond for some ten."""
+"""How many partitions one query reads in key order: planning takes about a millisecond per ten."""
 
 
 class Locked(Exception):
@@ -108,10 +108,8 @@ class _Enough(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What a snapshot of the source sees: ``lsn`` lies behind all of it. The table is locked against changes of it.
-
-    ``columns`` is a digest of when its columns were altered last.
-    """
+    """What a snapshot of the source sees, all of it before ``lsn``. The table is locked against alterations.
+    ``columns`` is a digest of when its columns were last altered."""
 
     snapshot: SourceSnapshot
     lsn: Lsn
@@ -130,10 +128,8 @@ class KeyOrder:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Rows in the order of the key, up to the key ``last``; None: there is none after them.
-
-    ``is_cut``: there are fewer than were asked for, since they are large or took long.
-    """
+    """Rows in key order, up to the key ``last``; None: no rows follow them. ``is_cut``: there are fewer than requested,
+    since they are large or took long."""
 
     lines: list[bytes]
     last: KeyTexts | None
@@ -141,16 +137,14 @@ class Range:
 
 
 class ChunkReader(RowReader):
-    """One connection, which is in no transaction between two chunks.
-
-    ``while_waiting`` is called now and then while PostgreSQL takes its time.
-    """
+    """One connection, which is in no transaction between two chunks. ``while_waiting`` is called now and then while
+    PostgreSQL takes its time."""
 
     def __init__(self, source: SourceSettings, while_waiting: Callable[[], None]) -> None:
         super().__init__(connect(source, application=APPLICATION))
         self._while_waiting = while_waiting
         self._connection.execute(f"set lock_timeout = {_LOCK_TIMEOUT_MS:d}")
-        # In the order of the key by its index, whatever the statistics say: all else would read the whole table.
+        # Forces reading in key order by the index, whatever the statistics say: any other plan reads the whole table.
         for setting in ("enable_seqscan", "enable_bitmapscan", "enable_sort"):
             self._connection.execute(f"set {setting} = off")
         self._connection.execute("set max_parallel_workers_per_gather = 0")
@@ -161,11 +155,12 @@ class ChunkReader(RowReader):
 
     @contextlib.contextmanager
     def at_point(self, name: TableName) -> Iterator[Point]:
-        """A point of the source, for all that is read of the table inside. The lock comes before the snapshot, so what
-        has altered or emptied the table is seen, or commits after the point.
+        """A point of the source, for all reads of the table inside. The lock precedes the snapshot, so a change that
+        altered or emptied the table is either visible or commits after the point.
 
-        Partitions are locked when they are read. Raises Locked, also for one of those, NoRoomForLocks, and Gone.
-        PostgreSQL itself locks all tables of a publication to say how it sends one: a question about that may end so.
+        Partitions are locked when they are read. Raises Locked, also for a partition, NoRoomForLocks, and Gone. A
+        question how a publication sends the table may raise Locked too, since PostgreSQL locks all tables of the
+        publication for it.
         """
         execute = self._connection.execute
         try:
@@ -189,7 +184,7 @@ class ChunkReader(RowReader):
         except psycopg.OperationalError as error:
             raise (no_room(name) if lacks_locks(error) else connection_error(error)) from error
         except Unavailable as error:
-            # Of a partition, which is locked when it is read.
+            # From a partition, which is locked when it is read.
             if isinstance(error, TableMoved) or isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                 raise Locked from error
             raise
@@ -199,11 +194,9 @@ class ChunkReader(RowReader):
                     execute("rollback")
 
     def key_order(self, table: Table) -> KeyOrder | None:
-        """How the table can be read in chunks; None where no index gives the order, or two rows may share a key.
-
-        None also where the publication leaves columns of the key out: rows can't be told apart by what is sent.
-        And for a table of many partitions: each chunk would open all of them, with their indexes.
-        """
+        """How the table can be read in chunks. None if no index gives the order, or two rows may share a key. Also None
+        if the publication leaves out key columns, so that what is sent doesn't identify a row, and for a table with
+        many partitions: each chunk would open all of them, with their indexes."""
         if not table.key or not {column.name for column in table.columns}.issuperset(table.key):
             return None
         if keys_can_swap(self._connection, table):
@@ -218,11 +211,8 @@ class ChunkReader(RowReader):
         return KeyOrder(self._source(table), [quote_identifier(column) for column in table.key], types)
 
     def rows_after(self, table: Table, order: KeyOrder, after: KeyTexts | None, *, rows: int, limit_s: float) -> Range:
-        """The next rows of a table: not more than so many, nor than a chunk may hold, nor what comes later than that.
-
-        Whatever the bounds, there is at least one row, if there is any. Raises NothingYet where none has come after
-        the time, and as ``lines``.
-        """
+        """The next rows of a table, limited in number, by a chunk's size and by time. Whatever the limits, there is at
+        least one row, if any exists. Raises NothingYet if none came in time, and as ``lines``."""
         names = ", ".join(order.names)
         where = ""
         if after is not None:
@@ -239,7 +229,7 @@ class ChunkReader(RowReader):
                 lines, is_all = self._some(f"select {columns} {portion}", limit_s)
                 is_last = is_all and len(lines) < rows
                 return Range(lines, None if is_last else _key(table, lines[-1]), is_cut=not is_all)
-            # The last key of all that were looked at: of those that the publication sends, there may be none for long.
+            # The last key of all rows that were read: of those that the publication sends, there may be none for long.
             backwards = ", ".join(f"{name} desc" for name in order.names)
             last, _ = self._some(
                 f"select {names} from (select {names} {portion}) t order by {backwards} limit 1", limit_s
@@ -252,10 +242,8 @@ class ChunkReader(RowReader):
     def find_readable(
         self, table: Table, keys: Sequence[KeyTexts]
     ) -> tuple[list[FoundKey], list[tuple[KeyTexts, UnreadableKey]]]:
-        """(those of these keys that PostgreSQL can read, the others).
-
-        Raises as ``find``, and NoRoomForLocks where there is none for one key alone.
-        """
+        """(those of these keys that PostgreSQL can read, the others). Raises as ``find``, and NoRoomForLocks if there
+        is none even for one key."""
         try:
             return (self.find(table, keys, while_waiting=self._while_waiting) if keys else []), []
         except UnreadableKey as error:
@@ -270,23 +258,19 @@ class ChunkReader(RowReader):
         return found + others, unreadable + other_unreadable
 
     def not_committing(self, since: object) -> set[int]:
-        """Transactions, by their xids of 32 bits, that hadn't begun to commit at this time of the server."""
+        """Transactions, by 32-bit xid, that hadn't begun to commit at this time of the server."""
         return {row[0] for row in self._connection.execute(_NOT_COMMITTING, (since,)).fetchall()}
 
     def running_now(self) -> tuple[object, frozenset[int]]:
-        """(the server's time, the xids of 64 bits of the transactions that run).
-
-        Something must have been committed just before: newer transactions aren't listed.
-        """
+        """(the server's time, the 64-bit xids of the running transactions). Something must have been committed just
+        before, since newer transactions aren't listed."""
         row = self._connection.execute("select clock_timestamp(), pg_current_snapshot()::text").fetchone()
         assert row is not None
         return row[0], SourceSnapshot.parse(row[1]).running
 
     def rows_in_bounds(self, table: Table, keys: Sequence[KeyTexts]) -> list[Fields]:
-        """The rows of these keys, which ``find_readable`` has read, by as many at once as there are locks for.
-
-        Raises TooLarge, NoRoomForLocks for one key, and as ``lines``.
-        """
+        """The rows of these keys, which ``find_readable`` has read, in groups for which there are enough locks. Raises
+        TooLarge, NoRoomForLocks for a single key, and as ``lines``."""
         rows: list[Fields] = []
         size = 0
         unread = [keys]
@@ -306,7 +290,7 @@ class ChunkReader(RowReader):
         return rows
 
     def _some(self, query: str, limit_s: float) -> tuple[list[bytes], bool]:
-        """The lines of a query that a chunk may hold, and whether that is all. Raises NothingYet before the first."""
+        """The lines of a query that fit into a chunk, and whether that is all. Raises NothingYet before the first."""
         lines: list[bytes] = []
         size = 0
         deadline = time.monotonic() + limit_s
@@ -331,14 +315,14 @@ class ChunkReader(RowReader):
         return lines, True
 
     def _leave(self) -> None:
-        """End a COPY that nobody reads on. The connection stays: only its transaction has ended."""
+        """End a COPY that is abandoned. The connection stays usable: only its transaction has ended."""
         pgconn = self._connection.pgconn
         try:
             self._connection.cancel()
             while (result := pgconn.get_result()) is not None:
                 if result.status == pq.ExecStatus.COPY_OUT:
                     while pgconn.get_copy_data(0)[0] > 0:
-                        pass  # what was under way
+                        pass  # data in transit
         except psycopg.Error:
             self._connection.close()
 
@@ -349,5 +333,5 @@ def _key(table: Table, line: bytes) -> KeyTexts:
 
 
 def _text(value: Field) -> str:
-    assert isinstance(value, bytes)  # key_order has seen to it that there is no null
+    assert isinstance(value, bytes)  # key_order ensures that there is no null
     return value.decode()

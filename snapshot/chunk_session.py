@@ -1,19 +1,19 @@
 """What the chunks of one session share: where they are read, and how they get into the stream.
 
-A chunk is read between two transactions of the stream, under a snapshot of its own, and without a slot. What that sees
-has its commit records before H, the WAL's end after the snapshot was taken. Then the stream goes on up to H. The rows
-are published there, tagged (H, 0). Why the order of the log is the order of the tags, and no row is older than its tag:
+A chunk is read between two transactions of the stream, under a snapshot of its own, without a slot. Everything that
+this snapshot sees has its commit records before H, the WAL's end after the snapshot. Then the stream goes on up to H,
+where the rows are published, tagged (H, 0). Log order is tag order, and no row is older than its tag, because:
 
 * Everything published before the rows commits before H, and everything after them at H or later.
-* A row that a transaction before H changes which the snapshot doesn't see is left out. The event is a full row, or a
-  delete, and newer than what the snapshot shows.
-* A row that the stream changes later is older than that, and one that it changed before the chunk was read is seen as
-  it became, if its transaction is visible. That is not so for a while after a commit, which is in the WAL before. So
-  the xids of published transactions are kept until a snapshot sees them. Before that, no chunk is read.
-* Nobody alters or empties the table between the snapshot and its reading: it is locked. Whoever did that before is
-  visible. Partitions are locked later, when they are read. Where one was moved to another file in between, no key is
-  taken for gone, and a copy that has read it begins again at the next look at the table. So it does where one that came
-  after the copy's beginning was read, and goes or is emptied.
+* A row is left out if a transaction before H changes it that the snapshot doesn't see. That event is a full row, or a
+  delete, and newer than the snapshot's row.
+* If the stream changes a row later, the event is newer than the chunk. If it changed the row before the chunk was read,
+  the snapshot shows the result, provided that the transaction is visible. A commit is in the WAL for a while before it
+  is visible, so the xids of published transactions are kept until a snapshot sees them. Before that, no chunk is read.
+* The table is locked, so nobody alters or empties it between the snapshot and its reading, and earlier changes of that
+  kind are visible. Partitions are locked later, when they are read. If one was moved to another file in between, no key
+  counts as gone, and a copy that has read it begins again at the next inspection of the table. The same happens if a
+  partition that came after the copy's beginning was read, and goes or is emptied.
 """
 
 import contextlib
@@ -46,18 +46,18 @@ from snapshot.table_reader import FoundKey
 from snapshot.waits import Waits
 
 KEYS_AT_ONCE: Final = 500
-"""How many chosen keys one query reads, and one Kafka transaction takes at most."""
+"""How many chosen keys one query reads, and the most that one Kafka transaction takes."""
 
 _UNSEEN_PATIENCE_S: Final = (0.05, 0.25)
 """How long the stream stands still for commits to become visible, at first and at most. Then it goes on for longer."""
 
 _LOOK_S: Final = 0.002
-"""How often is looked whether they have."""
+"""The interval of checks for that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A table as it is at a point of the source. ``order`` is None where no index gives the order of its key."""
+    """A table at a point of the source. ``order`` is None if no index gives the order of its key."""
 
     point: Point
     shape: Table
@@ -66,7 +66,7 @@ class Look:
 
 
 class ChunkSession:
-    """The connection that reads them, what they wait for, and the stream that they are published in."""
+    """The connection that reads chunks, what they wait for, and the stream that they are published in."""
 
     def __init__(
         self,
@@ -95,23 +95,23 @@ class ChunkSession:
             self._reader.close()
 
     def is_lost(self) -> bool:
-        """Whether the connection was lost, and what it has asked is gone with it."""
+        """Whether the connection was lost, and with it what the session had asked for."""
         return self._reader is not None and self._reader.is_closed
 
     def heartbeat(self) -> None:
-        """Write something, so that the WAL's end is behind all that was published."""
+        """Write something, so that the WAL's end is after all that was published."""
         emit_heartbeat(self._sql)
 
     def take_fewer_keys(self) -> None:
-        """The rows of so many at once were too large."""
+        """Read fewer keys at once: their rows were too large."""
         self.keys_at_once = max(1, self.keys_at_once // 8)
 
     def take_more_keys(self) -> None:
-        """A chunk of so many was published."""
+        """Read more keys at once: a chunk of so many was published."""
         self.keys_at_once = min(2 * self.keys_at_once, KEYS_AT_ONCE)
 
     def reading(self) -> ChunkReader:
-        """The connection that reads. Raises as ``connect`` where there has to be a new one."""
+        """The connection that reads. Raises as ``connect`` if a new one is needed."""
         if self._reader is None or self._reader.is_closed:
             self._reader = ChunkReader(self.pipeline.source, self._while_waiting)
         return self._reader
@@ -122,7 +122,7 @@ class ChunkSession:
 
     @contextlib.contextmanager
     def looking(self, name: TableName) -> Iterator[Look | None]:
-        """The table at a point of the source; None where it isn't published under this name."""
+        """The table at a point of the source; None if it isn't published under this name."""
         pipeline, reader = self.pipeline, self.reading()
         try:
             with reader.at_point(name) as point:
@@ -136,7 +136,7 @@ class ChunkSession:
             yield None
 
     def sees_all(self, name: TableName) -> bool:
-        """Whether all later snapshots see everything that is published; else the table is put off."""
+        """Whether all later snapshots see everything published. If not, the table has to wait."""
         if self._asked_at is None:
             self._ask_who_may_be_committing()
         unfinished = self.stream.unfinished
@@ -157,7 +157,8 @@ class ChunkSession:
         return f"for transactions that some sessions still see as running: {told(found)}"
 
     def _ask_who_may_be_committing(self) -> None:
-        """An earlier process may have published transactions that aren't visible yet. They are among those that run."""
+        """Find transactions that an earlier process may have published and that aren't visible yet: they are among the
+        running ones."""
         emit_heartbeat(self._sql)
         self._asked_at, running = self.reading().running_now()
         self._leave_out_those_that_run(running)
@@ -167,17 +168,15 @@ class ChunkSession:
         self.stream.unfinished.may_be_of_before([xid for xid in xids if xid & 0xFFFFFFFF not in running])
 
     def note_partitions(self, name: TableName, oid: int) -> None:
-        """Note the partitions that came since a table was looked at, as soon as rows were read at a point.
-
-        What a chunk has read is locked still. Once it is noted, the next look finds that it went or was emptied.
-        """
+        """Note the partitions that came since the last inspection, as soon as rows were read at a point. A chunk's
+        partitions are still locked. Once noted, the next inspection finds if one went or was emptied."""
         storage = storage_of(self._sql, oid)
         if storage is not None and storage.partitions:
             self.loop.adopt(self.loop.state.with_partitions(name, partial(read, storage=storage)))
 
     def publish_up_to(self, lsn: Lsn, frame: Frame | None, chunk: PendingChunk | None = None) -> Pause | None:
-        """Publish what commits before ``lsn``, and leave out of the chunk what that knows better."""
-        emit_heartbeat(self._sql)  # so that something after it comes, also when nobody writes
+        """Publish what commits before ``lsn``, and leave out of the chunk what the stream knows better."""
+        emit_heartbeat(self._sql)  # so that something follows even if nobody writes
         if chunk is None:
             return self.loop.run(first=frame, until=lsn)
         pending = chunk
@@ -189,15 +188,15 @@ class ChunkSession:
             return self.loop.run(first=frame, until=lsn)
 
     def rows_of(self, published: PublishedTable, found: Sequence[FoundKey]) -> list[Fields]:
-        """The rows of the keys that have one."""
+        """The rows of those keys that have one."""
         table = published.table
         positions = published.encoder.key_positions
         wanted = [tuple(_text(key.fields[position]) for position in positions) for key in found if key.has_row]
         return self.reading().rows_in_bounds(table, wanted) if wanted else []
 
     def send_answer(self, published: PublishedTable, answer: "Answer", chunk: PendingChunk) -> None:
-        """Publish what has become of the answer when the stream has passed its point."""
-        # Before Kafka has the new rows: whoever dies in between must not complete a later update from the old ones.
+        """Publish what is left of the answer, once the stream has passed its point."""
+        # Before Kafka has the new rows: after a crash in between, no later update may be completed from the old ones.
         for key in chunk.events:
             self.assembler.rows.toast.forget(published, key)
         self.stream.toast.store.commit(self.assembler.progress.position)
@@ -212,7 +211,8 @@ class ChunkSession:
         self.loop.send(events)
 
     def adopt(self, name: TableName, copy: TableCopy | None, lsn: int = 0) -> None:
-        """The state with what is published now, of rows as of ``lsn``: a source must have that."""
+        """Go on with the state that describes what was published, of rows as of ``lsn``: a source must have that
+        position."""
         state = self.loop.state
         if copy is not None:
             state = state.with_copy(name, copy)
@@ -220,7 +220,7 @@ class ChunkSession:
 
 
 class Answer:
-    """The events of rows that were looked up by key; those of ``keys`` that have none are gone."""
+    """The events of rows that were looked up by key. Those of ``keys`` without a row are deleted."""
 
     def __init__(
         self, published: PublishedTable, lsn: int, state: CaptureState, rows: Sequence[Fields], keys: Sequence[bytes]
@@ -237,5 +237,5 @@ class Answer:
 
 
 def _text(value: Field) -> str:
-    assert isinstance(value, bytes)  # a key's: it was read as one
+    assert isinstance(value, bytes)  # a key's value: it was read as one
     return value.decode()

@@ -1,19 +1,19 @@
-"""Copies in the middle of the stream that don't stop it: a chunk of rows, what the stream has, and so on.
+"""Copies in the middle of the stream that don't stop it: a chunk of rows, then the stream's changes, and so on.
 
-``snapshot.chunk_session`` says why the order of the log is the order of the tags then.
+``snapshot.chunk_session`` explains why log order is tag order then.
 
-Keys that the topic holds and the source doesn't have are found at the end. They are those whose newest event is older
-than the copy, and a chunk of chosen keys says of each what the source has.
+Keys that the topic holds and the source lacks are found at the end: their newest event is older than the copy, and a
+chunk of these keys shows what the source has of each.
 
-A row in which a large value is missing that nobody knows isn't published. Its key is read again by a chunk. The state
-holds such keys, since they belong to the stream's position.
+A row with a large value that nobody knows isn't published; a chunk reads its key again. The state holds such keys,
+since they belong to the stream's position.
 
-Why a copy ends, whatever is written meanwhile. Each chunk has at least one row, and the next one begins behind it.
-Between a snapshot and its H lies a moment alone, however far the stream lags behind, so hardly any key is left out.
-From the second pass on, what was read of a row is remembered, so it isn't missing in later updates. Keys that are read
-again and the next rows come by turns; once there are too many of those keys, only rows do, up to the next pass.
-While a chunk waits for commits to become visible, none is published that it would have to wait for as well. But a chunk
-comes with the stream: where capture falls behind the source for good, it waits for ever longer.
+A copy ends, whatever is written meanwhile. Each chunk has at least one row, and the next one begins after it. Only a
+moment lies between a snapshot and its H, however far the stream lags, so hardly any key is left out. From the second
+pass on, values that were read are remembered, so later updates don't lack them. Keys to read again and further rows
+alternate; if there are too many such keys, only rows are read until the next pass. While a chunk waits for commits to
+become visible, nothing is published that it would have to wait for as well. But chunks come with the stream: if capture
+permanently falls behind the source, they wait ever longer.
 """
 
 import math
@@ -48,29 +48,29 @@ from snapshot.table_reader import NoRoomForLocks
 from snapshot.topic_scan import TopicScan
 
 LATER_S: Final = 0.2
-"""When a chunk is tried again that couldn't be read."""
+"""When a chunk that couldn't be read is tried again."""
 
 MUCH_LATER_S: Final = 5.0
-"""The same where somebody has to do something before."""
+"""The same if somebody must act first."""
 
 _ROW_LIMIT_S: Final = 1.0
 """How long the first row of a chunk may take at first, while the stream stands still."""
 
 _RATE_PORTION_S: Final = 0.1
-"""A chunk has about as many rows as the limit of rows allows in this time."""
+"""A chunk has about as many rows as the rate limit allows in this time."""
 
 _CHUNK_S: Final = 0.05
-"""Chunks are so large that the stream waits for each about so long."""
+"""Chunks are sized so that the stream waits for each about so long."""
 
 _SCAN_WAIT_S: Final = 0.005
-"""How long a record of the topic is waited for, before the stream goes on."""
+"""How long to wait for a record of the topic before the stream goes on."""
 
 LOCKED: Final = "it is locked, or another published table is, by an ALTER TABLE that isn't committed for instance"
 
 
 @dataclass(slots=True)
 class _Active:
-    """What is known of the table that is being copied, beside the state."""
+    """What is known of the table being copied, besides the state."""
 
     name: TableName
     shape: Table
@@ -112,7 +112,7 @@ class ChunkedCopies:
         self._session.close()
 
     def serves(self, name: TableName) -> bool:
-        """Whether a table is copied in chunks, as far as that is known; else the stream has to stop for it."""
+        """Whether a table is copied in chunks, as far as known; otherwise the stream must stop for it."""
         return name in self._keyed and name not in self._unserved and not self._session.stream.watch.only_leaves(name)
 
     def wants(self, state: CaptureState) -> bool:
@@ -124,15 +124,13 @@ class ChunkedCopies:
         return False
 
     def step(self, frame: Frame | None) -> Pause | None:
-        """Read and publish one chunk, or what comes between two. ``frame`` comes after it. None when told to stop.
-
-        Raises what the source, the stream and Kafka raise.
-        """
+        """Read and publish one chunk, or do what comes between two. ``frame`` comes after it. None if asked to stop.
+        Raises what the source, the stream and Kafka raise."""
         began_s = time.monotonic()
         state = self._session.loop.state
         pause: Pause | None = Pause(state, frame)
         if self._session.is_lost():
-            self._put_down()  # what it has asked is gone with it
+            self._put_down()  # what it had asked for is lost with it
         repaired = self._repairs.next(state)  # first, since it is short
         name = repaired or self._next(state)
         if name is None:
@@ -157,7 +155,7 @@ class ChunkedCopies:
         return pause
 
     def _next(self, state: CaptureState) -> TableName | None:
-        """The table to go on with: one that has begun first."""
+        """The table to continue with: preferably one that has begun."""
         if self._rate.wait_s() > 0:
             return None
         lacking = [
@@ -188,7 +186,7 @@ class ChunkedCopies:
             return Pause(self._session.loop.state, frame)
         self._active = active
         if copy.keys and not copy.is_incomplete and (copy.is_through or not active.has_read_again):
-            active.has_read_again = True  # by turns: there may be new ones all the time
+            active.has_read_again = True  # alternates: there may be new ones all the time
             return self._read_again(active, copy, frame)
         active.has_read_again = False
         if not copy.is_through:
@@ -201,9 +199,9 @@ class ChunkedCopies:
         return self._find_gone(active, copy, frame)
 
     def _begin(self, name: TableName, frame: Frame | None) -> Pause | None:
-        """From here on the table is followed, in the shape that it has at this point."""
+        """From here on the table is followed, in its shape at this point."""
         self._put_down()
-        self._session.heartbeat()  # so that no event of before has the tag of this point
+        self._session.heartbeat()  # so that no earlier event has the tag of this point
         look = self._session.look(name)
         if look is None:
             raise Gone
@@ -222,7 +220,7 @@ class ChunkedCopies:
         is_new = before is None or before.table != shape
         asked = loop.state.copying.get(name, TableCopy())
         self._session.say(f"copying {name} at {format_lsn(at)}, in chunks beside the stream")
-        # A process that dies after the commit must not complete an update from values of before it.
+        # A process that dies after the commit must not complete an update from older values.
         self._session.stream.toast.store.clear(published.topic)
         self._session.stream.toast.store.commit(assembler.progress.position)
         copy = TableCopy(
@@ -241,7 +239,7 @@ class ChunkedCopies:
         return Pause(loop.state, pause.frame)
 
     def _resume(self, name: TableName, copy: TableCopy) -> _Active | None:
-        """Go on with a copy of an earlier session; None where it has to begin again."""
+        """Continue a copy of an earlier session; None if it must begin again."""
         look = self._session.look(name)
         published = self._session.assembler.relations.tables.get(name)
         if look is not None and look.order is not None and published is not None:
@@ -264,7 +262,7 @@ class ChunkedCopies:
         self._session.loop.adopt(self._session.loop.state.to_be_copied([name]))
 
     def _leave(self, name: TableName) -> None:
-        """Have the stream stop for the table's copy, which begins again there: that locks one partition at a time."""
+        """Let the stream stop for the table's copy, which restarts there: that locks one partition at a time."""
         self._session.say(
             f"{name}: PostgreSQL has no room for the locks that a chunk takes, of all partitions and their indexes;"
             " the table is copied as a whole, and the stream stops for that"
@@ -327,12 +325,12 @@ class ChunkedCopies:
         return Pause(self._session.loop.state, pause.frame)
 
     def _read_again(self, active: _Active, copy: TableCopy, frame: Frame | None) -> Pause | None:
-        """The rows of updates that couldn't be completed."""
+        """Read the rows of updates that couldn't be completed."""
         done = self._look_up(active, copy, [key.encode() for key in copy.keys[: self._session.keys_at_once]], frame)
         return done.pause
 
     def _find_gone(self, active: _Active, copy: TableCopy, frame: Frame | None) -> Pause | None:
-        """Keys whose newest event is older than the copy; when none is left, the copy has ended."""
+        """Look up keys whose newest event is older than the copy; if none is left, the copy has ended."""
         if active.scan is None:
             topic = self._session.assembler.relations.tables[active.name].topic
             since = tag_text(tag_prefix(self._session.loop.state.epoch, copy.since), SNAPSHOT_SEQ)
@@ -349,10 +347,10 @@ class ChunkedCopies:
         return done.pause
 
     def _look_up(self, active: _Active, copy: TableCopy, keys: Sequence[bytes], frame: Frame | None) -> "_Step":
-        """Publish what the source has of these keys of events: a row, or that it is gone."""
+        """Publish what the source has of these event keys: a row, or its deletion."""
         name, loop = active.name, self._session.loop
         published = self._session.assembler.relations.tables[name]
-        # Keys that the table had before it got another one, or another type of it, have no row.
+        # Keys from before the table's key, or the key's type, was changed have no row.
         own = [key for key in map(orjson.loads, keys) if is_key(published.table, key)]
         texts = [key_texts(published.table, key) for key in own]
         reader = self._session.reading()
@@ -375,10 +373,8 @@ class ChunkedCopies:
         return _Step(Pause(loop.state, pause.frame), is_published=True)
 
     def _end(self, active: _Active, frame: Frame | None) -> Pause:
-        """Every row is on the topic, and every key that the source hasn't is deleted from it.
-
-        Repairs of the table that wait come next: their keys may lie in chunks that were read before they came.
-        """
+        """Every row is on the topic, and every key that the source lacks is deleted from it. Waiting repairs of the
+        table come next: their keys may be in chunks that were read before the requests came."""
         name, loop = active.name, self._session.loop
         topic = self._session.assembler.relations.tables[name].topic
         state = loop.state.with_whole(name)
@@ -392,14 +388,14 @@ class ChunkedCopies:
         return Pause(loop.state, frame)
 
     def _is_as_before(self, active: _Active, point: Point) -> bool:
-        """Whether the table has the shape that its copy began with."""
+        """Whether the table still has the shape that its copy began with."""
         if (point.oid, point.columns) == (active.oid, active.columns):
             return True
         self._begin_again(active.name)
         return False
 
     def _goes_on(self, active: _Active, copy: TableCopy) -> bool:
-        """Whether the table is still being copied by this copy, in the same shape."""
+        """Whether this copy of the table is still under way, in the same shape."""
         now = self._session.loop.state.copying.get(active.name)
         if now is None or now.since != copy.since:
             self._put_down()
@@ -413,12 +409,12 @@ class ChunkedCopies:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A pause after a chunk, None when told to stop, and whether the chunk was published."""
+    """A pause after a chunk, None if asked to stop, and whether the chunk was published."""
 
     pause: Pause | None
     is_published: bool = False
 
 
 def _without(copy: TableCopy, chunk: PendingChunk) -> TableCopy:
-    """The copy when the chunk is published: what is in it needn't be read again."""
+    """The copy after the chunk is published: its keys needn't be read again."""
     return replace(copy, keys=tuple(key for key in copy.keys if key.encode() not in chunk.events))

@@ -1,4 +1,4 @@
-"""Repairs: the rows of chosen keys are read and published again, in chunks, without stopping the stream."""
+"""Repairs: reads the rows of chosen keys and publishes them again, in chunks, without stopping the stream."""
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ from snapshot.keys import key_texts
 from snapshot.preparation import require_keys
 
 _LATER_S: Final = 5.0
-"""When a repair is tried again that couldn't be read, and somebody has to do something before."""
+"""When a repair is tried again after somebody had to act first."""
 
 
 @dataclass(slots=True)
@@ -34,8 +34,6 @@ class _Repaired:
 
 
 class ChunkedRepairs:
-    """The repairs of one session."""
-
     def __init__(self, session: ChunkSession, repairs: RepairRequests) -> None:
         self._session = session
         self._repairs = repairs
@@ -43,17 +41,15 @@ class ChunkedRepairs:
         self._waits_for = ""
 
     def next(self, state: CaptureState) -> TableName | None:
-        """A table of which rows are to be read again. One that lacks its copy gets that instead."""
+        """A table with rows to read again. A table that lacks its copy gets that instead."""
         names = (
             name for name in self._repairs.tables() if name in state.copied and not self._session.waits.for_table(name)
         )
         return next(names, None)
 
     def repair(self, name: TableName, frame: Frame | None) -> Pause | None:
-        """Publish what the source has of keys that wait.
-
-        What keeps it from being read is said, and keeps nothing else: it is tried again later.
-        """
+        """Publish what the source has of the waiting keys. An obstacle is reported and delays only this repair, which
+        is tried again later."""
         loop = self._session.loop
         problems = Counter[str]()
         try:
@@ -94,7 +90,7 @@ class ChunkedRepairs:
             return Pause(loop.state, pause.frame)
         self._session.send_answer(self._session.assembler.relations.tables[name], answer, chunk)
         self._session.adopt(name, None, look.point.lsn)
-        loop.commit()  # a session that is lost before has the next one answer the request
+        loop.commit()  # if the session is lost before, the next one answers the request
         self._repairs.done_keys(name, asked)
         self._session.take_more_keys()
         self._session.waits.over(name)
@@ -117,7 +113,7 @@ class ChunkedRepairs:
             self._session.say(f"warning: keys of a repair of {name} are ignored ({count}): {reason}")
 
     def _repairable(self, name: TableName, look: Look | None) -> PublishedTable | None:
-        """How the table is published in the shape that it has now; None where the repair isn't to be done so."""
+        """The table as published in its present shape; None if it can't be repaired like this."""
         if look is None:
             self._ignore(name, f"it isn't in publication {self._session.pipeline.publication} under this name")
             return None
@@ -137,7 +133,7 @@ class ChunkedRepairs:
         return self._session.stream.tables.of(replace(look.shape, epoch=known.table.epoch))
 
     def _has_shape(self, name: TableName, look: Look) -> bool:
-        """Whether the stream is at the shape of the chunk. One of which it has had no row yet is recorded first."""
+        """Whether the stream is at the shape of the chunk. A shape without a row in the stream is recorded first."""
         loop, assembler = self._session.loop, self._session.assembler
         if name not in loop.state.copied or name not in assembler.relations.tables:
             return False
@@ -151,7 +147,7 @@ class ChunkedRepairs:
             known = assembler.relations.tables[name]
             if known.table.schema_id != look.shape.schema_id:
                 loop.adopt(loop.state.to_be_copied([name]))
-        return name in loop.state.copied  # else it is copied first, and the repair comes after that
+        return name in loop.state.copied  # else it is copied first, and repaired after that
 
     def _ignore(self, name: TableName, why: str) -> None:
         self._session.say(f"warning: a repair of {name} is ignored: {why}")

@@ -1,9 +1,6 @@
-"""Copies tables in the middle of the stream: rows become ``r`` events tagged (consistent point, 0).
-
-A table that joins later, or that changed without events, is copied in the middle of the stream. Everything committed
-before the consistent point has been published then, and nothing after it. So the order of the log is the order of the
-tags, also for the deletes of keys that the table no longer has.
-"""
+"""Copies tables in the middle of the stream: rows become ``r`` events tagged (consistent point, 0). This is for a table
+that joins later, or that changed without events. By then everything committed before the consistent point is published,
+and nothing after it. So log order is tag order, also for the deletes of keys that the table no longer has."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +16,7 @@ from cdc.protocol.control_records import CaptureState, SchemaRecord
 from snapshot.row_events import EncodedRow, Line, RowEvents
 
 TRANSACTION_AGE_MAX_S: Final = 10.0
-"""How long the Kafka transaction of a batch is open. Brokers abort one of a minute, and rows may be wide or rare."""
+"""How long a batch's Kafka transaction stays open. Brokers abort it after a minute, and rows may be wide or rare."""
 
 
 class Reader(Protocol):
@@ -35,7 +32,7 @@ class Reader(Protocol):
 
 
 class LiveKeys(Protocol):
-    """The keys that a topic holds, to take out those that were published."""
+    """The keys that a topic holds, from which published ones are removed."""
 
     def discard(self, key: bytes) -> None: ...
 
@@ -43,7 +40,7 @@ class LiveKeys(Protocol):
 
 
 class Publisher(Protocol):
-    """Takes events, commits them with the state."""
+    """Takes events and commits them with the state."""
 
     def send(self, topic: str, key: bytes, value: bytes | None, extra: bytes | Headers | None = None) -> None: ...
 
@@ -65,22 +62,20 @@ class Publisher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What a copy has published. ``records`` are those that aren't part of the stream's batches."""
+    """What a copy has published. ``records`` are those outside of the stream's batches."""
 
     rows: int = 0
     bytes: int = 0
     records: int = 0
 
     def since(self, before: "Copied") -> "Copied":
-        """What came after that."""
         return Copied(self.rows - before.rows, self.bytes - before.bytes, self.records - before.records)
 
 
 @dataclass(frozen=True, slots=True)
 class CopyProgress:
-    """How far the copy of a table is, with what it has of earlier starts. ``rows_estimated`` is the planner's, so the
-    end may differ. ``new`` is what it has published since it was last told.
-    """
+    """How far the copy of a table is, earlier starts included. ``rows_estimated`` is the planner's, so the end may
+    differ. ``new`` is what it has published since the last report."""
 
     table: TableName
     rows: int
@@ -91,20 +86,19 @@ class CopyProgress:
 
 
 class Interrupted(Exception):
-    """The copy was told to stop before its end; what is committed is not in the ledger."""
+    """The copy was asked to stop before its end; what it committed isn't in the ledger."""
 
 
 @dataclass
 class StreamCopy:
-    """The copy of one table at the stream's position, a consistent point. Raises Interrupted when told to stop: the
-    next start begins it again.
-    """
+    """The copy of one table at the stream's position, a consistent point. Raises Interrupted if asked to stop: the next
+    start begins it again."""
 
     published: PublishedTable
     reader: Reader
     publisher: Publisher
     state: CaptureState
-    """The committed state. It has the table in its ledger after ``copy``."""
+    """The committed state. After ``copy``, its ledger has the table."""
     consistent_point: int
     size: BatchSize
     stopping: Callable[[], bool]
@@ -125,13 +119,12 @@ class StreamCopy:
         live_keys: Callable[[str], AbstractContextManager[LiveKeys]],
         schemas: Sequence[SchemaRecord],
     ) -> None:
-        """With ``leaves`` only the rows of these new partitions are added. Without it, all rows are published, and a
-        delete for every key that the topic holds and the table doesn't. The rows of an append-only table have no keys,
-        so a truncate comes before them: they are all that is left.
-        """
+        """With ``leaves``, add only the rows of these new partitions. Otherwise publish all rows, and a delete for
+        every key that the topic holds and the table lacks. Rows of an append-only table have no keys, so a truncate
+        precedes them: they are all that remains."""
         table, topic = self.published.table, self.published.topic
         if not leaves and not table.key:
-            # Its truncate takes away what was copied before: from then on nobody can cancel this.
+            # Its truncate removes what was copied before: from here on, this can't be cancelled.
             self.state = self.state.to_be_copied([table.name])
         self.publisher.commit(self.state, schemas, progress=False)
         if leaves:
@@ -142,8 +135,8 @@ class StreamCopy:
                 for key in vanished:
                     self._delete(key)
         else:
-            # All that is there goes at once: rows that come again, also those of a copy that was interrupted, would be
-            # twice.
+            # Everything there is removed at once: rows that come again, also after an interrupted copy, would be
+            # doubled.
             self._send_rows([self._events.of_truncate()], rows=0)
             rows = self._rows()
         state = replace(
@@ -151,7 +144,7 @@ class StreamCopy:
             copied={**self.state.copied, table.name: rows},
             memberships={**self.state.memberships, table.name: membership},
         )
-        self.state = state.with_copy(table.name, None)  # which asked for it
+        self.state = state.with_copy(table.name, None)  # it requested this copy
         self.publisher.commit(self.state, covering=[topic])
         self._tell(rows, max(rows, self._estimated), finished=True)
 
@@ -176,7 +169,7 @@ class StreamCopy:
         self._sent([(key, value)], records=2)
 
     def _tell(self, rows: int, rows_estimated: int, *, finished: bool) -> None:
-        """All that was sent is committed."""
+        """Report that all that was sent is committed."""
         sent, new = self._sent_so_far, self._sent_so_far.since(self._told)
         self._told = sent
         name = self.published.table.name
@@ -205,7 +198,7 @@ class StreamCopy:
             self._commit()
 
     def _wait(self) -> None:
-        """No row comes: see to what is open, and to who waits for us. Raises Interrupted."""
+        """No row comes: commit or stop if due. Raises Interrupted."""
         if self._pending and time.monotonic() - self._opened_s > TRANSACTION_AGE_MAX_S:
             self._commit()
         elif self.stopping():

@@ -1,10 +1,9 @@
 """Copies in the middle of the stream: whole tables that lack theirs.
 
-``snapshot.chunked`` copies most of them, and the stream goes on meanwhile. That needs a key whose order an index gives,
-and that no two rows share, and not more partitions than a chunk can read together. Here are those that have none, or
-more, and new partitions, of which alone the rows are copied. They are published at the stream's position. First a
-snapshot is taken. Then everything that committed before its consistent point is published, and nothing after it. Then
-come the rows as the snapshot shows them.
+``snapshot.chunked`` copies most of them while the stream goes on. That needs an index in key order, a key that no two
+rows share, and no more partitions than a chunk can read together. This module copies the other tables, and the rows of
+new partitions. They are published at the stream's position. First a snapshot is taken. Then everything that committed
+before its consistent point is published, and nothing after it. Then come the rows as the snapshot shows them.
 """
 
 import contextlib
@@ -40,12 +39,12 @@ from snapshot.table_reader import SnapshotReader
 from snapshot.waits import SAID_AFTER_S, Waits
 
 SLOT_PATIENCE_S: Final = 3.0
-"""How long the stream may stop for a slot that is created while nothing else is done, at first."""
+"""How long the stream may stop, at first, for a slot whose creation blocks everything else."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """Where the stream is to pause, and what a snapshot shows there. The tables are locked."""
+    """The point at which the stream pauses, and what a snapshot shows there. The tables are locked."""
 
     slot: CreatedSlot
     reader: SnapshotReader
@@ -68,7 +67,7 @@ class StreamCopies:
     while_waiting: Callable[[], None]
 
     def __post_init__(self) -> None:
-        self._tables = self.pipeline.source.table_names  # asked for after each commit, and they are parsed each time
+        self._tables = self.pipeline.source.table_names  # read after each commit, and parsed at each access
         self._waits = Waits(time.monotonic, self.say)
         self._coming: ComingSlot | None = None
         self._coming_since_s = 0.0
@@ -87,16 +86,16 @@ class StreamCopies:
             self._coming = None
 
     def may_begin(self, state: CaptureState) -> bool:
-        """Whether there is something to copy, and it can be read at once.
+        """Whether there is something to copy that can be read at once.
 
-        PostgreSQL makes no snapshot before every transaction that is writing has ended. That may take hours, and the
-        stream and copies in chunks go on meanwhile. So the first one only shows that the wait is over: the stream may
-        be past it.
+        PostgreSQL takes no snapshot before every transaction that is writing has ended. That may take hours, during
+        which the stream and copies in chunks go on. So the first snapshot only shows that the wait is over: the stream
+        may be past it.
 
         Raises as ``connect``, and LockstepError as ``TableWatch.missing``.
         """
         if not self._lacking(state):
-            # Somebody has paused or cancelled what it was for, or it isn't published now: a slot holds back WAL.
+            # Its purpose was paused, cancelled or unpublished, and a slot holds back WAL.
             self._close_slot()
         elif self._coming is None and self._are_published(self._lacking(state)):
             with self._waiting_for_a_slot():
@@ -110,7 +109,6 @@ class StreamCopies:
         return self._chunk_is_next()
 
     def is_ready(self) -> bool:
-        """Whether ``copy`` can begin."""
         return self._slot_is_ready() or self._chunk_is_next()
 
     def _chunk_is_next(self) -> bool:
@@ -121,7 +119,7 @@ class StreamCopies:
 
     @contextlib.contextmanager
     def _waiting_for_a_slot(self) -> Iterator[None]:
-        """Have the copies wait where PostgreSQL gives no slot: the stream has one already, and goes on."""
+        """Let the copies wait if PostgreSQL refuses a slot: the stream already has one, and goes on."""
         try:
             yield
         except SlotRefused as error:
@@ -135,7 +133,7 @@ class StreamCopies:
         self.say(f"a copy waits for writing transactions to end: {told(unended_transactions(self.sql))}")
 
     def _lacking(self, state: CaptureState) -> list[TableName]:
-        """The tables for which the stream has to stop."""
+        """The tables for which the stream must stop."""
         return [
             name
             for name in self._tables
@@ -146,7 +144,7 @@ class StreamCopies:
         ]
 
     def _are_published(self, names: Sequence[TableName]) -> bool:
-        """Whether all of these tables are; those that aren't wait. Raises as ``TableWatch.missing``."""
+        """Whether all of these tables are published; those that aren't wait. Raises as ``TableWatch.missing``."""
         try:
             published = memberships(self.sql, self.pipeline.publication, names)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.InternalError_):
@@ -160,7 +158,7 @@ class StreamCopies:
         return not self._put_off(name for name in names if name not in published)
 
     def _put_off(self, missing: Iterable[TableName]) -> bool:
-        """Have tables wait that aren't published; whether there are any. Raises as ``TableWatch.missing``."""
+        """Let unpublished tables wait; returns whether there are any. Raises as ``TableWatch.missing``."""
         names = list(missing)
         for name in names:
             self.stream.watch.missing(name)
@@ -168,10 +166,8 @@ class StreamCopies:
         return bool(names)
 
     def copy(self, frame: Frame | None) -> Pause | None:
-        """Copy at one point of the stream what is to be copied. ``frame`` comes after it. None when told to stop.
-
-        Raises what the stream, the snapshot and the publisher raise.
-        """
+        """Copy, at one point of the stream, what must be copied. ``frame`` comes after it. None if asked to stop.
+        Raises what the stream, the snapshot and the publisher raise."""
         if self._coming is None or not self._coming.is_ready():
             return self._chunks.step(frame) if self._chunk_is_next() else Pause(self.stream.loop.state, frame)
         waited, self._coming = self._coming, None
@@ -185,7 +181,7 @@ class StreamCopies:
             if point is None:
                 return Pause(self.stream.loop.state, frame)
             self._refused = ""
-            emit_heartbeat(self.sql)  # so that something after the snapshot comes, also when nobody writes
+            emit_heartbeat(self.sql)  # so that something follows the snapshot even if nobody writes
             pause = self.stream.loop.run(first=frame, until=point.slot.consistent_point)
             if pause is None:
                 return None
@@ -197,8 +193,8 @@ class StreamCopies:
             return pause
 
     def _point(self, names: Sequence[TableName], opened: contextlib.ExitStack) -> _Point | None:
-        """A snapshot for these tables. None when there are none, when one of them has left the publication, or when
-        another long transaction has begun."""
+        """A snapshot for these tables. None if there are none, one has left the publication, or another long
+        transaction has begun."""
         pipeline = self.pipeline
         if not names:
             return None
@@ -222,23 +218,23 @@ class StreamCopies:
         """Copy a table as the snapshot shows it, or only its new partitions. Raises Interrupted."""
         loop, assembler = self.stream.loop, self.stream.assembler
         membership = point.memberships[name]
-        # All rows come again: nothing depends on what its columns' numbers meant before.
+        # All rows come again, so the earlier meaning of column numbers doesn't matter.
         shape = replace(point.shapes[name], epoch=loop.state.epoch)
         published = self.stream.tables.of(shape)
         published_before = assembler.relations.tables.get(name) or assembler.relations.passed_over.get(name)
         new = published_before is None or published_before.table != shape
         recorded = loop.state.memberships.get(name)
         change = membership.since(recorded) if recorded else None
-        # Only where nothing but new partitions is the reason: a table that was altered as well is copied whole.
+        # Only if new partitions are the only reason: a table that was also altered is copied whole.
         only_leaves = self.stream.watch.take_only_leaves(name, shape.schema_id) and not new
-        is_asked_for = name in loop.state.copying  # all of it
+        is_asked_for = name in loop.state.copying  # for a copy of the whole table
         leaves = (
             change.partitions if change is not None and not change.whole and only_leaves and not is_asked_for else ()
         )
         if leaves and not shape.key and any(leaf.blocks != 0 for leaf in point.reader.relations(shape, leaves)):
-            leaves = ()  # after an interruption, the rows of a part would come twice
+            leaves = ()  # after an interruption, rows of a partition would be doubled
         self.say(f"copying {name} at {format_lsn(point.slot.consistent_point)}")
-        # A process that dies after the copy's last commit must not complete an update from values of before it.
+        # A process that dies after the copy's last commit must not complete an update from older values.
         self.stream.toast.store.clear(published.topic)
         self.stream.toast.store.commit(assembler.progress.position)
         copy = StreamCopy(
@@ -259,12 +255,12 @@ class StreamCopies:
         )
         loop.adopt(copy.state)
         loop.follow(assembler.relations.replace(published))
-        self.stream.toast.reload(published, assembler.progress.position)  # the copy went past it
+        self.stream.toast.reload(published, assembler.progress.position)  # the copy bypassed the store
         if not leaves:
             self.repairs.done(name)
 
     def _stopping_after_status(self) -> bool:
-        """Whether to stop, after a status to PostgreSQL. Asked between batches, while nobody reads the stream."""
+        """Whether to stop, after a status to PostgreSQL. Called between batches, while nobody reads the stream."""
         self.while_waiting()
         return self.stopping()
 

@@ -1,8 +1,6 @@
-"""The first copy of all tables: slot, handoff, every row as the slot's snapshot shows it, and a ledger of what is done.
-
-The state names the slot before the slot is made, so that whatever was interrupted is known to be ours. After that,
-``snapshot.ledger`` says what has to be copied again.
-"""
+"""The first copy of all tables: slot, handoff, every row in the slot's snapshot, and a ledger of what is done. The
+state names the slot before the slot is created, so an interrupted creation is known to be ours. After that,
+``snapshot.ledger`` says what must be copied again."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -41,7 +39,7 @@ FIRST_EPOCH = 0
 
 @dataclass(frozen=True, slots=True)
 class InitialSnapshot:
-    """Takes it over one connection."""
+    """Takes the first copy over one connection."""
 
     pipeline: Pipeline
     sql: psycopg.Connection[Any]
@@ -52,11 +50,11 @@ class InitialSnapshot:
     copied: Callable[[CopyProgress], None]
     stopping: Callable[[], bool]
     pausing: Callable[[], bool]
-    """Whether the copy is to end where it is, once it has begun."""
+    """Whether the copy must end where it is, once it has begun."""
     create_publication: str
-    """The SQL that makes the publication, for where there is none."""
+    """The SQL that creates a missing publication."""
     limits: Mapping[str, RecordLimit]
-    """Those of the topics that take smaller records than the settings say."""
+    """Those of the topics that accept smaller records than the settings say."""
 
     def take(
         self,
@@ -64,12 +62,9 @@ class InitialSnapshot:
         state: CaptureState | None,
         identity: SystemIdentity,
     ) -> CaptureState:
-        """Begin, or continue an earlier start; COPYING in the state says that it was told to stop, or to pause.
-
-        What is open in the publisher then must not be committed: it may be a part of what comes at once.
-
-        Raises Stopped, and PositionMismatch where there is no state but a slot or events: nothing was done then.
-        """
+        """Begin, or continue an earlier start. If the state stays COPYING, the copy was asked to stop or pause. The
+        publisher's open transaction must not be committed then: it may be a part of rows that are committed all at
+        once. Raises Stopped, and PositionMismatch if there is no state but a slot or events; nothing was done then."""
         pipeline, sql = self.pipeline, self.sql
         require_ready(pipeline, sql, create_publication=self.create_publication)
         create_missing_publication(pipeline, sql, self.create_publication, self.say)
@@ -82,7 +77,7 @@ class InitialSnapshot:
                 return self._take(publisher, reader, slot, state)
 
     def _begun(self, identity: SystemIdentity) -> CaptureState:
-        """The state that names the slot before it is made."""
+        """The state that names the slot before it is created."""
         pipeline, sql = self.pipeline, self.sql
         if find_slot(sql, pipeline.slot) is not None:
             raise PositionMismatch(
@@ -113,12 +108,12 @@ class InitialSnapshot:
         )
 
     def _slot(self, holder: ReplicationConnection, state: CaptureState) -> CreatedSlot:
-        """The slot, or a temporary one for its snapshot where the copy goes on."""
+        """The slot, or a temporary one for its snapshot if the copy continues."""
         pipeline, sql = self.pipeline, self.sql
         waiting = waiting_for_slot(sql, self.stopping, self.say)
         if state.phase is SnapshotPhase.CREATING:
             if find_slot(sql, pipeline.slot) is not None:
-                drop_slot(sql, pipeline.slot)  # made by a start that was interrupted before its first row
+                drop_slot(sql, pipeline.slot)  # a start created it that was interrupted before its first row
             self.say(f"creating replication slot {pipeline.slot}")
             return holder.create_slot(pipeline.slot, temporary=False, while_waiting=waiting)
         require_slot(sql, state)
@@ -151,15 +146,15 @@ class InitialSnapshot:
             first = FirstSnapshot(state.first_snapshot, reader.next_xid())
         plan = self._plan(reader, shapes, memberships, state, slot, first)
         state = state.never_copied(plan.put_off)
-        # What an interrupted copy recorded stays: if a table differs from it now, rows may have gone without an event.
-        # The stream copies it once more then, and deletes them.
+        # An interrupted copy's records stay: if a table differs from them now, rows may have gone without an event.
+        # Then the stream copies the table once more, and deletes them.
         now = {name: memberships[name].to_text() for name in names if name not in plan.put_off}
-        # The rows of a partition that came since are copied now. Whatever becomes of it before that look, it finds so.
+        # Rows of a partition that came since are copied now. The next inspection finds any later change of it.
         before = {
             name: read(text, memberships[name].storage) if name in memberships else text
             for name, text in state.memberships.items()
         }
-        # Its rows are as of now: a source that is put back to before this lacks what they show.
+        # The rows are as of now: a source that is restored to an earlier moment lacks what they show.
         state = replace(
             state,
             memberships={**now, **before},
@@ -173,11 +168,11 @@ class InitialSnapshot:
         return state if self.stopping() or lacking else self._done(publisher, plan, slot, state)
 
     def _done(self, publisher: Any, plan: "_Plan", slot: CreatedSlot, state: CaptureState) -> CaptureState:
-        """Everything is copied: the ledger goes, and the stream begins."""
+        """Everything is copied: the ledger is removed, and the stream begins."""
         for key in plan.ledger.record_keys():
             publisher.send_beside_state(key, None)
         if slot.consistent_point > state.end_lsn:
-            # This record is older than what was copied last. So one comes that isn't, also when nobody writes.
+            # This record is older than what was copied last, so a newer one must follow, even if nobody writes.
             emit_heartbeat(self.sql)
         state = replace(state, phase=SnapshotPhase.DONE, first_snapshot="")
         publisher.commit(state, covering=list(self.pipeline.topics().values()))
@@ -192,7 +187,7 @@ class InitialSnapshot:
         slot: CreatedSlot,
         first: FirstSnapshot | None,
     ) -> "_Plan":
-        """What is to be copied now. ``first`` is the first snapshot, where this is a later one."""
+        """What is to be copied now. ``first`` is the first snapshot, if this is a later one."""
         pipeline, settings = self.pipeline, self.pipeline.snapshot
         topics = pipeline.topics()
         texts = {
@@ -250,7 +245,7 @@ class InitialSnapshot:
         state: CaptureState,
         slot: CreatedSlot,
     ) -> CaptureState:
-        """The committed state after the parts were copied: by workers, where there is enough of it to begin them."""
+        """The committed state after the parts were copied, by workers if there is enough work for them."""
         pipeline, settings = self.pipeline, self.pipeline.snapshot
         if not settings.workers or len(plan.parts) == 1 or sum(part.size for part in plan.parts) <= RANGE_BYTES_MIN:
             return OneByOne(
@@ -300,7 +295,7 @@ class InitialSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What one start copies. ``put_off`` are tables whose interrupted copy can't go on."""
+    """What one start copies. ``put_off`` are tables whose interrupted copy can't continue."""
 
     ledger: CopyLedger
     tables: Mapping[TableName, PublishedTable]
@@ -313,13 +308,11 @@ class _Plan:
 
     @property
     def complete(self) -> list[TableName]:
-        """The tables of which nothing is missing any more."""
+        """The tables that lack nothing any more."""
         return [name for name in self.tables if self.ledger.is_complete(name)]
 
 
 def _records(tables: Mapping[TableName, PublishedTable], at: Lsn, epoch: int) -> list[SchemaRecord]:
-    """The shapes of the rows that are going to be copied.
-
-    Tables that were copied before an interruption have the shape of then. The stream says how a later one came about.
-    """
+    """The shapes of the rows that are about to be copied. Tables that were copied before an interruption have their
+    shape of that time. The stream shows how a later one arose."""
     return [SchemaRecord(published.table, at, from_epoch=epoch) for published in tables.values()]

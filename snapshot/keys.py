@@ -15,7 +15,7 @@ _DATE_AND_T = re.compile(r"(\d+-\d\d-\d\d)T")
 
 
 def key_texts(table: Table, key: Mapping[str, JsonValue]) -> KeyTexts:
-    """The texts of one key. Raises ValueError when it isn't a key of the table; the error never shows a value."""
+    """The texts of one key. Raises ValueError if it isn't a key of the table; the error never shows a value."""
     if key.keys() != set(table.key):
         raise ValueError(f"its columns aren't {', '.join(table.key)}")
     return tuple(_text(column, key[column.name]) for column in table.key_columns)
@@ -41,7 +41,7 @@ def _scalar(column: Column, value: JsonValue) -> str:
             return "true" if value else "false"
     elif kind in _NUMBERS and isinstance(value, int | float) and not isinstance(value, bool):
         return repr(value)
-    elif isinstance(value, str):  # of numbers too: float8 has "NaN"
+    elif isinstance(value, str):  # also for numbers: float8 has "NaN"
         text = _storable(column, value)
         if kind in ("timestamp", "timestamptz"):
             text = _DATE_AND_T.sub(r"\1 ", text, count=1)
@@ -58,7 +58,7 @@ def _storable(column: Column, text: str) -> str:
 
 
 def _array(column: Column, items: list[JsonValue]) -> str:
-    """An array literal with every element quoted, so that none of them means something else."""
+    """An array literal. Every element is quoted, so that none has a special meaning."""
     return "{" + ",".join(_element(column, item) for item in items) + "}"
 
 

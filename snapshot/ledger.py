@@ -1,14 +1,14 @@
-"""What of a first copy is done: ranges that are recorded beside the state, and what follows for this start. Pure.
+"""How much of a first copy is done: the recorded ranges, and what follows from them for this start. Pure.
 
-Let S1 be the snapshot at whose end the stream begins, at C1, and S2 a later one, at C2, under which an interrupted copy
-goes on. A row version that both show is in one block under both, as long as the relation has the same file. So it was
-copied under S1, if its block was, or is copied under S2. One that S2 alone shows was written after C1: the stream has
-it, whichever block it is in. One that S1 alone showed went after C1: the stream has its end. So every range has to be
+Let S1 be the snapshot at whose end, C1, the stream begins, and S2 a later one, at C2, under which an interrupted copy
+continues. A row version that both show is in the same block under both, as long as the relation has the same file. So
+it was copied under S1, if its block was, or is copied under S2. One that only S2 shows was written after C1: the stream
+has it, whichever block it is in. One that only S1 shows went after C1: the stream has its end. So every range must be
 copied once, under any of the snapshots, and blocks that came after the first one hold nothing that the stream lacks.
 
-Rows of a table with a key may be published by both, copy and stream. Those of an append-only table may not. So of its
-ranges that are missing, S2 copies the row versions alone that S1 showed as well. One that S1 showed and that was
-changed or deleted before C2 is missing then. The stream shows that it was: see ``RowChanges``.
+Copy and stream may both publish a row of a table with a key, but not one of an append-only table. So of that table's
+missing ranges, S2 copies only the row versions that S1 showed as well. A row that S1 showed and that was changed or
+deleted before C2 is missing then. The stream shows the change: see ``RowChanges``.
 """
 
 import hashlib
@@ -27,10 +27,8 @@ _XID_BITS = 32
 
 
 def shape_text(table: Table, membership: Membership, topic_id: str) -> str:
-    """What must be the same of a table for its ranges to count; the files of its partitions are their own matter.
-
-    ``topic_id`` is Kafka's own of its topic: what one held that is gone was copied in vain.
-    """
+    """What must stay the same of a table for its ranges to count. The files of its partitions are checked separately.
+    ``topic_id`` is Kafka's id of its topic: what was copied to a topic that is gone doesn't count."""
     storage = replace(membership.storage, partitions={}, attached={})
     recorded = json.loads(replace(membership, storage=storage).to_text())
     text = json.dumps([table.schema_id, topic_id, recorded], sort_keys=True)
@@ -39,7 +37,7 @@ def shape_text(table: Table, membership: Membership, topic_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CopyRun:
-    """One start of a first copy: which one, at which consistent point, and what its tables are."""
+    """One start of a first copy: its identity, its consistent point, and its tables' shapes."""
 
     slot: str
     epoch: int
@@ -66,7 +64,7 @@ class CopyRun:
         )
 
     def counts(self, copied: CopiedRange) -> bool:
-        """Whether a range is one of this copy, of a table that is as it was."""
+        """Whether a range belongs to this copy, and its table is unchanged."""
         return (
             copied.epoch == self.epoch
             and copied.begun_lsn == self.begun_lsn
@@ -75,7 +73,7 @@ class CopyRun:
 
 
 class CopyLedger:
-    """The ranges that are done, from earlier starts and this one, and how many parts each table lacks."""
+    """The finished ranges of earlier starts and this one, and how many parts each table lacks."""
 
     def __init__(self, run: CopyRun, recorded: Iterable[CopiedRange]) -> None:
         self.run = run
@@ -94,7 +92,7 @@ class CopyLedger:
         return dict(done)
 
     def begin(self, relations: Collection[Relation], parts: Sequence[Part]) -> None:
-        """These parts are what is missing of these relations."""
+        """Begin with these parts missing of these relations."""
         there = {(relation.table, relation.storage) for relation in relations}
         for copied in self._counting:
             if (copied.table, copied.storage) in there:  # else its relation was rewritten, or is gone
@@ -103,7 +101,7 @@ class CopyLedger:
         self._left = Counter(part.table for part in parts)
 
     def add(self, part: Part, *, rows: int, size: int, is_last: bool) -> None:
-        """So many more rows of a part are committed; ``is_last``: that was all of it, with its record."""
+        """So many more rows of a part are committed; ``is_last``: that completed it, with its record."""
         self.rows[part.table] += rows
         self.size[part.table] += size
         if is_last:
@@ -115,47 +113,41 @@ class CopyLedger:
         return not self._left[name]
 
     def progress(self, name: TableName, rows_estimated: int, *, rows: int, size: int) -> CopyProgress:
-        """How far the copy of a table is, now that so many more rows of it were added."""
+        """How far the copy of a table is, after so many more rows of it were added."""
         so_far, is_complete = self.rows[name], self.is_complete(name)
         total = so_far if is_complete else max(so_far, rows_estimated)
         new = Copied(rows, size, records=rows)
         return CopyProgress(name, so_far, total, self.size[name], finished=is_complete, new=new)
 
     def record_keys(self) -> list[bytes]:
-        """The keys of all records that there may be."""
+        """The keys of all records that may exist."""
         return sorted(self._keys)
 
 
 @dataclass(frozen=True, slots=True)
 class FirstSnapshot:
-    """The snapshot at whose end the stream begins, told apart from a later one by a row version's ``xmin``.
-
-    ``text`` is PostgreSQL's own. ``next_xid`` is the first transaction that the later one knows nothing of, in 64 bits.
-    """
+    """The snapshot at whose end the stream begins, distinguished from a later one by a row version's ``xmin``. ``text``
+    is PostgreSQL's own. ``next_xid`` is the first transaction unknown to the later snapshot, in 64 bits."""
 
     text: str
     next_xid: int
 
     @property
     def is_exact(self) -> bool:
-        """Whether it can be told of each row version. ``xmin`` has 32 bits, and that of an old one stays as it was.
-
-        As long as there were no more transactions than that, a number is one transaction. Later, a transaction since
-        the first snapshot may have the number of an ancient one.
-        """
+        """Whether each row version can be judged exactly. ``xmin`` has 32 bits, and an old one stays as it was. While
+        there were no more transactions than that, numbers are unique. Later, a transaction since the first snapshot may
+        have the number of an ancient one."""
         return bool(self.text) and self.next_xid < 1 << _XID_BITS
 
     def shows(self) -> str:
-        """The condition for row versions that it shows, of those that the later one shows.
-
-        Where that isn't exact, ancient ones may be missing.
-        """
+        """The SQL condition for the later snapshot's row versions that the first one shows too. If that isn't exact,
+        ancient ones may be missing."""
         distance = f"({self.next_xid:d} - xmin::text::int8) & {(1 << _XID_BITS) - 1}"
         return f"pg_visible_in_snapshot(({self.next_xid:d} - ({distance}))::text::xid8, '{self.text}')"
 
 
 def condition(part: Part, table: Table, first: FirstSnapshot | None) -> str:
-    """Which row versions of a part are copied, where not all are. ``first`` is None in the first snapshot itself."""
+    """Which row versions of a part are copied; empty: all. ``first`` is None in the first snapshot itself."""
     if first is None:
         return ""
     if part.only_newer:
@@ -166,7 +158,7 @@ def condition(part: Part, table: Table, first: FirstSnapshot | None) -> str:
 def why_not_resumable(
     table: Table, relations: Collection[Relation], *, is_unchanged: bool, first: FirstSnapshot
 ) -> str:
-    """Why an append-only table's interrupted copy can't go on without losing or doubling a row; empty when it can."""
+    """Why an append-only table's interrupted copy can't continue without losing or doubling a row; empty if it can."""
     assert not table.key
     if not is_unchanged:
         return "the table was altered or rewritten since"

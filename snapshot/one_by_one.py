@@ -1,4 +1,4 @@
-"""Copies ranges of tables one after the other, by capture itself: it commits the state with each."""
+"""Copies ranges of tables one after the other, in capture itself, which commits the state with each."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,19 +18,17 @@ from snapshot.row_events import RowEvents
 
 @dataclass
 class OneByOne:
-    """Copies the parts of one start."""
-
     ledger: CopyLedger
     first: FirstSnapshot | None
-    """The first snapshot, where this one is a later one."""
+    """The first snapshot, if this is a later one."""
     reader: PartReader
     hold: Callable[[Part], None]
-    """Locks what a part is of before its rows are read, and lets go of all others."""
+    """Locks a part's relation before its rows are read, and unlocks all others."""
     publisher: Publisher
     tables: Mapping[TableName, PublishedTable]
     estimated: Mapping[TableName, int]
     state: CaptureState
-    """The committed state, with the tables that are complete."""
+    """The committed state, with the complete tables."""
     size: BatchSize
     rate: RowRate
     stopping: Callable[[], bool]
@@ -40,10 +38,8 @@ class OneByOne:
         self._copies = PartCopies(self.ledger.run, self.reader, self.publisher, self.size, self.rate, self._heed)
 
     def copy(self, parts: Sequence[Part]) -> CaptureState:
-        """Copy them, table after table; returns the committed state, with the tables that are complete.
-
-        Some are missing when it was told to stop. Raises what ``hold``, the reader and the publisher raise.
-        """
+        """Copy the parts, table after table; returns the committed state, with the complete tables. Some are missing if
+        it was asked to stop. Raises what ``hold``, the reader and the publisher raise."""
         by_table: dict[TableName, list[Part]] = {}
         for part in parts:
             by_table.setdefault(part.table, []).append(part)

@@ -1,7 +1,5 @@
-"""One range of a table's blocks: rows of the snapshot become events of a Kafka transaction, or of several.
-
-The rows of an append-only table can't be told apart, so a range of it is committed at once: all of it or nothing.
-"""
+"""One range of a table's blocks: rows of the snapshot become events of one or several Kafka transactions. Rows of an
+append-only table can't be told apart, so a range of it is committed all at once."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +16,7 @@ from snapshot.ranges import Part
 from snapshot.row_events import EncodedRow, Line, RowEvents
 
 _SLICE_S: Final = 0.5
-"""How long the rate is waited for before others have their turn."""
+"""How long to wait for the rate limit before others get their turn."""
 
 
 class PartReader(Protocol):
@@ -30,7 +28,7 @@ class PartReader(Protocol):
 
 
 class RowPublisher(Protocol):
-    """Takes events of rows. ``serve`` lets go of those that the brokers have."""
+    """Takes events of rows. ``serve`` frees those that the brokers have."""
 
     def send_rows(self, topic: str, rows: Sequence[EncodedRow]) -> None: ...
 
@@ -38,7 +36,8 @@ class RowPublisher(Protocol):
 
 
 class PartCommit(Protocol):
-    """Commits what was sent: so many more rows and bytes of values. ``done``: these were the last, and its record."""
+    """Commits what was sent: so many more rows and bytes of values. ``done``: these were the last, with the part's
+    record."""
 
     def __call__(self, rows: int, size: int, done: CopiedRange | None) -> None: ...
 
@@ -53,8 +52,8 @@ class PartCopies:
     size: BatchSize
     rate: RowRate
     heed: Callable[[], None]
-    """Called now and then while nothing is committed, and not after a part's last commit: from then on somebody may ask
-    for another part. What it raises ends the copy."""
+    """Called now and then while nothing is committed, but not after a part's last commit, when another part may be
+    requested. What it raises ends the copy."""
 
     def copy(self, part: Part, table: Table, where: str, topic: str, events: RowEvents, commit: PartCommit) -> None:
         """Publish a part's rows. ``where`` is one more condition. What ``commit`` raises ends the copy."""
@@ -78,7 +77,7 @@ class PartCopies:
                 time.sleep(min(seconds, _SLICE_S))
                 commit_if_due()
 
-        wait_for_rate()  # for the part before, if that was committed at once: no transaction stays open for it
+        wait_for_rate()  # for the previous part, if that was committed at once: no transaction stays open meanwhile
         for lines in self.reader.part(table, part, where=where, while_waiting=commit_if_due):
             encoded = events.of_lines(lines)
             self.publisher.serve()  # else all rows of the transaction stay in memory until its commit

@@ -1,4 +1,4 @@
-"""What comes before a slot is created: the source must be ready, and the slot waits for those who write."""
+"""What precedes a slot's creation: the source must be ready, and the slot waits for writing transactions."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -18,17 +18,14 @@ _REPORT_BLOCKERS_AFTER_S: Final = 5.0
 
 
 class Stopped(Exception):
-    """Told to stop while waiting for PostgreSQL."""
+    """Asked to stop while waiting for PostgreSQL."""
 
 
 def require_ready(
     pipeline: Pipeline, sql: psycopg.Connection[Any], *, create_publication: str, slot_counts: bool = True
 ) -> None:
-    """Raises LockstepError with everything in the source that isn't ready. Changes nothing.
-
-    ``create_publication`` is the SQL for the publication. ``slot_counts`` is False where the slot that is there now
-    will be dropped.
-    """
+    """Raises LockstepError with everything in the source that isn't ready. Changes nothing. ``create_publication`` is
+    the SQL for the publication. ``slot_counts`` is False if the present slot will be dropped."""
     findings = check_source(
         sql,
         tables=pipeline.source.published_names,
@@ -54,7 +51,7 @@ def require_ready(
 def create_missing_publication(
     pipeline: Pipeline, sql: psycopg.Connection[Any], create_publication: str, say: Callable[[str], None]
 ) -> None:
-    """Create the publication where there is none. Raises LockstepError where our role may not."""
+    """Create a missing publication. Raises LockstepError if our role may not."""
     exists = sql.execute("select 1 from pg_publication where pubname = %s", (pipeline.publication,)).fetchone()
     if exists is None:
         say(f"creating the publication: {create_publication}")
@@ -70,10 +67,8 @@ def create_missing_publication(
 def waiting_for_slot(
     sql: psycopg.Connection[Any], stopping: Callable[[], bool], say: Callable[[str], None]
 ) -> Callable[[float], None]:
-    """Says now and then which transactions a new slot waits for; without it, an idle session looks like a hang.
-
-    What it returns gets the seconds so far, and raises Stopped when told to stop.
-    """
+    """Reports now and then which transactions a new slot waits for; otherwise an idle session looks like a hang. The
+    returned function gets the seconds so far, and raises Stopped if asked to stop."""
     next_report_s = _REPORT_BLOCKERS_AFTER_S
 
     def waiting(seconds: float) -> None:
@@ -88,11 +83,9 @@ def waiting_for_slot(
 
 
 def require_keys(pipeline: Pipeline, shapes: Iterable[Table]) -> None:
-    """Raise UnsupportedChange for a table that hasn't the kind of key it is captured with, or doesn't send it.
-
-    The preflight looks before the snapshot, and not whenever capture starts. Rows without a key would all have the same
-    one in a compacted topic, and rows of an append-only table would get other keys than those that are there.
-    """
+    """Raise UnsupportedChange for a table without the kind of key it is captured with, or whose key isn't published.
+    Preflight checks before the snapshot, but not at each start of capture. In a compacted topic, rows without a key
+    would all share one, and rows of an append-only table would get other keys than the existing ones."""
     append_only = pipeline.source.append_only
     for table in shapes:
         is_append_only = table.name in append_only

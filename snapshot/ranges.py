@@ -1,8 +1,6 @@
-"""How tables are divided between those who copy them side by side: into ranges of their files' blocks. Pure.
-
-A row version that two snapshots show is in the same block under both, as long as the file is the same: VACUUM and
-updates move none. So ranges that were copied under an earlier snapshot needn't be copied again.
-"""
+"""Divides tables into ranges of their files' blocks, for copying side by side. Pure. A row version that two snapshots
+show is in the same block under both, as long as the file is the same: VACUUM and updates move none. So ranges copied
+under an earlier snapshot needn't be copied again."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,19 +9,17 @@ from typing import Final
 from cdc.model.table import TableName
 
 ONLY: Final = "only "
-"""What SQL says before a name to leave out tables below it."""
+"""SQL's keyword before a name that leaves out tables below it."""
 
 Interval = tuple[int | None, int | None]
-"""Blocks from the first on and before the end; None: without that bound."""
+"""Blocks from the first on and before the end; None: unbounded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """What holds rows of a table: itself, or a partition. ``sql`` is what to select from, a quoted name.
-
-    ``storage`` tells its file from all others, also from one that it gets when it is rewritten. ``blocks`` is None
-    where its rows can't be told apart by their block. ``size`` are all bytes, large values included.
-    """
+    """Something that holds rows of a table: the table itself, or a partition. ``sql`` is the quoted name to select
+    from. ``storage`` identifies its file, which changes when it is rewritten. ``blocks`` is None if its rows can't be
+    told apart by their block. ``size`` is in bytes, large values included."""
 
     table: TableName
     sql: str
@@ -39,11 +35,9 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of a table: those of a relation from block ``first`` on and before ``end``; None: without that bound.
-
-    ``size`` is about how many bytes these are. ``in_blocks`` says that it can't become much larger by rows that others
-    write meanwhile. ``only_newer``: only the rows that the first snapshot didn't show.
-    """
+    """Rows of a table: those of a relation from block ``first`` on and before ``end``; None: unbounded. ``size`` is
+    about their bytes. ``in_blocks``: it can't grow much by rows that others write meanwhile. ``only_newer``: only the
+    rows that the first snapshot didn't show."""
 
     table: TableName
     sql: str
@@ -63,11 +57,11 @@ class Part:
 RANGE_BYTES_MIN: Final = 64 * 1024
 _RANGE_BYTES_MAX: Final = 256 * 1024 * 1024
 _RANGES_OF_EACH: Final = 8
-"""An interruption costs the ranges that are under way, and each range a Kafka transaction."""
+"""An interruption costs the ranges under way, and each range costs a Kafka transaction."""
 
 
 def range_bytes(size: int, *, workers: int) -> int:
-    """How much of so many bytes each part has at most: every worker gets some parts, and none copies long alone."""
+    """The most bytes of each part, given the total: every worker gets several parts, and none copies long alone."""
     return max(RANGE_BYTES_MIN, min(_RANGE_BYTES_MAX, size // (_RANGES_OF_EACH * max(workers, 1))))
 
 
@@ -78,11 +72,12 @@ def parts(
     *,
     newer: Collection[TableName] = (),
 ) -> list[Part]:
-    """All rows of all relations, each in one part; the largest come first. ``copied`` ranges of a storage are left out.
+    """All rows of all relations, each in one part, the largest parts first. ``copied`` ranges of a storage are left
+    out.
 
-    A part has about ``size_max`` bytes at most. The first part of a relation has no lower bound and the last no
-    upper one, so blocks that it got since are in it. Of the tables in ``newer``, the copied ranges are parts too:
-    for the rows in them that are newer.
+    A part has at most about ``size_max`` bytes. A relation's first part has no lower bound and the last no upper one,
+    to include blocks that it got since. For the tables in ``newer``, the copied ranges are parts too: for the newer
+    rows in them.
     """
     done = copied or {}
     made: list[Part] = []

@@ -1,8 +1,8 @@
-"""The way back after a restore, a promotion that lost something, or a lost slot: a new slot, and every table copied.
+"""Recovers from a restore, a promotion that lost something, or a lost slot: a new slot, and every table copied.
 
-The state says so before anything is done, so whatever is interrupted goes on at the next start. The tables are copied
-in the middle of the stream, as a table is that joins. So keys that the source no longer has are deleted, and sinks
-never lack a row that exists. A new epoch makes all that comes newer than what was published before.
+The state records it before anything is done, so an interrupted recovery continues at the next start. The tables are
+copied in the middle of the stream, like tables that join. So keys that the source no longer has are deleted, and sinks
+never lack a row that exists. A new epoch makes everything that follows newer than what was published before.
 """
 
 import time
@@ -32,7 +32,7 @@ RECOVERIES_MAX: Final = VERSION_EPOCHS - 1
 def what_is_missing(
     state: CaptureState, identity: SystemIdentity, slot: Slot | None, publication: str
 ) -> Sequence[str]:
-    """What keeps capture from going on, and what nobody will ever see of it, a sentence each. Empty: nothing does."""
+    """What prevents capture from continuing, and what of it is lost for good, as sentences. Empty: nothing."""
     published = format_lsn(state.published_lsn)
     differences = system_differences(state, identity, publication)
     if differences:
@@ -54,19 +54,19 @@ def what_is_missing(
 
 
 def reason_of_gap(state: CaptureState, identity: SystemIdentity, slot: Slot | None, publication: str) -> str:
-    """Why a recovery that is begun now leaves a gap: it does so in any case, since the slot is made anew."""
+    """The reason of the gap that a recovery now would leave. It always leaves one, since it replaces the slot."""
     if system_differences(state, identity, publication):
         return "the source wasn't the database that capture published from"
     return _lost_slot(state, slot) or f"slot {state.slot} was in order, and `lockstep recover` has replaced it"
 
 
 def is_lost(slot: Slot | None) -> bool:
-    """Whether no stream can go on from this slot."""
+    """Whether no stream can resume from this slot."""
     return slot is None or slot.wal_status == "lost"
 
 
 def _lost_slot(state: CaptureState, slot: Slot | None) -> str:
-    """What is wrong with the slot, in words; empty when it holds all that follows the state."""
+    """What is wrong with the slot, in words; empty if it holds all that follows the state."""
     if slot is None:
         return f"slot {state.slot} is gone"
     if slot.wal_status == "lost":
@@ -85,10 +85,8 @@ def create_slot_again(
     while_waiting: Callable[[float], None],
     say: Callable[[str], None],
 ) -> CaptureState:
-    """The committed state from which a RECOVERING one streams. Older processes are fenced by now.
-
-    Raises LockstepError for a slot of this name that isn't ours, and Unavailable.
-    """
+    """The committed state from which a RECOVERING one streams. Older processes are fenced by now. Raises LockstepError
+    for a slot of this name that isn't ours, and Unavailable."""
     drop_own_slot(sql, state.slot, say)
     with ReplicationConnection(pipeline.source) as connection:
         say(f"creating replication slot {state.slot}")
@@ -105,10 +103,8 @@ def create_slot_again(
 def _recognized(
     pipeline: Pipeline, reader: SnapshotReader, state: CaptureState, say: Callable[[str], None]
 ) -> tuple[CaptureState, Sequence[SchemaRecord]]:
-    """The state with the tables that aren't copied as they are on this server, and the records of their shapes.
-
-    A name says which one it is: the number that it had is any table's here. One with other columns has to be copied.
-    """
+    """The state with the uncopied tables as they are on this server, and the records of their shapes. Tables are
+    identified by name, since an old oid may be any table's here. One with other columns must be copied."""
     names = list(state.unfamiliar)
     recorded = {
         record.table.name: record.table for record in read_schema_records(pipeline.kafka.client(), pipeline.name)
@@ -129,7 +125,7 @@ def _recognized(
 
 
 def _is_alike(table: Table, other: Table) -> bool:
-    """Whether rows of both have the same columns; oids and numbers are of one server alone."""
+    """Whether rows of both have the same columns. Oids and numbers aren't compared: they differ between servers."""
     columns, others = (
         [(column.name, column.type_name, column.value_type, column.is_array) for column in each.columns]
         for each in (table, other)
@@ -138,10 +134,8 @@ def _is_alike(table: Table, other: Table) -> bool:
 
 
 def drop_own_slot(sql: psycopg.Connection[Any], name: str, say: Callable[[str], None]) -> None:
-    """Drop the slot, if there is one; an older reader, which is fenced by now, is ended first.
-
-    Raises LockstepError for a slot that isn't ours, or that isn't let go of.
-    """
+    """Drop the slot, if it exists. An older reader, which is fenced by now, is ended first. Raises LockstepError for a
+    slot that isn't ours, and psycopg's ObjectInUse if the reader doesn't release it in time."""
     deadline = time.monotonic() + SLOT_LET_GO_S
     while (slot := find_slot(sql, name)) is not None:
         require_own_slot(slot, sql.info.dbname)
@@ -157,10 +151,7 @@ def drop_own_slot(sql: psycopg.Connection[Any], name: str, say: Callable[[str], 
 
 
 def tables_to_copy(pipeline: Pipeline, chosen: Sequence[str]) -> list[TableName]:
-    """The tables of a recovery: those that were chosen, else all with a key.
-
-    A copy of an append-only table takes the place of all events that its topic has, so it has to be chosen.
-    Raises ConfigurationError with every name that isn't captured.
-    """
+    """The tables of a recovery: the chosen ones, else all with a key. The copy of an append-only table replaces all
+    events on its topic, so it must be chosen. Raises ConfigurationError with every name that isn't captured."""
     names = parsed_tables(chosen, pipeline.source.table_names, "captured")
     return names or list(pipeline.source.keyed_names)

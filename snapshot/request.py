@@ -32,7 +32,7 @@ _ABSENCE_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """The tables, and whether a capture is at work now. Another one reads the requests when it is started."""
+    """The tables, and whether a capture is at work. If not, the next one reads the requests when it starts."""
 
     tables: tuple[TableName, ...]
     capture_runs: bool
@@ -40,18 +40,15 @@ class Requested:
 
 @dataclass(frozen=True, slots=True)
 class FirstCopyOrdered:
-    """The first copy is paused by now, or isn't. ``held`` is the WAL that is kept for it."""
+    """Whether the first copy is paused now. ``held`` is the WAL that is kept for it."""
 
     is_paused: bool
     held: HeldWal | None
 
 
 def request_copies(pipeline: Pipeline, texts: Sequence[str]) -> Requested:
-    """Send the requests.
-
-    Raises ConfigurationError with every name that can't be copied, and LockstepError where no capture would ever read
-    the requests; both before any request is sent.
-    """
+    """Send the requests. Raises ConfigurationError with every name that can't be copied, and LockstepError if no
+    capture would ever read the requests; both before any request is sent."""
     names = parsed_tables(texts, pipeline.source.table_names, "captured")
     with _asking(pipeline) as connection:
         for name in names:
@@ -60,10 +57,9 @@ def request_copies(pipeline: Pipeline, texts: Sequence[str]) -> Requested:
 
 
 def request_rows(pipeline: Pipeline, text: str, where: str) -> tuple[int, bool]:
-    """Ask for the rows of a table for which an SQL condition holds now; returns their number, and as ``Requested``.
-
-    Raises as ``request_copies``, and LockstepError for a condition that PostgreSQL refuses and for too many rows.
-    """
+    """Request the rows of a table for which an SQL condition holds now. Returns their number, and whether a capture is
+    at work. Raises as ``request_copies``, and LockstepError for a condition that PostgreSQL refuses and for too many
+    rows."""
     (name,) = parsed_tables([text], pipeline.source.keyed_names, "captured with a key")
     with _asking(pipeline) as connection:
         table = load_tables(connection, [name], pipeline.publication, pipeline.source.keys).get(name)
@@ -88,12 +84,11 @@ def request_rows(pipeline: Pipeline, text: str, where: str) -> tuple[int, bool]:
 
 
 def order_copies(pipeline: Pipeline, action: CopyAction, texts: Sequence[str]) -> Requested | FirstCopyOrdered:
-    """Have capture pause, resume or cancel copies: of these tables, or all.
+    """Make capture pause, resume or cancel copies: of these tables, or all.
 
-    The first copy has no stream to read such an order from. So it is given until the state says that it is obeyed.
-
-    Raises as ``request_copies``, and LockstepError for what can't be done to a first copy, and where no capture is at
-    work that would do it. Raises Unavailable where Kafka doesn't answer.
+    During the first copy, no stream delivers such an order, so it is repeated until the state shows that it is obeyed.
+    Raises as ``request_copies``, and LockstepError for what a first copy doesn't allow, and if no capture is at work to
+    obey. Raises Unavailable if Kafka doesn't answer.
     """
     names = parsed_tables(texts, pipeline.source.table_names, "captured")
     with _asking(pipeline) as connection:
@@ -181,7 +176,7 @@ def parsed_tables(texts: Sequence[str], allowed: Sequence[TableName], what: str)
 
 @contextlib.contextmanager
 def _asking(pipeline: Pipeline) -> Iterator[psycopg.Connection[Any]]:
-    """A connection for messages that a capture will read. Raises LockstepError where none ever would."""
+    """A connection for messages that a capture will read. Raises LockstepError if none ever would."""
     with connect(pipeline.source, application="lockstep snapshot") as connection:
         slot = find_slot(connection, pipeline.slot)
         if slot is None:
@@ -198,6 +193,6 @@ def _asking(pipeline: Pipeline) -> Iterator[psycopg.Connection[Any]]:
 
 
 def _capture_runs(connection: psycopg.Connection[Any], pipeline: Pipeline) -> bool:
-    """One that waits for Kafka doesn't read the slot."""
+    """A capture that waits for Kafka doesn't read the slot, but is at work."""
     slot = find_slot(connection, pipeline.slot)
     return (slot is not None and slot.active_pid is not None) or is_captured(connection, pipeline.slot)

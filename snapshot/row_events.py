@@ -1,7 +1,5 @@
-"""Rows of a snapshot -> their events' keys and values, by compiled code where it knows the row. Pure.
-
-Rows come as lines of COPY. They become ``r`` events tagged (consistent point, 0).
-"""
+"""Rows of a snapshot -> their events' keys and values, by compiled code if it knows the row's types. Pure. Rows come as
+lines of COPY. They become ``r`` events tagged (consistent point, 0)."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
@@ -25,10 +23,8 @@ EncodedRow = tuple[bytes, bytes]
 
 
 class RowEvents:
-    """The events of one table's rows in one snapshot. ``kernel`` is the compiled encoder, where there is one.
-
-    All that encode raise LockstepError for a row that can't be.
-    """
+    """The events of one table's rows in one snapshot. ``kernel`` is the compiled encoder, if any. Methods that encode
+    raise LockstepError for a row that can't be encoded."""
 
     def __init__(
         self,
@@ -59,7 +55,6 @@ class RowEvents:
         )
 
     def of_lines(self, lines: list[Line]) -> Sequence[EncodedRow]:
-        """The event of each row."""
         if self._kernel is None:
             return [self.of_fields(_fields(line)) for line in lines]
         events: list[EncodedRow] = []
@@ -80,23 +75,22 @@ class RowEvents:
         return events
 
     def of_fields(self, fields: Fields) -> EncodedRow:
-        """The event of a row, by its values."""
         encoder = self._encoder
         try:
             return encoder.key(fields), self._value(b"r", encoder.row(fields))
         except ValueError as error:
-            # The error may not show the value, so the cause isn't chained.
+            # The error must not show the value, so the cause isn't chained.
             raise LockstepError(
                 f"a row of {encoder.table.name} can't be encoded ({type(error).__name__})",
                 hint="is the database's encoding SQL_ASCII? Its text must be valid UTF-8",
             ) from None
 
     def of_delete(self) -> bytes:
-        """The value that says that a key is gone."""
+        """The value that deletes a key."""
         return self._value(b"d", b"null")
 
     def of_truncate(self) -> tuple[bytes, bytes]:
-        """The event that says that nothing is left of an append-only table but what follows."""
+        """The event that empties an append-only table: only what follows remains."""
         return self._encoder.key(()), self._value(b"t", b"null")
 
     def _value(self, op: bytes, row: bytes) -> bytes:

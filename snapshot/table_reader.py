@@ -1,4 +1,5 @@
-"""Reads rows of tables: under a slot's exported snapshot, exactly those that committed before its consistent point."""
+"""Reads rows of tables. Under a slot's exported snapshot, these are exactly those committed before its consistent
+point."""
 
 import contextlib
 import hashlib
@@ -31,14 +32,14 @@ _WAIT_S: Final = 1.0
 
 _LINES_AT_ONCE: Final = 1000
 _BYTES_AT_ONCE: Final = 256 * 1024
-"""The most rows, and the bytes after which no further row is added, of what is handed out together."""
+"""The limits of one list of rows: their number, and the bytes after which no further row is added."""
 
 _NAMES_NONE: Final = (
     psycopg.errors.UndefinedTable,
     psycopg.errors.InvalidSchemaName,
     psycopg.errors.WrongObjectType,
 )
-"""What PostgreSQL says where no table has the name."""
+"""PostgreSQL's errors if no table has the name."""
 
 # pg_partition_tree() would lock every partition until the transaction ends, and thousands don't fit the lock table.
 _RELATIONS: Final = """
@@ -62,13 +63,13 @@ _RELATIONS: Final = """
     where tree.relkind <> 'p' and (%(leaves)s::oid[] is null or c.oid = any(%(leaves)s::oid[]))
     order by c.oid
 """
-"""Name, what tells its file, blocks where ctids count them, bytes with large values, and whether it can be read by
+"""Name, identity of its file, blocks if ctids count them, bytes with large values, and whether it can be read by
 itself."""
 
 _FILE_NOW: Final = """
     select concat(c.oid, '.', coalesce(pg_relation_filenode(c.oid), 0)) from (select to_regclass(%s)::oid as oid) c
 """
-"""The same text of a relation's file as of now, also inside a snapshot."""
+"""The same identity of a relation's present file, even inside a snapshot."""
 
 _MOVED: Final = """
     select c.relname from pg_locks l join pg_class c on c.oid = l.relation
@@ -76,15 +77,13 @@ _MOVED: Final = """
       and c.relfilenode <> 0 and c.relfilenode is distinct from pg_relation_filenode(c.oid)
     limit 1
 """
-"""A table that we hold locked whose file in the snapshot isn't that of now."""
+"""A table that we hold locked whose file in the snapshot isn't the present one."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundKey:
-    """A key that was looked for: its values in the order of the table's columns, None for the other columns.
-
-    The values are the row's if there is one, else as PostgreSQL prints what was given.
-    """
+    """A key that was looked up: its values in the order of the table's columns, None for the other columns. The values
+    are the row's if there is one, else the given ones as PostgreSQL prints them."""
 
     fields: Fields
     has_row: bool
@@ -95,7 +94,7 @@ def _nothing() -> None:
 
 
 class TableRefused(LockstepError):
-    """Our role may not read the table, or a policy hides rows of it. That says nothing of any key."""
+    """Our role may not read the table, or a policy hides rows of it. That means nothing for any key."""
 
 
 class TableLocked(Unavailable):
@@ -103,7 +102,7 @@ class TableLocked(Unavailable):
 
 
 class NoRoomForLocks(Unavailable):
-    """What is read at once has more partitions and indexes than the server has locks for, beside those of others."""
+    """One read needs more locks, for partitions and indexes, than the server has left."""
 
 
 class TableMoved(Unavailable):
@@ -127,7 +126,7 @@ class RowReader:
         publication: str,
         keys: Mapping[TableName, Sequence[str]] | None = None,
     ) -> dict[TableName, Table]:
-        """The shapes as of the snapshot. From here on ``lines`` leaves out what the publication filters away."""
+        """The shapes as of the snapshot. From here on ``lines`` leaves out what the publication filters out."""
         self._filters = row_filters(self._connection, publication)
         return load_tables(self._connection, names, publication, keys)
 
@@ -138,7 +137,7 @@ class RowReader:
     def _lock(self, sources: Iterable[str]) -> None:
         try:
             self._connection.execute(f"lock table {', '.join(sources)} in access share mode".encode())
-        except _NAMES_NONE as error:  # a name is looked up as of now, also inside a snapshot
+        except _NAMES_NONE as error:  # names resolve as of now, even inside a snapshot
             raise Unavailable(f"a table was renamed, moved or dropped while the copy began: {error}") from error
         except psycopg.errors.LockNotAvailable as error:
             raise TableLocked(connection_error(error).message, retry_after_s=1.0) from error
@@ -146,11 +145,9 @@ class RowReader:
             raise connection_error(error) from error
 
     def _lock_alone(self, relation: Relation | Part) -> None:
-        """Keep a partition, or a table, as it is recorded until ``_let_go``.
-
-        So only one is locked at a time: thousands are more than a server has locks for. Raises TableLocked, and
-        Unavailable where its file is another one by now: in a snapshot from before, an emptied one looks empty.
-        """
+        """Keep a partition, or a table, as it is recorded until ``_let_go``. Only one is locked at a time, since
+        thousands would exceed the server's locks. Raises TableLocked, and Unavailable if its file has changed: in an
+        older snapshot, an emptied relation looks empty."""
         self._connection.execute("savepoint alone")
         self._lock([relation.sql])
         row = self._connection.execute(_FILE_NOW, (relation.sql.removeprefix(ONLY),)).fetchone()
@@ -161,20 +158,18 @@ class RowReader:
             )
 
     def _let_go(self) -> None:
-        """Nothing but a rollback ends locks within a transaction."""
+        """Only a rollback ends locks within a transaction."""
         self._connection.execute("rollback to savepoint alone")
         self._connection.execute("release savepoint alone")
 
     def relations(self, table: Table, leaves: Sequence[int] = ()) -> list[Relation]:
-        """What holds the table's rows: its partitions, at any depth, or itself. With ``leaves``, these oids alone.
-
-        It is the table as a whole where there is no partition, or one that our role may read only through it.
-        """
+        """What holds the table's rows: its partitions, at any depth, or itself. With ``leaves``, only these oids. It is
+        the table as a whole if there is no partition, or one that our role may read only through the table."""
         asked = {"name": table.name.regclass, "leaves": list(leaves) or None}
         with refusals(table):
             found = self._connection.execute(_RELATIONS, asked).fetchall()
         is_readable = all(is_leaf_readable for *_, is_leaf_readable in found)
-        if not found or not (is_readable or leaves):  # some of them can't be had through the table
+        if not found or not (is_readable or leaves):  # some of them can't be read through the table
             files = " ".join(sorted(storage for _, storage, *_ in found))
             storage = hashlib.sha256(files.encode()).hexdigest()[:16]
             return [Relation(table.name, table.name.sql, storage, None, sum(size for _, _, _, size, _ in found))]
@@ -185,10 +180,8 @@ class RowReader:
     def part(
         self, table: Table, part: Part, *, where: str = "", while_waiting: Callable[[], None] = _nothing
     ) -> Iterator[list[Line]]:
-        """The rows of a part of a table, as ``lines`` hands them out; ``where``: one more condition.
-
-        Raises as ``lines``.
-        """
+        """The rows of a part of a table, in lists as from ``lines``; ``where``: one more condition. Raises as
+        ``lines``."""
         bounds = [
             f"ctid {comparison} '({block:d},0)'"
             for comparison, block in ((">=", part.first), ("<", part.end))
@@ -201,7 +194,7 @@ class RowReader:
             yield from copied_lines(self._connection, f"select {_columns(table)} from {part.sql}{where}", while_waiting)
 
     def estimated_rows(self, table: Table) -> int:
-        """The planner's estimate, for the progress bar; 0 when the table was never analysed."""
+        """The planner's estimate, for the progress bar; 0 if the table was never analysed."""
         row = self._connection.execute(
             "select greatest(reltuples, 0)::bigint from pg_class c join pg_namespace n on n.oid = c.relnamespace"
             " where n.nspname = %s and c.relname = %s",
@@ -212,20 +205,19 @@ class RowReader:
     def lines(
         self, table: Table, leaves: Sequence[int] = (), *, while_waiting: Callable[[], None] = _nothing
     ) -> Iterator[list[Line]]:
-        """Every row, with its values in the order of the table's columns, in no particular order of rows.
+        """Every row, with its values in the order of the table's columns. The rows have no particular order.
 
-        They are handed out in lists of those that the server has sent by then. With ``leaves``, oids of partitions, the
-        rows of these alone. ``while_waiting`` is called now and then while no row comes: a condition may leave out
-        millions of them. What it raises ends the reading.
-
-        Raises Unavailable when the connection is lost, and LockstepError when PostgreSQL refuses.
+        They come in lists of those that the server has sent by then. With ``leaves``, oids of partitions, only their
+        rows. ``while_waiting`` is called now and then while no row comes, since a condition may leave out millions;
+        what it raises ends the reading. Raises Unavailable if the connection is lost, and LockstepError if PostgreSQL
+        refuses.
         """
         columns = _columns(table)
         for relation in self.relations(table, leaves):
             with refusals(table, whole=not relation.is_alone):
                 if relation.is_alone:
                     self._lock_alone(relation)
-                # Through a query: COPY of a table by name takes neither a partitioned one nor a condition.
+                # Through a query: COPY of a table by name accepts neither a partitioned one nor a condition.
                 yield from copied_lines(
                     self._connection, f"select {columns} from {relation.sql}{self._where(table)}", while_waiting
                 )
@@ -235,12 +227,9 @@ class RowReader:
     def find(
         self, table: Table, keys: Sequence[KeyTexts], *, while_waiting: Callable[[], None] = _nothing
     ) -> list[FoundKey]:
-        """Which of these keys have a row that is published, in no particular order.
-
-        Raises UnreadableKey when PostgreSQL can't read or compare one of them, NoRoomForLocks when fewer may do,
-        TableRefused when we may not read the table, TableLocked when others have locked it or a partition of it,
-        TableMoved, and as ``lines``.
-        """
+        """Which of these keys have a published row, in no particular order. Raises UnreadableKey if PostgreSQL can't
+        read or compare one of them, NoRoomForLocks if fewer keys may work, TableRefused if we may not read the table,
+        TableLocked if others have locked it or a partition of it, TableMoved, and as ``lines``."""
         wanted_sql, matches, rows_sql = self._wanted(table, keys)
         names = [quote_identifier(name) for name in table.key]
         values = ", ".join(f"coalesce(t.{name}, k.{name})" for name in names)
@@ -248,7 +237,7 @@ class RowReader:
         indexes = [[column.name for column in table.columns].index(name) for name in table.key]
         found_keys = []
         try:
-            # A savepoint: after an error the snapshot goes on. Its end lets the partitions go.
+            # A savepoint keeps the snapshot usable after an error. Its end unlocks the partitions.
             with self._connection.transaction(force_rollback=True):
                 for is_there, *key in copied_values(self._connection, query, while_waiting):
                     fields: list[Any] = [None] * len(table.columns)
@@ -272,10 +261,8 @@ class RowReader:
     def rows_of(
         self, table: Table, keys: Sequence[KeyTexts], *, while_waiting: Callable[[], None] = _nothing
     ) -> Generator[Fields, None, None]:
-        """The values of these keys' rows. ``find`` must have read the keys before.
-
-        Raises NoRoomForLocks, before the first row, when fewer may do, TableMoved after the last one, and as ``lines``.
-        """
+        """The values of these keys' rows. ``find`` must have read the keys before. Raises NoRoomForLocks, before the
+        first row, if fewer keys may work, TableMoved after the last one, and as ``lines``."""
         wanted_sql, matches, rows_sql = self._wanted(table, keys)
         columns = ", ".join(f"t.{quote_identifier(column.name)}" for column in table.columns)
         query = f"select {columns} from {wanted_sql} join {rows_sql} on {matches}"
@@ -284,10 +271,8 @@ class RowReader:
             self._require_unmoved(table)
 
     def _require_unmoved(self, table: Table) -> None:
-        """Raises TableMoved where what was read, and is locked since then, may have looked empty.
-
-        Partitions are locked by the query that reads them, which is after the snapshot was taken.
-        """
+        """Raises TableMoved if something that was read, and is locked since then, may have looked empty. A query locks
+        partitions when it reads them, which is after the snapshot was taken."""
         moved = self._connection.execute(_MOVED, (FIRST_USER_OID,)).fetchone()
         if moved is not None:
             raise TableMoved(
@@ -295,7 +280,7 @@ class RowReader:
             )
 
     def keys_where(self, table: Table, where: str, most: int) -> list[Fields]:
-        """The keys of the rows for which this SQL holds, not more than so many. Raises psycopg's errors."""
+        """The keys of the rows for which this SQL holds, at most so many. Raises psycopg's errors."""
         names = ", ".join(quote_identifier(name) for name in table.key)
         source = self._source(table)
         return list(
@@ -304,9 +289,7 @@ class RowReader:
 
     def _wanted(self, table: Table, keys: Sequence[KeyTexts]) -> tuple[str, str, str]:
         """(the keys in their types, as ``k``; how they match the table as ``t``; the rows that may match, as ``t``).
-
-        Only conditions with constants keep partitions out of a query while it is planned. The others get no lock.
-        """
+        Only conditions with constants exclude partitions while a query is planned. Excluded ones aren't locked."""
         oids = [column.type_oid for column in table.key_columns]
         types = key_types(self._connection, oids)
         names = [quote_identifier(name) for name in table.key]
@@ -352,10 +335,8 @@ class RowReader:
 
 
 class SnapshotReader(RowReader):
-    """A connection inside the snapshot. Opening it must happen while the slot's connection still runs nothing else.
-
-    The same holds for ``rest`` and ``hold``: they begin another transaction inside the snapshot.
-    """
+    """A connection inside the snapshot. It must be opened while the slot's connection still runs nothing else. So must
+    ``rest`` and ``hold`` be called, since they begin another transaction inside the snapshot."""
 
     def __init__(self, source: SourceSettings, snapshot_name: str) -> None:
         super().__init__(connect(source, application=APPLICATION))
@@ -373,7 +354,7 @@ class SnapshotReader(RowReader):
         self._connection.execute(f"set transaction snapshot '{self._snapshot_name}'".encode())  # the server's own name
 
     def rest(self) -> None:
-        """Let the locks of all tables go. Raises Unavailable, also where the snapshot is gone."""
+        """Release the locks of all tables. Raises Unavailable, also if the snapshot is gone."""
         self._held = None
         try:
             self._connection.execute("rollback")
@@ -382,11 +363,9 @@ class SnapshotReader(RowReader):
             raise Unavailable(f"the snapshot can't be read: {connection_error(error).message}") from error
 
     def hold(self, part: Part, membership_before: Membership, publication: str, other: psycopg.Connection[Any]) -> None:
-        """Keep a part's table from being altered, and its partition as it is, until another part is held.
-
-        All others are let go of. Raises as ``lock_unchanged``, TableLocked where it is locked, and Unavailable where
-        the partition was emptied, rewritten or dropped.
-        """
+        """Keep a part's table from being altered, and its partition as it is, until another part is held. All others
+        are released. Raises as ``lock_unchanged``, TableLocked if it is locked, and Unavailable if the partition was
+        emptied, rewritten or dropped."""
         if self._held is not None and self._held.table == part.table:
             if self._held.sql == part.sql:
                 return
@@ -400,23 +379,23 @@ class SnapshotReader(RowReader):
         self._held = part
 
     def snapshot(self) -> str:
-        """The snapshot, in PostgreSQL's own text of it: which transactions it shows."""
+        """PostgreSQL's text of the snapshot: which transactions it shows."""
         return str(self._connection.execute("select pg_current_snapshot()::text").fetchall()[0][0])
 
     def next_xid(self) -> int:
-        """The first transaction of which the snapshot knows nothing, in 64 bits."""
+        """The first transaction unknown to the snapshot, in 64 bits."""
         query = "select pg_snapshot_xmax(pg_current_snapshot())::text::int8"
         return int(self._connection.execute(query).fetchall()[0][0])
 
     def lock_unchanged(
         self, memberships_before: Mapping[TableName, Membership], publication: str, other: psycopg.Connection[Any]
     ) -> None:
-        """Keep the tables from being altered until this is closed; writing to them goes on.
+        """Keep the tables from being altered until this is closed; writes to them go on.
 
-        Their partitions aren't locked: whoever alters those through the table locks the table before.
+        Their partitions aren't locked: altering them through the table locks the table first.
 
-        A snapshot doesn't keep old columns readable, and a table that was rewritten or truncated after it looks empty
-        in it. So they are compared with what the ``other`` connection sees now. Raises Unavailable when they are
+        A snapshot doesn't keep old columns readable, and shows a table as empty that was rewritten or truncated after
+        it. So the tables are compared with what the ``other`` connection sees now. Raises Unavailable if they are
         locked or differ from ``memberships_before``, those of the snapshot.
         """
         self._lock(f"{ONLY}{name.sql}" for name in memberships_before)
@@ -428,19 +407,18 @@ class SnapshotReader(RowReader):
             raise Unavailable(f"{', '.join(altered)} changed while the copy began")
 
     def read_with(self, filters: Mapping[TableName, str]) -> None:
-        """From here on ``part`` leaves out what doesn't fulfil these conditions."""
+        """From here on ``part`` leaves out rows that don't meet these conditions."""
         self._filters = filters
 
     @property
     def filters(self) -> Mapping[TableName, str]:
-        """The conditions of the publication, by table."""
         return self._filters
 
 
 def copied_values(
     connection: psycopg.Connection[Any], query: str, while_waiting: Callable[[], None]
 ) -> Generator[Fields, None, None]:
-    """The same as ``copied_lines``, as values."""
+    """``copied_lines`` as values."""
     for lines in copied_lines(connection, query, while_waiting):
         for line in lines:
             yield split_row(bytes(line)[:-1])
@@ -449,11 +427,9 @@ def copied_values(
 def copied_lines(
     connection: psycopg.Connection[Any], query: str, while_waiting: Callable[[], None]
 ) -> Generator[list[Line], None, None]:
-    """The rows of a COPY. Raises psycopg's errors. Whoever leaves it in the middle ends the transaction.
-
-    Over libpq itself: PostgreSQL says that a COPY has begun with the first few kilobytes of its rows, and psycopg
-    would wait for that without a word.
-    """
+    """The rows of a COPY. Raises psycopg's errors. Abandoning it in the middle ends the transaction. It uses libpq
+    directly: PostgreSQL reports a COPY's start only with the first few kilobytes of rows, and psycopg would wait for
+    that without calling ``while_waiting``."""
     pgconn = connection.pgconn
     try:
         pgconn.send_query(f"copy ({query}) to stdout".encode())
@@ -490,14 +466,14 @@ def copied_lines(
 
 
 def _leave(connection: psycopg.Connection[Any]) -> None:
-    """End a COPY that nobody reads on, and with it the connection: its transaction is of no use any more."""
+    """End an abandoned COPY, and with it the connection, whose transaction is useless now."""
     with contextlib.suppress(psycopg.Error):
         connection.cancel()
     connection.close()
 
 
 def _wait(pgconn: pq.abc.PGconn, while_waiting: Callable[[], None], *, writing: bool = False) -> None:
-    """Until the server has something to say, or takes more; ``while_waiting`` is called where that takes long."""
+    """Wait until the server sends something, or accepts more; calls ``while_waiting`` if that takes long."""
     if not wait_ready(pgconn.socket, _WAIT_S, writing=writing):
         while_waiting()
     pgconn.consume_input()
@@ -505,7 +481,7 @@ def _wait(pgconn: pq.abc.PGconn, while_waiting: Callable[[], None], *, writing: 
 
 @contextlib.contextmanager
 def refusals(table: Table, *, whole: bool = False) -> Iterator[None]:
-    """psycopg's errors as ours, with the table's name. ``whole``: all its partitions are read by one statement."""
+    """psycopg's errors as ours, with the table's name. ``whole``: one statement reads all its partitions."""
     try:
         yield
     except psycopg.Error as error:
@@ -539,7 +515,6 @@ def lacks_locks(error: psycopg.Error) -> bool:
 
 
 def no_room(name: TableName) -> NoRoomForLocks:
-    """What to raise then."""
     return NoRoomForLocks(
         f"{name} can't be read now: PostgreSQL has no room for the locks of its partitions and indexes;"
         " `lockstep doctor` says which max_locks_per_transaction the server needs",
@@ -548,11 +523,11 @@ def no_room(name: TableName) -> NoRoomForLocks:
 
 
 def _any_of(table: Table, names: Sequence[str], types: Sequence[KeyType], literals: Sequence[Sequence[str]]) -> str:
-    """That a row has one of these keys, by constants alone; names and literals, by column, are SQL."""
+    """The condition that a row has one of these keys, by constants alone. Names and literals, by column, are SQL."""
     values = [[f"{literal}::{kind.sql}" for literal in column] for kind, column in zip(types, literals, strict=True)]
     if len(names) == 1 and not table.key_columns[0].is_array:
         return f"{names[0]} {types[0].equals} any(array[{', '.join(values[0])}])"
-    # One condition for each key as a whole: where a hash of several columns decides, a list for each tells nothing.
+    # One condition per whole key: with hash partitioning by several columns, a list per column excludes nothing.
     equal = [
         [f"{name} {kind.equals} {value}" for value in column]
         for name, kind, column in zip(names, types, values, strict=True)

@@ -11,7 +11,7 @@ from snapshot.chunk_session import KEYS_AT_ONCE
 
 
 class TopicScan:
-    """Finds the keys of a topic whose newest event is a row of before a copy, a little at a time."""
+    """Finds the keys whose newest event is a row from before a copy, a little at a time."""
 
     def __init__(self, records: Generator[list[Record], None, None], since_tag: bytes, keys: SpillingMap) -> None:
         self._records: Generator[list[Record], None, None] | None = records
@@ -21,7 +21,7 @@ class TopicScan:
         self._portion: list[bytes] = []
 
     def go_on(self, seconds: float) -> bool:
-        """Read for about so long. Whether all is read."""
+        """Read for about so long. Returns whether all is read."""
         deadline = time.monotonic() + seconds
         while self._records is not None and time.monotonic() < deadline:
             records = next(self._records, None)
@@ -40,7 +40,7 @@ class TopicScan:
         return self._records is None
 
     def portion(self, keys: int) -> list[bytes]:
-        """So many of the keys that were found, the same ones until they are ``answered``; none after the last."""
+        """So many of the found keys, the same ones until they are ``answered``; none after the last."""
         if not self._portion:
             if self._left is None:
                 self._left = iter(self._keys)
@@ -48,7 +48,7 @@ class TopicScan:
         return self._portion[:keys]
 
     def answered(self, keys: int) -> None:
-        """Go on behind so many of them."""
+        """Go on after so many of them."""
         del self._portion[:keys]
 
     def close(self) -> None:

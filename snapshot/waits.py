@@ -6,11 +6,11 @@ from typing import Final
 from cdc.model.table import TableName
 
 SAID_AFTER_S: Final = 60.0
-"""A wait that lasts so long is told, and again after as long."""
+"""A wait that lasts so long is reported, and again after as long."""
 
 
 class Waits:
-    """What keeps copies from going on, by table. One table's wait is none of the others'."""
+    """What delays copies, by table. One table's wait delays no other."""
 
     def __init__(self, clock: Callable[[], float], say: Callable[[str], None]) -> None:
         self._clock = clock
@@ -19,13 +19,11 @@ class Waits:
         self._since_s: dict[TableName, float] = {}
 
     def __bool__(self) -> bool:
-        """Whether some table waits."""
         return any(map(self.for_table, self._not_before_s))
 
     def later(self, name: TableName, seconds: float, why: str | Callable[[], str] = "") -> None:
-        """A table couldn't be read now. ``why`` is for a wait that lasts, and asked for only then; without, it has been
-        said.
-        """
+        """A table couldn't be read now. ``why`` is reported if the wait lasts, and called only then; empty: reported
+        elsewhere."""
         now_s = self._clock()
         self._not_before_s[name] = now_s + seconds
         since_s = self._since_s.setdefault(name, now_s)
@@ -34,10 +32,9 @@ class Waits:
             self._say(f"{name}: a copy waits: {why() if callable(why) else why}")
 
     def for_table(self, name: TableName) -> bool:
-        """Whether it isn't time for a table's next try."""
+        """Whether a table's next try isn't due yet."""
         return self._clock() < self._not_before_s.get(name, 0.0)
 
     def over(self, name: TableName) -> None:
-        """A table was read."""
         self._not_before_s.pop(name, None)
         self._since_s.pop(name, None)

@@ -1,8 +1,9 @@
-"""A process that copies parts of tables beside others, all under one snapshot, and commits them by itself.
+"""A process that copies parts of tables beside others, all under one snapshot, and commits them itself.
 
-Each has a transactional id of its own: whoever takes over fences them all. With the last rows of a part it commits the
-part's record in the ledger. It tells the process that started it what is committed; that one alone writes the state.
-It holds the lock of one table, until it is given a part of another one or nothing. It ends when the other process does.
+Each worker has its own transactional id, so a process that takes over can fence them all. With the last rows of a part,
+it commits the part's record in the ledger. It reports what is committed to the process that started it; only that one
+writes the state. It holds the lock of one table until it gets a part of another one, or nothing. It ends when the other
+process does.
 """
 
 import contextlib
@@ -40,17 +41,15 @@ _LINGER_MS: Final = 50
 """How long a batch of a partition waits for more rows, unless it is full. A commit doesn't wait for that."""
 
 _GARBAGE_AT: Final = 100_000
-"""Objects after which Python looks for garbage in cycles. Rows of one list are thousands, and none is in a cycle."""
+"""The number of objects after which Python looks for garbage in cycles. One list has thousands of rows, none in a
+cycle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What all workers of one copy share. ``tables`` are all that they may be given, ``filters`` their conditions.
-
-    ``limits`` are those of the topics that take smaller records than the settings say.
-
-    ``memberships`` are the tables' in the snapshot. ``first`` is the first snapshot, where this one is a later one.
-    """
+    """What all workers of one copy share. ``tables`` are all that they may get, ``filters`` their conditions.
+    ``limits`` are those of the topics that accept smaller records than the settings say. ``memberships`` are the
+    tables' in the snapshot. ``first`` is the first snapshot, if this is a later one."""
 
     pipeline: Pipeline
     run: CopyRun
@@ -69,12 +68,12 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """It has the snapshot, and has fenced whoever had its transactional id before."""
+    """It has the snapshot, and has fenced the previous owner of its transactional id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """So many more rows and bytes of a part are committed. ``is_last``: that was all of it."""
+    """So many more rows and bytes of a part are committed. ``is_last``: that completed it."""
 
     part: Part
     rows: int
@@ -84,14 +83,14 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Nothing of a part was copied: somebody waits for the table's lock, or has it."""
+    """Nothing of a part was copied: others have the table's lock, or wait for it."""
 
     part: Part
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It has ended, by an error that may pass or that somebody has to see to. ``timed_out``: a TransactionTimedOut."""
+    """It has ended by an error: a transient one, or one for the operator. ``timed_out``: a TransactionTimedOut."""
 
     may_pass: bool
     message: str
@@ -105,11 +104,11 @@ Report = Ready | Committed | Refused | Failed | str
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """There is nothing to copy for now: let the locks go."""
+    """There is nothing to copy for now: release the locks."""
 
 
 Order = Part | Rest | None
-"""What a worker is told; None: to end."""
+"""An order to a worker; None: end."""
 
 
 class _Ended(Exception):
@@ -133,7 +132,7 @@ def copy_publisher(
 
 
 def fence_workers(pipeline: Pipeline, *, while_waiting: Callable[[], None]) -> None:
-    """End what workers of an earlier process have open, and keep them from committing more. Raises Unavailable."""
+    """Abort what workers of an earlier process have open, and prevent them from committing more. Raises Unavailable."""
     for number in range(COPY_WORKERS_MAX):
         publisher = copy_publisher(pipeline, number, while_waiting=while_waiting)
         try:
@@ -144,7 +143,7 @@ def fence_workers(pipeline: Pipeline, *, while_waiting: Callable[[], None]) -> N
 
 def work(number: int, job: Job, pipe: Connection) -> None:
     """Copy the parts that come through the pipe, one after the other, until there are no more. Raises nothing."""
-    for name in (signal.SIGINT, signal.SIGTERM):  # a whole group may get them: the other process decides
+    for name in (signal.SIGINT, signal.SIGTERM):  # they may go to a whole process group: the other process decides
         signal.signal(name, signal.SIG_IGN)
     gc.freeze()
     gc.set_threshold(_GARBAGE_AT)
@@ -180,7 +179,7 @@ class _Worker:
         with contextlib.ExitStack() as opened:
             opened.callback(publisher.close)
             reader = opened.enter_context(self._reader())
-            # Asks what the tables are now: the reader sees the catalogue as of the snapshot.
+            # Reads the tables' present state: the reader sees the catalogue as of the snapshot.
             now = opened.enter_context(contextlib.closing(connect(pipeline.source, application=APPLICATION)))
             now.execute(LOCK_TIMEOUT)
             reader.read_with(job.filters)
@@ -202,7 +201,7 @@ class _Worker:
         return order
 
     def _reader(self) -> SnapshotReader:
-        """Raises Unavailable also where the snapshot is gone: the connection that has exported it was lost."""
+        """Raises Unavailable also if the snapshot is gone, because the connection that exported it was lost."""
         pipeline = self._job.pipeline
         try:
             return SnapshotReader(pipeline.source, self._job.snapshot_name)
@@ -210,14 +209,14 @@ class _Worker:
             raise Unavailable(f"a worker can't read the snapshot: {connection_error(error).message}") from error
 
     def report(self, report: Report) -> None:
-        """Tell the other process. Raises _Ended where there is none."""
+        """Report to the other process. Raises _Ended if it is gone."""
         try:
             self._pipe.send(report)
         except OSError:
             raise _Ended from None
 
     def _heed_end(self) -> None:
-        """Whatever comes while a part is copied says that this is the end: ``None``, or the end of the pipe."""
+        """Anything that comes while a part is copied means the end: ``None``, or the end of the pipe."""
         if self._pipe.poll():
             raise _Ended
 

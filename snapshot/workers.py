@@ -1,15 +1,15 @@
-"""The processes that copy side by side, as the one that started them sees them.
+"""The worker processes that copy side by side, seen from the process that started them.
 
-They publish in transactions of their own; the state is published here, by capture's publisher. What makes that safe:
+They publish in transactions of their own; capture's publisher publishes the state here. This is safe because:
 
-1. A worker fences whoever had its transactional id before, and only then says that it is ready.
+1. A worker fences the previous owner of its transactional id, and only then reports that it is ready.
 2. Before the first row, the state is committed once more. That fails if another process has taken over.
-3. Whoever takes over in the middle of a first copy fences all workers' ids before it does anything else.
+3. A process that takes over in the middle of a first copy fences all workers' ids before anything else.
 
 So either 2 fails, and nothing was published; or the takeover came after it, and fenced these workers by 3.
 
-A worker goes on with the table that it holds as long as there are parts of it. So the lock of a table that others wait
-for isn't let go of before the table is complete, and a worker that can't get it too leaves it to those that have it.
+A worker stays with its table while that has parts left. So the lock of a table that others wait for isn't released
+before the table is complete, and a worker that can't get the lock leaves the table to those that have it.
 """
 
 import contextlib
@@ -29,14 +29,14 @@ from snapshot.ranges import Part
 from snapshot.worker import Committed, Failed, Job, Ready, Refused, Report, Rest, work
 
 _WAIT_S: Final = 1.0
-"""How long nothing may come of the workers before others have their turn."""
+"""How long the workers may be silent before others get their turn."""
 
 _END_S: Final = 10.0
 """How long a worker may take to abort what it has open."""
 
 
 class CopyWorkers:
-    """Starts them; closing ends them. ``stopping`` is asked about once a second. ``say`` gets what they say."""
+    """Starts the workers; closing ends them. ``stopping`` is called once a second. ``say`` gets their sentences."""
 
     def __init__(self, job: Job, count: int, stopping: Callable[[], bool], say: Callable[[str], None]) -> None:
         self._stopping = stopping
@@ -44,7 +44,7 @@ class CopyWorkers:
         self._processes: dict[Connection, BaseProcess] = {}
         self._held: dict[Connection, TableName] = {}
         self._refused: dict[Connection, set[TableName]] = {}
-        # A forked process would have this one's connections, and none of the threads that serve them.
+        # A forked process would have this one's connections, but none of the threads that serve them.
         context = multiprocessing.get_context("spawn")
         try:
             for number in range(count):
@@ -59,7 +59,7 @@ class CopyWorkers:
             raise
 
     def wait_ready(self) -> None:
-        """Until all have the snapshot. Raises Interrupted, and what a worker has failed with."""
+        """Wait until all have the snapshot. Raises Interrupted, and a worker's error."""
         waiting = set(self._processes)
         while waiting:
             for pipe, report in self._reports():
@@ -67,10 +67,8 @@ class CopyWorkers:
                 waiting.discard(pipe)
 
     def copy(self, parts: Sequence[Part]) -> Iterator[Committed]:
-        """What they have committed, one after the other.
-
-        Raises as ``wait_ready``, and Unavailable for a table that is locked and that none of them holds.
-        """
+        """What they have committed, one after the other. Raises as ``wait_ready``, and Unavailable for a table that is
+        locked and that none of them holds."""
         left: dict[TableName, list[Part]] = {}
         for part in parts:
             left.setdefault(part.table, []).append(part)
@@ -98,7 +96,7 @@ class CopyWorkers:
         self._give(pipe, left)
 
     def _give(self, pipe: Connection, left: dict[TableName, list[Part]]) -> None:
-        """A part of the table that the worker holds; else one of the first table that it may get; else nothing."""
+        """Give a part of the table that the worker holds; else one of the first table that it may get; else nothing."""
         held, refused = self._held.pop(pipe, None), self._refused.get(pipe, ())
         name = held if held in left else next((name for name in left if name not in refused), None)
         order: Part | Rest = Rest()
@@ -113,7 +111,7 @@ class CopyWorkers:
             raise self._lost(pipe) from None
 
     def _reports(self) -> Iterator[tuple[Connection, Report]]:
-        """Those that have come by now, after a while at most."""
+        """The reports that have come, after a short wait at most."""
         if self._stopping():
             raise Interrupted
         for each in wait(list(self._processes), _WAIT_S):
@@ -169,13 +167,11 @@ def copy_side_by_side(
     state: CaptureState,
     report: Callable[[CopyProgress], None],
 ) -> CaptureState:
-    """Copy all parts; returns the committed state, with the tables that are complete.
-
-    Some are missing when it was told to stop. Raises what a worker has failed with.
-    """
+    """Copy all parts; returns the committed state, with the complete tables. Some are missing if it was asked to stop.
+    Raises a worker's error."""
     with contextlib.suppress(Interrupted):
         workers.wait_ready()
-        publisher.commit(state)  # nobody has taken over by now
+        publisher.commit(state)  # fails if another process has taken over
         for committed in workers.copy(parts):
             name = committed.part.table
             ledger.add(committed.part, rows=committed.rows, size=committed.size, is_last=committed.is_last)
