@@ -69,7 +69,6 @@ class Code:
 
     @property
     def packed(self) -> str:
-        """Code of ``packed`` for the row."""
         return f"{self.name(memoryview)}({self.name(orjson.dumps)}(r)).tobytes()"
 
     def of_rows(self, made: str, otherwise: Callable[[Row], T]) -> Callable[[list[Row]], list[T]]:

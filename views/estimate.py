@@ -111,7 +111,6 @@ class _Rows:
     key: frozenset[int]
 
     def column(self, expression: Expression) -> _Column:
-        """The figures of an expression over these rows."""
         expression = plain(expression)
         of = [self.columns[ref.id] for ref in refs(expression)]
         if isinstance(expression, Ref):
@@ -139,7 +138,6 @@ class _Rows:
         return prod(1 - self.column(made).nulls for made in expressions)
 
     def width(self, ids: Sequence[Ref]) -> float:
-        """The width of a row of these columns as JSON."""
         return 2.0 + sum(self.columns[column.id].width + 1 for column in ids)
 
     def share(self, rows: float) -> Mapping[int, _Column]:

@@ -67,7 +67,6 @@ def _met(condition: Expression, positions: Mapping[int, int]) -> Callable[[Row],
 
 
 def compiled_all(expressions: Sequence[Expression], columns: Sequence[Ref]) -> Callable[[Row], Row]:
-    """Several expressions as one function, which returns a row."""
     positions = {column.id: position for position, column in enumerate(columns)}
     if all(isinstance(expression, Ref) for expression in expressions):
         # Tuned: most rows consist of other rows' columns.
@@ -535,9 +534,7 @@ def _truncating(unit_us: int) -> _Function:
 
 
 def _binning(stride_us: int, origin_us: int) -> _Function:
-    """The beginning of the interval of width ``stride_us`` that contains an instant. One interval begins at
-    ``origin_us``.
-    """
+    """The beginning of the interval of width ``stride_us`` around an instant. One interval begins at ``origin_us``."""
     return lambda micros: (
         micros if abs(micros) == INFINITY else _timestamp_in_range(micros - (micros - origin_us) % stride_us)
     )

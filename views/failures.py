@@ -27,9 +27,7 @@ class Refused(ConfigurationError):
 
 
 class EvaluationError(LockstepError):
-    """The query fails for a row of the source. PostgreSQL's query may fail for it as well. The message has no value in
-    it.
-    """
+    """The query fails for a row of the source; PostgreSQL's own may fail as well. The message has no value in it."""
 
     reason: str
     """What fails, in one phrase."""

@@ -24,9 +24,7 @@ _EXPONENT_BIAS: Final = 1 << 31
 
 
 def encoder(of: SqlType, *, descending: bool = False, nulls_first: bool = False) -> Encoder:
-    """The function that encodes one column. Text is ordered as in collation C, by code points. Raises AssertionError
-    for a type that has no order here.
-    """
+    """Encodes one column; text is ordered by code points, as in collation C. Raises AssertionError without an order."""
     plain = _plain(of)
     null = _NULL_FIRST if nulls_first else _NULL_LAST
     if descending:

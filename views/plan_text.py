@@ -98,7 +98,6 @@ def column_names(plan: ViewPlan) -> dict[int, str]:
 
 
 def _aliases(root: Node) -> dict[int, str]:
-    """A name for each scan of a table, by the scan's ``id()``."""
     aliases: dict[int, str] = {}
     taken: set[str] = set()
     for node in nodes(root):
@@ -116,7 +115,6 @@ def _aliases(root: Node) -> dict[int, str]:
 def _described(
     node: Node, names: Mapping[int, str], aliases: Mapping[int, str], retained: Mapping[TableName, Retained]
 ) -> tuple[str, str, str]:
-    """An operator's name, its text, and what it stores."""
     match node:
         case Scan():
             alias = aliases[id(node)]
@@ -170,7 +168,6 @@ def keeps_values(aggregate: Aggregate) -> bool:
 
 
 def aggregate_text(aggregate: Aggregate, names: Mapping[int, str]) -> str:
-    """An aggregate in SQL."""
     argument = "*" if aggregate.argument is None else expression_text(aggregate.argument, names)
     order = ", ".join(_sort_text(key, names) for key in aggregate.order)
     inside = f"{'distinct ' if aggregate.is_distinct else ''}{argument}" + (f" order by {order}" if order else "")
@@ -189,7 +186,6 @@ def _sort_text(key: SortKey, names: Mapping[int, str]) -> str:
 
 
 def expression_text(expression: Expression, names: Mapping[int, str]) -> str:
-    """An expression in SQL. ``names`` are the columns' texts."""
     match expression:
         case Ref():
             return names.get(expression.id, f"column {expression.id}")

@@ -58,9 +58,7 @@ class _Origins:
         return _column_of(name, made.type) if origin is None else replace(origin, name=name, number=0)
 
     def _origin(self, made: Expression | Aggregate) -> Column | None:
-        """The table's column whose values these are; None for computed values, or if they come from columns of several
-        types.
-        """
+        """The table's column with these values; None for computed values, or values from columns of several types."""
         match made:
             case Ref():
                 if (column := self._columns.get(made.id)) is not None:
@@ -82,7 +80,6 @@ class _Origins:
 
 
 def _column_of(name: str, of: SqlType) -> Column:
-    """A column that the query computes."""
     if of.kind in _OIDS:
         return Column(name, of.kind.value, of.kind.value, False, _OIDS[of.kind], -1)
     if of.kind is Kind.CHAR:

@@ -104,7 +104,6 @@ def entry_of(key: Mapping[str, JsonValue], row: Mapping[str, JsonValue] | None) 
 
 
 def joined(key: bytes, row: bytes) -> bytes:
-    """A pending entry from JSON."""
     return _KEY_LENGTH.pack(len(key)) + key + row
 
 

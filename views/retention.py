@@ -42,9 +42,7 @@ class Retained:
         return value is not None and value <= self.limit(time_ms)  # type: ignore[operator]  # an int
 
     def condition(self, time_ms: int) -> str:
-        """A condition in PostgreSQL's SQL for the rows that count at this time of the view, whatever the session's time
-        zone.
-        """
+        """An SQL condition for the rows that count at this time of the view, whatever the session's time zone."""
         column = quote_identifier(self.column)
         zone = "+00" if self.kind is Kind.TIMESTAMPTZ else ""
         limit_us = (time_ms - _EPOCH_MS) * 1000 - self.hours * _HOUR_US

@@ -71,9 +71,7 @@ class _Finder:
         self._known: dict[tuple[int, Expression], _Divided | _Indivisible] = {}
 
     def divided(self, node: Node, by: Expression) -> _Divided:
-        """How to divide the scans so that each shard has exactly the node's rows whose value of ``by`` belongs to it.
-        Raises _Indivisible.
-        """
+        """Divides the scans so that a shard has the node's rows whose ``by`` belongs to it. Raises _Indivisible."""
         at = id(node), by
         if at not in self._known:
             try:

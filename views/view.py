@@ -1,16 +1,15 @@
 """A view: its plan, its state, and the rows that its sink still has to get.
 
 A step takes the changes of whole transactions. It is stored with its output, its offsets and its LSN, or not at all.
-The output stays pending until it is acknowledged. A process that was killed between the two writes writes it again: in
-a guarded sink, the same output with the same tag changes nothing the second time.
+The output stays pending until it is acknowledged. A process killed between the two writes it again: in a guarded sink,
+the same output with the same tag changes nothing the second time.
 
 Acknowledged output stays stored until the sink's progress shows that the sink has it (``confirm``). A new run of the
 job writes it again (``adopt``), because it can't know whether the sink was put back to an earlier state.
 
 The view's time is the greatest commit time that it has received, in whole minutes. Rows that are too old by it don't
 count. A step stores no such row, and removes those that are stored: in the same transaction as its changes, since no
-moment of the source has both. If they are too many for one transaction, ``expire`` removes the others in slices, before
-the output is written.
+moment of the source has both. If they are too many, ``expire`` removes the others in slices before output is written.
 
 To build a new state, events are noted in slices, in any order. When all have arrived, the tables' rows are known as of
 one position. Everything that the operators store is computed from them in one go, and the whole result is pending.
@@ -218,8 +217,7 @@ class View:
         transactions: int = 1,
         time_ms: int = 0,
     ) -> Counters:
-        """Take in the changes of whole transactions, so that the result is exact at ``lsn``. Returns what this step
-        did.
+        """Take in changes of whole transactions, so that the result is exact at ``lsn``. Returns what was done.
 
         ``events`` are all changes of the query's tables between the position and ``lsn``, in any order. Of each key the
         event with the greatest tag counts; events of other tables are ignored. ``offsets`` are the next offsets of the
@@ -441,8 +439,8 @@ class View:
         return self._state.read(lambda state: state.get(_IS_WHOLE) == _ARRANGED)
 
     def arrange(self, stored: Sequence[tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]]) -> None:
-        """Compare rows that the sink has from an earlier state, keys and rows, with the pending result. Call it
-        repeatedly.
+        """Compare rows that the sink has from an earlier state, keys and rows, with the pending result, in any number
+        of calls.
 
         A row that the result lacks becomes a pending deletion. A row that is equal already moves behind all others, so
         that everything that readers see change is pending first. Rows of other shards are ignored. Raises LockstepError

@@ -20,8 +20,6 @@ CLEAR_AFTER_S: Final = 60.0
 
 
 class Kind(StrEnum):
-    """What a message says about a condition."""
-
     OPENED = "opened"
     WORSE = "worse"
     CLEARED = "cleared"

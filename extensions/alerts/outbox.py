@@ -20,9 +20,7 @@ logger = logging.getLogger("lockstep.alerts")
 _WAIT_FIRST_S: Final = 1.0
 _WAIT_MAX_S: Final = 60.0
 _REFUSED_TRIES: Final = 5
-"""How often a message is tried that the webhook refuses because of its content, or for which our code fails. Later
-messages wait meanwhile.
-"""
+"""Tries of a message whose content the webhook refuses, or for which our code fails. Later messages wait meanwhile."""
 _QUEUE_MAX: Final = 1000
 """If a webhook is down for long, the oldest messages above this number are lost."""
 
@@ -39,9 +37,7 @@ class Outbox:
         delivered: Callable[[], None],
         wait_first_s: float = _WAIT_FIRST_S,
     ) -> None:
-        """``post`` is ``post_alert`` with its settings bound; if it is None, messages are dropped. ``delivered`` is
-        called after each delivery.
-        """
+        """``post`` is ``post_alert`` with settings; None drops all. ``delivered`` is called after each delivery."""
         self._delivered = delivered
         self._wait_first_s = wait_first_s
         self._changed = threading.Condition()
@@ -53,7 +49,6 @@ class Outbox:
             self._thread.start()
 
     def add(self, messages: Iterable[Message]) -> None:
-        """Deliver these after the messages that are waiting."""
         with self._changed:
             self._queue.extend(messages)
             self._changed.notify_all()

@@ -23,9 +23,7 @@ class AlertReporter:
     """A ``monitor.condition_watch.Reporter``. When its process ends, another process goes on where it was."""
 
     def __init__(self, pipeline: str, settings: AlertSettings, directory: Path, *, retry_s: float = 1.0) -> None:
-        """``directory`` stores what was reported and what is to be delivered. Without it, alerts come again after a
-        restart.
-        """
+        """``directory`` stores what was reported and what is to be delivered; without it, restarts repeat alerts."""
         self._pipeline = pipeline
         self._settings = settings
         self._retry_s = retry_s

@@ -95,11 +95,9 @@ class Children:
                 raise LockstepError(f"{child.name} has failed:\n{error}", hint=f"the whole log: {child.tail.log}")
 
     def has_ended(self, name: str) -> bool:
-        """Whether a child that may end has ended."""
         return not processes.is_alive(self._running[name].process)
 
     def failure(self, name: str) -> LockstepError:
-        """An error with the end of a child's log."""
         return _ended(name, self._running[name].tail)
 
     def stop(self, *names: str, grace_s: float) -> list[str]:

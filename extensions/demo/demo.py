@@ -204,7 +204,6 @@ class _Demo:
         self._children.check()
 
     def counts(self) -> Counts:
-        """The writer's last report."""
         try:
             return Counts(**json.loads(self._children.last_line(_WRITER)))
         except (ValueError, TypeError):  # it hasn't reported yet

@@ -37,8 +37,6 @@ def _refused(why: str) -> ConfigurationError:
 
 
 def shown(path: Path) -> Path:
-    """A path for people, who run commands where they ran the demo: relative to the current directory if it is below
-    that.
-    """
+    """A path for people, who run commands where they ran the demo: relative if it is below the current directory."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

@@ -42,7 +42,6 @@ class Example:
 
 
 def examples(endpoints: Endpoints, *, order: int) -> list[Example]:
-    """One query per sink. ``order`` must exist."""
     url = (
         f"{endpoints.opensearch_url}/{alias_name(PIPELINE, _PRODUCTS)}/_search"
         f"?q={quote(_SEARCH)}&sort=price:desc&size=3&_source_includes=sku,title,price&pretty"

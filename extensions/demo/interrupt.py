@@ -31,7 +31,6 @@ class Interrupts:
         return self._hurry.is_set()
 
     def disarm(self) -> None:
-        """From now on no signal raises anything."""
         self._armed = False
 
     @contextmanager

@@ -75,9 +75,7 @@ def add_timeline(app: FastAPI, source: SourceSettings) -> None:
     """Add the page and its requests."""
 
     def write(statement: Callable[..., int | None], *values: Any, otherwise: str) -> tuple[int, Committed]:
-        """Run a statement, and say when it was committed. Raises LockstepError with ``otherwise`` if it changes
-        nothing.
-        """
+        """Run a statement, and say when it was committed. Raises LockstepError(``otherwise``) if it changes nothing."""
         with _connected(source) as connection:
             done = statement(connection, *values)
             committed_ms = now_ms()

@@ -81,9 +81,7 @@ def wait_until_applied(
 
 
 def compare(config: Config, *, say: Callable[[str], None]) -> dict[str, list[TableComparison]]:
-    """Compare every row of every sink's tables with the source, and of every view with its query on the source. Raises
-    LockstepError and Unavailable.
-    """
+    """Compare rows of sinks' tables, and of views' queries, with the source. Raises LockstepError and Unavailable."""
     comparisons = _compare_tables(config)
     for name in config.views:
         options = VerifyOptions(name, settings=settings_of_generation(config, name, live_generation(config, name)))
@@ -172,7 +170,6 @@ def result_document(
 
 
 def used_versions(servers: Mapping[str, str]) -> dict[str, str]:
-    """The versions of Python, our packages, and these servers."""
     versions = {"lockstep": "", "pyspark": "", "psycopg": ""}
     for package in versions:
         with contextlib.suppress(PackageNotFoundError):  # run from a checkout that isn't installed

@@ -110,7 +110,6 @@ def note(rng: random.Random) -> str | None:
 
 
 def moment(rng: random.Random) -> datetime:
-    """A time in 2024, to the microsecond."""
     return _EPOCH + timedelta(seconds=rng.randrange(_YEAR_S), microseconds=rng.randrange(1_000_000))
 
 

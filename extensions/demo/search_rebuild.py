@@ -69,7 +69,6 @@ class SearchRebuild:
             )
 
     def _silent_s(self) -> float:
-        """For how long its log hasn't grown, in seconds."""
         log_bytes, now = self._children.log(CHILD).stat().st_size, time.monotonic()
         if log_bytes != self._log_bytes:
             self._log_bytes, self._heard_at = log_bytes, now

@@ -66,9 +66,7 @@ fields = { "public.products.title" = { type = "search_as_you_type" } }
 
 
 def configuration(endpoints: Endpoints, *, listen: str, mapping_has_changed: bool = False) -> str:
-    """The file's content, before or after the change of the search index's mapping. ``listen`` is the address of the
-    web page.
-    """
+    """The file, before or after the change of the search index's mapping. ``listen`` is the web page's address."""
     return _TEMPLATE.format(
         pipeline=PIPELINE,
         listen=listen,

@@ -1,6 +1,4 @@
-"""The demo's social network: its tables, the view of everybody's timeline, and what people do on its page. The page
-writes only to PostgreSQL.
-"""
+"""The demo's social network: tables, the view of everybody's timeline, and the page's writes, all to PostgreSQL."""
 
 import random
 from collections.abc import Sequence
@@ -51,8 +49,6 @@ _TWEETS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A user, and whether the requesting user follows them."""
-
     id: int
     name: str
     is_followed: bool

@@ -134,7 +134,6 @@ class Traffic:
         return f"{self._counts().transactions:,} transactions written; {self._unanswered or lag}"
 
     def facts(self, seconds: float | None) -> Facts:
-        """For the screen."""
         counts = self._counts()
         return Facts(
             elapsed_s=time.monotonic() - self._demo_began,

@@ -199,7 +199,6 @@ class Client:
             self._new_items(number, 1)
 
     def take_time(self) -> None:
-        """Stays open while others commit."""
         number = self._new_order()
         if number is not None:
             self._pause(self._some.rng.uniform(0.3, 1.2))
@@ -259,7 +258,6 @@ class Client:
         self._at_hand.inserted += len(rows)
 
     def _change(self, counts_as: str, statement: str, *parameters: object) -> int:
-        """``counts_as`` is the field of the counts."""
         rows = self._connection.execute(statement.encode(), parameters).rowcount
         setattr(self._at_hand, counts_as, getattr(self._at_hand, counts_as) + rows)
         return rows

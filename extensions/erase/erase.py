@@ -191,7 +191,6 @@ class _Erasing:
         return Report(str(self._name), tuple(places), tuple(unchecked), dry_run)
 
     def _in_sinks(self, row: DeletedRow, *, only_look: bool) -> Iterator[Place]:
-        """The generations of each sink, except views."""
         erasing = SinkErasing(self._config, row, timeout_s=self._timeout_s, check=self._check)
         for sink, settings in self._config.sinks.items():
             if settings.view is not None:

@@ -35,9 +35,7 @@ class Report:
 
     @property
     def until_ms(self) -> int | None:
-        """When everything that is left is gone, in milliseconds since 1970; None if nothing is left or the time is
-        unknown.
-        """
+        """When everything left is gone, in milliseconds since 1970; None if nothing is left or the time is unknown."""
         times = [leftover.until_ms for place in self.places for leftover in place.left]
         known = [time_ms for time_ms in times if time_ms is not None]
         return max(known) if known and len(known) == len(times) else None

@@ -75,7 +75,6 @@ class SinkErasing:
     def _erased(
         self, sink: str, number: int, opened: OpenedSink, erasing: Erasing
     ) -> tuple[Sequence[Leftover], str | None]:
-        """What is left in a generation, and why."""
         row = self._row
         below, why = self._below(sink, number, opened)
         if row.tag and any(leftover.has_values for leftover in erasing.leftovers(row.table, row.key)):

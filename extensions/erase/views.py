@@ -179,7 +179,6 @@ class ViewErasing:
             self._waiting.wait()
 
     def _on_topic(self, view: str, number: int, *, only_look: bool) -> Iterator[Place]:
-        """The topic of a generation's rows, if there is one."""
         topic = view_topic(self._config.pipeline.name, view, number)
         if not TopicAdmin(self._client).exists(topic):
             return

@@ -154,9 +154,7 @@ class Follower:
         self._signs.check_claim()
 
     def step(self) -> bool:
-        """Report what has changed. Returns whether there was anything to look at. An error is stored for observers, if
-        possible, and then raised.
-        """
+        """Report what has changed; returns whether there was any work. An error is stored for observers if possible."""
         with self._noting_what_is_in_the_way():
             looked = self._step()
             self._signs.done(
@@ -287,9 +285,7 @@ class Follower:
     def _told_to_match(
         self, names: Collection[str], *, but: Callable[[bytes, str], bool] = lambda *_: False
     ) -> list[tuple[bytes, str]]:
-        """The documents that are reported to match these searches, each with the search, except ``but``. Takes one
-        pass.
-        """
+        """The documents reported to match these searches, each with the search, except ``but``. Takes one pass."""
         wanted = {name for name in names if self._matching.get(name)}
         if not wanted:
             return []
@@ -463,7 +459,6 @@ class Follower:
         return self._told_of_entry(_entry(str(table), identity))
 
     def _told_of_entry(self, entry: bytes) -> tuple[dict[str, Any], dict[str, Told]]:
-        """A document's key, and its last report for each search."""
         stored = self._documents.get(entry)
         if stored is None:
             return {}, {}
@@ -550,7 +545,6 @@ class LiveGeneration:
         return queries_index(self.indexes, table, self._claim)
 
     def outdated(self) -> list[TableName]:
-        """The tables whose indexes have other fields now."""
         return [table for table, percolator in self._percolators.items() if percolator.is_outdated()]
 
     def drop(self, table: TableName) -> None:

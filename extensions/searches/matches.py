@@ -35,8 +35,7 @@ def changes(
 
 
 def tag_of_absence(told: Mapping[str, Told], deleted: str) -> str:
-    """The version for reporting a document's absence. ``deleted`` is the tag of its last seen deletion, or "". It may
-    have been written and deleted again since. That deletion wasn't seen yet, and its tag is greater than the reported
-    one.
+    """The version for reporting a document's absence. ``deleted`` is the tag of its last seen deletion, or "". If it
+    was written and deleted again, that deletion wasn't seen yet, and its tag is greater than the reported one.
     """
     return max([deleted, *(each.tag for each in told.values() if each.matches)])

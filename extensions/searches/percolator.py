@@ -1,8 +1,8 @@
 """Standing queries over one table's index: which queries a document matches, and which documents match a query.
 
 The queries are in an index of their own, with the fields and the analysis of the table's index. The server parses a
-query by these fields when it is stored, and a document when it is asked about. The index is no only copy: it is made
-anew from ``extensions.searches.stored`` whenever the table's index is replaced or gets other fields.
+query by these fields when it is stored, and a document when it is asked about. The index isn't the only copy of the
+queries: it is made anew from ``extensions.searches.stored`` when the table's index is replaced or gets other fields.
 
 Each process that asks has an index of its own, named by its claim, so a process that hung and resumes does no harm to
 others. A process with a greater claim removes what lesser ones have left.
@@ -48,9 +48,7 @@ _OWN: Final = re.compile(r"\.(?P<number>\d+)-(?P<run>[0-9a-f]+)\.[0-9a-f]+\.(?:g
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A row's document as the index has it now. ``key`` has the key's columns by their names here. ``source`` is all of
-    it, as JSON.
-    """
+    """A row's document as it is in the index now, ``source`` as JSON, ``key`` by the columns' names there."""
 
     key: Mapping[str, JsonValue]
     tag: str
@@ -87,7 +85,6 @@ class Percolator:
 
     @property
     def shape(self) -> Table:
-        """The table's shape in this generation."""
         return self._target.shape.table
 
     def is_outdated(self) -> bool:
@@ -224,8 +221,8 @@ class Percolator:
                 ) from error
 
     def _reason(self, name: str, error: LockstepError) -> str:
-        """Why the server refuses a query, in words that quote no document: its answer to the query alone, or the kind
-        of the error.
+        """Why the server refuses a query, without quoting a document: its answer to the query alone, or the error's
+        kind.
         """
         try:
             self._ask_alone(self._queries_index, self._queries[name])
@@ -305,9 +302,7 @@ def queries_index(indexes: OpenSearchIndexes, table: TableName, claim: Claim) ->
 
 
 def trial_index(indexes: OpenSearchIndexes, table: TableName, newest: Claim | None, run: str) -> str:
-    """The index for trying out a query over a table. ``newest`` is the greatest claim now, ``run`` a unique name of hex
-    digits.
-    """
+    """The index for trying out a query. ``newest`` is the greatest claim now, ``run`` a unique name of hex digits."""
     return f"{_beginning(indexes, table, Claim(0 if newest is None else newest.number, run))}.trial"
 
 

@@ -204,7 +204,6 @@ def _says_now(value: Any) -> bool:
 
 
 def _has(value: Any, names: AbstractSet[str]) -> bool:
-    """Whether one of these names is anywhere in it."""
     if isinstance(value, Mapping):
         return not names.isdisjoint(value) or any(_has(inner, names) for inner in value.values())
     return isinstance(value, list) and any(_has(inner, names) for inner in value)

@@ -80,7 +80,6 @@ class StoredSearches:
         return True
 
     def remove(self, name: str) -> bool:
-        """Remove a search. Returns whether it existed."""
         held = self._bookkeeping.held(_SEARCHES)
         known = _parsed(None if held is None else held.source)
         if known.pop(name, None) is None:
@@ -100,7 +99,6 @@ class StoredSearches:
         return claim
 
     def newest_claim(self) -> Claim | None:
-        """The greatest claim; None if there has never been one."""
         source = self._bookkeeping.load(_CLAIM)
         return None if source is None else _claim(source)
 
@@ -109,9 +107,7 @@ class StoredSearches:
         return SearchStatus() if source is None else _status(source)[0]
 
     def save_status(self, status: SearchStatus, claim: Claim) -> None:
-        """Store a status. It has no effect if a greater claim has stored one already, or another process stores one
-        now.
-        """
+        """Store a status, unless a greater claim has stored one, or another process stores one at the same moment."""
         self._bookkeeping.create_index()
         held = self._bookkeeping.held(_STATUS)
         if held is not None and _status(held.source)[1] > claim:

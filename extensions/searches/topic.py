@@ -135,7 +135,6 @@ class MatchTopic:
                     yield match
 
     def tell(self, match: Match) -> None:
-        """Add a record to the open transaction."""
         key = match.record_key()
         self._publisher.send(self._topic, key, match.to_bytes())
         if not match.told.matches:

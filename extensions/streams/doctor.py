@@ -88,9 +88,7 @@ def check_stream_query(config: Config, *, name: str, sql: SparkSql, read: dict[s
 
 
 def check_stream_query_topics(config: Config, *, name: str) -> list[Finding]:
-    """Whether a query's job may write its topics, or create those that are missing. Raises LockstepError when its store
-    or Kafka doesn't answer.
-    """
+    """Whether a query's job may write or create its topics. Raises LockstepError if the store or Kafka is away."""
     plan, cluster = stream_query_plan(config, name), TopicAdmin(config.kafka.client())
     subject, side = f"stream query {name}", plan.side_topic
     written = partial(written_topics, cluster, subject, bootstrap_servers=config.kafka.bootstrap_servers)

@@ -1,6 +1,6 @@
-"""Erases rows from the results of stream queries, in their store. A row of a result is deleted with its own tag, which
-leaves a mark; then the mark is removed too. The mark has to stay until the row's batch is done: removing marks of a
-batch under way would keep the batch's other rows out.
+"""Erases rows from the results of stream queries, in their store. A row is deleted with its own tag, which leaves a
+mark; then the mark is removed too. It has to stay until the row's batch is done: the sink remembers the tag of removed
+marks, and would keep out the batch's other rows, which have the same tag.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,8 +37,6 @@ _MAY_COME: Final = (
 
 
 class ResultErasing:
-    """Erases from all builds of a query's result."""
-
     def __init__(self, plan: StreamQueryPlan, *, check: Callable[[], None]) -> None:
         self._plan = plan
         self._waiting = Waiting(check)

@@ -32,8 +32,8 @@ class NewerBuilds:
         """Key -> the newest build that has a row of it, and that row's digest."""
 
     def other_row_in(self, key: bytes, row: bytes, generation: int) -> int | None:
-        """The newest build after ``generation`` with another row of this key; None if the row is still the newest.
-        Raises Unavailable.
+        """The newest build after ``generation`` with another row of this key; None if there is none. Raises
+        Unavailable.
         """
         self.read()
         newest, digest = self._rows.get(key, (0, b""))

@@ -45,8 +45,8 @@ class StreamQueryStatus:
     """One build of a query's result. ``generation`` is None if there is no build, or if the store is unknown.
 
     ``is_only`` means that there is no other build. ``waits_for`` says what a running job waits for. ``problem`` says
-    why the store couldn't be asked; the other fields are from its last answer then. ``posted`` is how far the webhook
-    has the rows.
+    why the store couldn't be asked; the other fields are then from its last answer. ``posted`` is the webhook's
+    progress.
     """
 
     name: str
@@ -72,7 +72,6 @@ class StreamQueryStatus:
 
     @property
     def state(self) -> str:
-        """One of STATES, or UNKNOWN."""
         if self.problem is not None:
             return UNKNOWN
         if self.job is None:

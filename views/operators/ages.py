@@ -39,9 +39,7 @@ class Ages:
         return None if value is None else self._prefix + self._encoded(value) + own  # type: ignore[arg-type]  # an int
 
     def arrived(self, entries: Sequence[Entry], rows: Sequence[Row], time_ms: int) -> Arrived:
-        """The rows that count at this time of the view, with their entries. The entries' keys begin as the table's own
-        do.
-        """
+        """The rows that count at this time of the view, with their entries, whose keys begin as the table's own do."""
         counting = [pair for pair in zip(entries, rows, strict=True) if not self.is_over(pair[1], time_ms)]
         of_rows = [self.entry(row, entry[0][PREFIX_LENGTH:]) for entry, row in counting]
         return Arrived(

@@ -33,9 +33,7 @@ _FOLDED_TIMES: Final = 3
 
 
 class Arrivals:
-    """Items made from events: the row's key, the tag, and the stored row, ``GONE``, or ``UNREADABLE`` with the row. For
-    one thread.
-    """
+    """Items from events: the row's key, the tag, and the row, ``GONE``, or ``UNREADABLE`` and the row. One thread."""
 
     def __init__(self, scratch: Path | None) -> None:
         self._scratch = scratch

@@ -150,7 +150,6 @@ class Building:
             self.flush()
 
     def flush(self) -> None:
-        """Write all entries to the state."""
         kept, self._kept, self._kept_bytes = self._kept, [], 0
         self.state.update(lambda state: state.put_stored(kept))
         self.meanwhile(0)

@@ -123,9 +123,7 @@ class Dataflow:
             spill_together([of_table.sorter for of_table in arrivals.values()])
 
     def arrived(self, arrivals: Mapping[TableName, Arrivals], time_ms: int) -> dict[TableName, Iterator[Arrived]]:
-        """The rows that count at this time of the view. Each table can be read once. Reading raises LockstepError for a
-        row that can't be read.
-        """
+        """Rows that count at this time, readable once. Reading raises LockstepError for a row that can't be read."""
         return {table: self._arrived(self._mirrors[table], of_table, time_ms) for table, of_table in arrivals.items()}
 
     @staticmethod

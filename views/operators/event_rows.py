@@ -130,7 +130,6 @@ class EventRows(AgeingRows):
             yield [self._row(self._identity_in(key), unpack_row(stored)) for key, stored in entries]
 
     def _taken_away(self, emptied: str, work: Work) -> list[RowChange]:
-        """Remove the rows from before a truncate with this tag."""
         changes: list[RowChange] = []
         end = self._prefix + _BEFORE + emptied.encode()
         while entries := [

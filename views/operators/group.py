@@ -45,8 +45,7 @@ class _Kept(Protocol):
     def changed(self, stored: Stored, row: Row, weight: int, group: bytes, state: Step) -> Stored:
         """The stored value after a row is added or removed."""
 
-    def result(self, stored: Stored, group: bytes, state: Step) -> Value:
-        """The aggregate of a group that has rows."""
+    def result(self, stored: Stored, group: bytes, state: Step) -> Value: ...
 
 
 class GroupOperator:
@@ -249,8 +248,6 @@ class _SumOfNumerics:
 
 @dataclass(slots=True)
 class _Bools:
-    """Stores how many values are true and how many are false."""
-
     argument: Evaluate
     function: str
 

@@ -228,9 +228,7 @@ class _Side:
         return next(state.scan(self.prefix + key), None) is not None
 
     def keep(self, state: Step, key: bytes, row: Row, weight: int, kept: dict[bytes, bytes]) -> None:
-        """A deleted row is removed at once; an inserted one is added to ``kept``, which the caller stores before
-        anybody reads.
-        """
+        """Delete a row at once, or add an inserted one to ``kept``, which the caller stores before anybody reads."""
         if weight > 0:
             kept[self.own_key(key, row)] = pack_row(row)
         else:

@@ -15,8 +15,6 @@ _NONE: Final = type(None)
 
 
 class LogRows:
-    """Reads some columns of one table's rows."""
-
     def __init__(self, table: Table, names: Sequence[str]) -> None:
         types = [type_of(table.column(name)) for name in names]
         self._classes = [

@@ -27,7 +27,6 @@ def part_of(node: Node, by: Sequence[Expression], *, is_all: bool = False) -> Ca
 
 
 def _alike(order: Sequence[Expression], by: Sequence[Expression]) -> int:
-    """The length of the common beginning."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(order, by, strict=False)))
 
 

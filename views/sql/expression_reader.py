@@ -142,7 +142,6 @@ class ExpressionReader:
         raise _never_kept(tree)
 
     def condition(self, tree: Tree) -> Expression:
-        """An expression that is true, false or null."""
         return self.typed(tree, self.read(tree), BOOL)
 
     def typed(self, tree: Tree, expression: Expression, wanted: SqlType) -> Expression:

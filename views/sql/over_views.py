@@ -14,9 +14,7 @@ from views.sql.tables_read import identifier_text, query_tree, tables_in
 
 @dataclass(frozen=True, slots=True)
 class NamedQuery:
-    """The query of a view, which other views may read. ``beyond`` names a setting that makes the view's result differ
-    from its query's.
-    """
+    """The query of a view that other views may read. With the setting ``beyond``, the result isn't its query's."""
 
     sql: str
     beyond: str = ""

@@ -60,8 +60,6 @@ class _Known:
 
 @dataclass
 class _Scope:
-    """The meaning of names in one ``select``."""
-
     items: list[_Item] = field(default_factory=list)
     merged: dict[str, Expression] = field(default_factory=dict)
     """Columns of ``using``, which need no table name before them."""
@@ -644,7 +642,6 @@ def _related(
     *,
     keeps_left: bool,
 ) -> Relation:
-    """What is known of the pairs of a join."""
     if not keeps_left:
         equalities: list[Dependency] = []
         for one, other in (map(plain, pair) for pair in pairs):

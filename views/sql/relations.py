@@ -29,7 +29,6 @@ class Relation:
     unchecked: tuple[Expression, ...] = ()
 
     def closure(self, ids: Iterable[int]) -> set[int]:
-        """All columns that these determine."""
         known = set(ids)
         grows = True
         while grows:

@@ -17,9 +17,7 @@ from views.values import Kind, SqlType, type_of
 
 
 def read_row_plan(table: Table, columns: Mapping[str, tuple[str, SqlType]], where: str | None) -> RowPlan:
-    """The plan of a condition and of computed columns' expressions, each with the type of its column. Raises Refused
-    with all reasons against them.
-    """
+    """The plan of a condition and of computed columns with their types. Raises Refused with all reasons against it."""
     own = {column.name: Ref(place, type_of(column)) for place, column in enumerate(table.columns)}
     reader = _RowReader(table, own)
     outputs = []

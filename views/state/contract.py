@@ -57,17 +57,12 @@ class State(Protocol):
 
     @property
     def begin(self) -> bytes:
-        """A constant that ``Step.put_stored`` expects before each key. Callers with many entries build their keys with
-        it.
-        """
+        """A constant that ``Step.put_stored`` expects before each key, for callers with many entries."""
 
     def update(self, work: Callable[[Step], T]) -> T:
-        """Do the work and store all of its changes, or none if it raises. The work may run more than once, and must do
-        the same each time.
-        """
+        """Store all changes of the work, or none if it raises. It may run again, and must do the same each time."""
 
-    def clear(self) -> None:
-        """Delete everything, in one step."""
+    def clear(self) -> None: ...
 
     def compact(self) -> None:
         """Free unused space. It takes as long as reading everything."""

@@ -132,8 +132,8 @@ class FileState:
             self._refused("opened", error)
 
     def _copy(self) -> None:
-        """Copy all entries in order into a new file, which fills its pages. LMDB's own copy leaves pages as full as
-        they are.
+        """Copy all entries in order, which fills the new file's pages. LMDB's own copy leaves pages as full as they
+        are.
         """
         with self._opened().begin() as transaction, contextlib.closing(transaction.cursor()) as cursor:
             if transaction.get(_IS_WRITER) != self._writer:
@@ -436,7 +436,6 @@ def _cut_entry(key: bytes, value: bytes) -> Entry:
 
 
 def _entry(stored_key: bytes, stored: bytes) -> Entry:
-    """The whole key and the value of a key that was cut."""
     (length,) = _LENGTH.unpack_from(stored)
     end = _LENGTH.size + length
     return stored[_LENGTH.size : end], stored[end:]

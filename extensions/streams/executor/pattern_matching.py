@@ -26,9 +26,8 @@ import orjson
 
 @dataclass(frozen=True, slots=True, order=True)
 class Event:
-    """An event, as far as its pattern needs it. ``at_us`` is its time in microseconds since 1970; ``tie`` orders events
-    of one time. ``steps`` has bit 1 << n if the event fits the pattern's step n. ``values`` is a text that matches pass
-    on.
+    """An event, as its pattern needs it. ``at_us`` is its time in microseconds since 1970; ``tie`` orders events of one
+    time. ``steps`` has bit 1 << n if it fits the pattern's step n. ``values`` is a text that matches pass on.
     """
 
     at_us: int
@@ -208,9 +207,7 @@ class _Matcher:
         return (self._began[number], *reversed(found))
 
     def _match(self, path: Path) -> None:
-        """Add a match. The next one has only later events, and begins at another time, which distinguishes a key's
-        matches.
-        """
+        """Add a match. The next one has later events, and another beginning, which distinguishes a key's matches."""
         self.matches.append(path)
         self._began_us = path[0].at_us
         while self._first < len(self._began):
@@ -307,7 +304,6 @@ def to_text_and_count(attempts: Attempts) -> tuple[str, int]:
 
 
 def from_text(text: str) -> Attempts:
-    """The inverse of ``to_text``."""
     events, began, since, found = orjson.loads(text)
     known = [Event(*event) for event in events]
     live, below = list[Ways](), list[Ways | None]([None])

@@ -75,9 +75,7 @@ class PatternState(StatefulProcessor):
         self._known = handle.getValueState("known", "timer_ms bigint, events bigint")
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Iterator[Row]:  # noqa: N802, N803
-        """Store a key's events of this batch, all of which are in ``rows``. Returns matches if the watermark has passed
-        any.
-        """
+        """Store a key's events of this batch, all in ``rows``. Returns matches if the watermark has passed any."""
         events = [Event(*(getattr(row, name) for name in INPUT)) for row in rows]
         watermark_us = timerValues.getCurrentWatermarkInMs() * _US_PER_MS
         first_us = min(event.at_us for event in events)

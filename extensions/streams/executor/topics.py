@@ -82,7 +82,6 @@ class StreamTopics:
         self._produce(self._where.result_topic, key, row, [(TAG_HEADER, tag.encode())])
 
     def set_aside(self, batch_id: int, refused: Iterable[RejectedEvent]) -> None:
-        """Add rows that the result can't have to the side topic."""
         for row in refused:
             where = self._where
             key, value = refused_record(batch_id, row, where.generation, bytes_max=where.side_record_bytes_max)

@@ -33,9 +33,7 @@ from jobs.spark.arrow_map import ArrowMap
 
 
 class Batches:
-    """The batches of one run, one after the other. ``figures`` cover all finished batches; ``read`` counts records
-    read.
-    """
+    """The batches of one run, in order. ``figures`` cover all finished batches; ``read`` counts records read."""
 
     def __init__(
         self,

@@ -37,8 +37,6 @@ _RECORD_BYTES: Final = "max.message.bytes"
 
 
 class Beginning:
-    """The beginning of one run, into one generation."""
-
     def __init__(
         self,
         plan: StreamQueryPlan,
@@ -138,9 +136,7 @@ class Beginning:
 
 
 def record_bytes_max(cluster: TopicAdmin, plan: TopicPlan) -> int:
-    """The largest record of a topic. The topic is altered to the planned size; if that is refused, its own limit
-    counts.
-    """
+    """The largest record of a topic. It is altered to the planned size; if refused, the topic's own limit counts."""
     wanted = int(plan.config[_RECORD_BYTES])
     known = int(cluster.configs([plan.name])[plan.name][_RECORD_BYTES])
     if known >= wanted:

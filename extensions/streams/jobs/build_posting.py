@@ -73,9 +73,7 @@ class BuildPosting:
         self._webhook.close()
 
     def post(self, generation: int) -> None:
-        """Post what a build's topic holds by now. Raises Closed, Erased, Replaced, TooManyRefused, and what the lease
-        raises.
-        """
+        """Post a build's present rows. Raises Closed, Erased, Replaced, TooManyRefused, and what the lease raises."""
         topic, progress = self._progress.topic(generation), self._progress
         at, lost = progress.found(generation)
         if lost:

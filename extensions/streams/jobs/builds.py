@@ -47,11 +47,9 @@ class Builds:
         return self.is_live and self._may_have_earlier
 
     def look(self) -> None:
-        """Refresh ``is_live``."""
         self.is_live = self._opened.generations.live() == self._generation
 
     def look_shown(self) -> list[int]:
-        """Refresh ``shown``."""
         earlier = [
             each.number
             for each in list_generations(self._opened)

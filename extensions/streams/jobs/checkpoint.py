@@ -30,9 +30,7 @@ class PlannedBatch:
 
 
 def parse_planned(text: str, *, sources: int) -> PlannedBatch:
-    """Parse ``offsets/<batch>``: version, metadata, then one line per source. Raises LockstepError. No two sources may
-    have a topic in common.
-    """
+    """Parse ``offsets/<batch>``: version, metadata, a line per source, no topic twice. Raises LockstepError."""
     lines = text.splitlines()
     if len(lines) != 2 + sources or lines[0] != _VERSION:
         raise LockstepError(

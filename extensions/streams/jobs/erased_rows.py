@@ -40,5 +40,4 @@ class ErasedRows:
         self._looked_for = looked_for
 
     def has(self, record: Record) -> bool:
-        """Whether this record's row was erased."""
         return self._tombstones.get(record.key, -1) > record.offset

@@ -22,7 +22,6 @@ _LOGIN_MODULES: Final = {
 
 
 def starting_offsets(start: Offsets) -> str:
-    """Offsets in the notation of Spark's option."""
     by_topic: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(start.items()):
         by_topic.setdefault(topic, {})[str(partition)] = offset
@@ -78,7 +77,6 @@ def _sasl_options(kafka: KafkaSettings) -> dict[str, str]:
 
 
 def jaas_config(mechanism: str, username: str, password: str) -> str:
-    """Java's notation for a login; see ``quoted``."""
     return f"{_LOGIN_MODULES[mechanism]} required username={quoted(username)} password={quoted(password)};"
 
 

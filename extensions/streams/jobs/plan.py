@@ -75,7 +75,6 @@ class StreamQueryPlan:
 
     @property
     def state_form(self) -> int:
-        """The form of Spark's state for this query."""
         return FIRST_STATE_FORM if self.query.pattern is None else PATTERN_STATE_FORM
 
     @property

@@ -35,9 +35,7 @@ def planned(
 def examined(
     spark: SparkSession, name: str, query: StreamQuerySettings, streams: Mapping[str, StreamSettings]
 ) -> tuple[list[str], list[str]]:
-    """The problems of a query, a sentence each; if there are none, the streams that it reads. Reads nothing, and needs
-    no Kafka.
-    """
+    """The problems of a query, a sentence each; if there are none, the streams that it reads. Needs no Kafka."""
     records = clock_frame(spark).select(
         *[f.lit(None).cast(kind).alias(column) for column, kind in _RECORD.items()],
         f.col("timestamp"),

@@ -15,8 +15,8 @@ class Posted:
 
     ``offset`` is the next one of the result's topic with the id ``topic_id``, "" before the first row. ``posted``
     counts receipts, ``rejected`` rows that were refused for good. ``waiting`` is an upper bound of the rows left, as of
-    the last read of the topic. While the receiver takes none, ``reason`` says why, since ``since_ms`` in milliseconds
-    since 1970.
+    the last read of the topic. While the receiver takes none, ``reason`` says why, since ``since_ms``, in ms since
+    1970.
     """
 
     topic_id: str = ""

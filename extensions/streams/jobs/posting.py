@@ -36,10 +36,10 @@ _WAIT_MAX_S: Final = 60.0
 class RowPoster:
     """Posts in a thread of its own, until ``close``. Safe for several threads.
 
-    ``failure`` says why it ended by itself: the receiver refuses too many rows, or another job has begun to post. It is
-    None otherwise. ``generations`` returns the builds to post, the oldest first, and is called at each look; each
-    build's rows are posted before the next one's. ``said`` is called with the reason why nothing gets through, whenever
-    it changes.
+    ``failure`` says why it ended by itself: the receiver refuses too many rows, or another job has begun to post;
+    otherwise None. ``generations`` returns the builds to post, the oldest first, and is called at each look; each
+    build's rows are posted before the next one's. ``said`` is called with the reason why nothing gets through when it
+    changes.
     """
 
     def __init__(
@@ -77,15 +77,12 @@ class RowPoster:
         return self._gate.is_awaited
 
     def wake(self) -> None:
-        """Look for new rows."""
         with self._changed:
             self._is_woken = True
             self._changed.notify_all()
 
     def finish(self, stop: threading.Event, *, while_waiting: Callable[[], None]) -> None:
-        """Return once all present rows are posted, or ``stop`` is set. Raises what ``while_waiting`` and ``check``
-        raise.
-        """
+        """Return once all present rows are posted or ``stop`` is set. Raises as ``while_waiting`` and ``check``."""
         with self._changed:
             self._ends_when_done = self._is_woken = True
             self._changed.notify_all()

@@ -83,9 +83,7 @@ class PostingProgress:
             self.save(generation, kept_back(known, reason, now_ms=now_ms()))
 
     def check_alone(self, poster: str | None) -> None:
-        """Raise Replaced if another job has begun to post since this one did. A store that was put back may lack the
-        record.
-        """
+        """Raise Replaced if another job has begun to post since. A store that was put back may lack the record."""
         if poster not in (None, self._run):
             raise Replaced
 

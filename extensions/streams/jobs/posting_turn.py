@@ -140,8 +140,8 @@ class PostingTurn:
 def posting_turns(
     plan: StreamQueryPlan, *, say: Callable[[str], None], clock: Clock = SYSTEM_CLOCK
 ) -> Iterator[PostingTurn]:
-    """Turns to post rows of this query, which end with the block. No job is asked before the first ``take``. Raises
-    what the destination raises.
+    """Turns to post this query's rows, until the block ends. No job is asked before ``take``. Raises as the
+    destination.
     """
     opened = plan.opened(1)
     with closing(opened.sink):

@@ -34,8 +34,6 @@ _BUFFER_BYTES: Final = 32 * 1024 * 1024
 
 
 class StreamReading:
-    """The reading of one query, in a session of its own."""
-
     def __init__(self, plan: StreamQueryPlan, spark: SparkSession) -> None:
         self._plan = plan
         self._session = spark.newSession()

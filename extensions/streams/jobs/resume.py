@@ -26,9 +26,9 @@ class Figures:
     """What a query has done, as of the end of ``batch``. Stored with the result.
 
     ``watermark_ms`` is that of the batch, in milliseconds since 1970; None before there is one. ``results`` counts
-    written rows, ``late`` and the following records on the side topic, both over the result's life. ``state_rows`` is
-    the number of rows in Spark's state. ``offsets`` are the next to be read, and ``starts`` the first of ``batch``,
-    which is done again if its job was killed before Spark committed it.
+    written rows, ``late`` and the following records on the side topic, both over the result's life. ``state_rows``
+    counts rows in Spark's state. ``offsets`` are the next to be read, ``starts`` the first of ``batch``, which is done
+    again if its job is killed before Spark commits it.
     """
 
     batch: int = -1
@@ -70,9 +70,7 @@ class Figures:
         return orjson.dumps(self.to_json()).decode()
 
     def after(self, done: "Figures") -> "Figures":
-        """The figures after another batch. A batch that is counted already is a repetition after a kill, and counts
-        once.
-        """
+        """The figures after another batch. A batch that is in them already was repeated after a kill."""
         if done.batch <= self.batch:
             return self
         return replace(
@@ -178,9 +176,8 @@ def check_checkpoint(
     """Raise LockstepError if the result wasn't written from this checkpoint.
 
     ``planned`` is the newest batch of the checkpoint, ``committed`` the newest that Spark has finished and never runs
-    again; None if there is none. ``ends`` are the checkpoint's offsets of the result's last batch; None if it doesn't
-    have them. Batches that are divided differently may give other results, since the watermark moves from batch to
-    batch.
+    again; None if there is none. ``ends`` are the checkpoint's offsets of the result's last batch; None if it lacks
+    them. Batches divided differently may give other results, since the watermark moves from batch to batch.
     """
     reason = None
     if figures.batch < 0:

@@ -47,8 +47,6 @@ _TICK_S: Final = 0.2
 
 
 class QueryRun:
-    """Call ``run`` once."""
-
     def __init__(
         self,
         plan: StreamQueryPlan,

@@ -27,8 +27,7 @@ _DATA_LOSS: Final = ("KAFKA_DATA_LOSS", "failOnDataLoss", "OffsetOutOfRange", "S
 """Messages of Spark's Kafka source for records that were lost before it read them."""
 
 
-class _Stopping(Exception):
-    """The batch must not be done any more."""
+class _Stopping(Exception): ...
 
 
 class RunningQuery:

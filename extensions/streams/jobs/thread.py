@@ -22,9 +22,7 @@ from sinks.registry import SinkSettings
 
 
 class StreamThread(EndingThread):
-    """Runs a stream query, from its construction on. ``newer`` is the job that ended it, if one did, as seen at each
-    build that it may work on.
-    """
+    """Starts itself. ``newer`` is the job that ended it, if any, as seen at each build that it may work on."""
 
     def __init__(self, plan: StreamQueryPlan, spark: SparkSession, *, report: Reporter) -> None:
         super().__init__(f"stream-{plan.name}", spark, report=report)
@@ -44,9 +42,7 @@ class StreamThread(EndingThread):
         self._report(report)
 
     def _note(self, note: Callable[[CoordinationRecords, int], None], generation: int | None = None) -> None:
-        """Write a record for observers of this build of the result, by default the newest one. If it can't be stored,
-        only the log says it.
-        """
+        """Write a record for observers of a build, by default the newest. If the store fails, only the log has it."""
         with suppress(LockstepError), closing((opened := self.plan.opened(1)).sink):
             number = newest_generation(self.plan, opened) if generation is None else generation
             if number is not None:
@@ -70,9 +66,7 @@ class StreamThread(EndingThread):
 
 
 class _Supervised:
-    """A ``jobs.extension_jobs.RunningJob``. If a job that has ended since ended the thread, another thread runs the
-    query.
-    """
+    """A ``jobs.extension_jobs.RunningJob``. If a job that is done had ended the thread, another thread takes over."""
 
     def __init__(self, plan: StreamQueryPlan, spark: SparkSession, report: Reporter) -> None:
         self._spark = spark
