@@ -1,6 +1,5 @@
 """As of which commit of the source all tables of a consistent sink are. ``g<n>.consistent`` is a coordination record of
-the destination. Each step stores it with its rows, so whoever reads both in one transaction knows as of when the rows
-are."""
+the destination. Each step stores it with its rows, so one transaction can read both together."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -54,8 +53,7 @@ class Consistency:
 
 @dataclass(frozen=True, slots=True)
 class KnownConsistency:
-    """A generation's consistency for readers. ``but_tables`` are excepted: they are set aside, have left, or are
-    joining."""
+    """A generation's consistency for readers, except ``but_tables``: they are set aside, have left, or are joining."""
 
     of_tables: Consistency
     but_tables: tuple[TableName, ...] = ()

@@ -205,8 +205,7 @@ def more_tasks(spark: SparkSettings, tables: Sequence[TableName], sinks: Collect
 
 
 def look_every_s(tables: int, *, is_settled: bool = False) -> float:
-    """How often to look up the generations of a sink with so many tables. ``is_settled``: it has one, and its job runs.
-    Pure."""
+    """How often to look up a sink's generations. ``is_settled``: it has only one, whose job runs. Pure."""
     return min(max(_LOOK_SETTLED_S if is_settled else LOOK_S, tables / _TABLES_PER_S), _LOOK_MAX_S)
 
 
@@ -457,8 +456,7 @@ class Group:
         return True
 
     def _was_left_live(self, member: Member, generation: Generation) -> bool:
-        """Whether a rebuild died after it had switched readers to its generation, and before it handed the generation
-        over."""
+        """Whether a rebuild died after it had switched readers to its generation, and before it handed that over."""
         if generation.phase is not Phase.BUILDING or not generation.is_live:
             return False
         if generation.number in member.builds:

@@ -19,8 +19,7 @@ LOOK_S: Final = 2.0
 
 
 class EndingThread(ABC):
-    """Runs ``_run`` until it returns or raises, then ``_at_end``, in a thread that begins with ``start``. A bug in one
-    job ends only that job."""
+    """Runs ``_run`` to its end, then ``_at_end``, in a thread that begins with ``start``. A bug ends only this job."""
 
     def __init__(self, name: str, spark: SparkSession, *, report: Reporter) -> None:
         # The error that ended it, once it isn't alive any more; None if it just ended.

@@ -57,8 +57,7 @@ OFFSETS_MAX: Final = 200_000
 """The most records in a batch."""
 
 WINDOW_BYTES: Final = 64 * 1024 * 1024
-"""How many bytes of the log a task holds at once, to apply the newest of each key. A Python worker takes about twice as
-much."""
+"""How many bytes of the log a task holds at once, folded by key. A Python worker takes about twice as much."""
 
 
 class SparkSettings(Settings):

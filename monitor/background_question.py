@@ -125,8 +125,7 @@ ANSWER_TIMEOUT_S = 4.0
 """How long a report waits for each server, so that it can name a server that hangs in time and show the others."""
 
 _SLOWDOWN_MAX = 3.0
-"""A busy machine gets at most so many times as long, since the answer may wait for this process. The page stays
-fresh."""
+"""A busy machine gets at most so many times as long: the answer may wait for this process. The page stays fresh."""
 
 
 def answer_s() -> float:

@@ -18,8 +18,7 @@ _TIMEOUT_S: Final = 5.0
 
 
 class Validity(NamedTuple):
-    """When a certificate is valid, in milliseconds since 1970. The end comes first, so that ``min`` finds the first to
-    end."""
+    """When a certificate is valid, in milliseconds since 1970. The end comes first: ``min`` finds the first to end."""
 
     until_ms: int
     from_ms: int

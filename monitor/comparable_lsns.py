@@ -17,8 +17,7 @@ APPLICATION: Final = "lockstep wait"
 
 @dataclass(frozen=True, slots=True)
 class Captures:
-    """What capture goes on with: the ``epoch`` of its LSNs, and the ``selection`` of its tables, as in
-    ``ProgressRecord``."""
+    """What capture goes on with: its LSNs' ``epoch``, and its tables' ``selection``, as in ``ProgressRecord``."""
 
     epoch: int
     selection: str = ""

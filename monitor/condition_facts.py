@@ -72,8 +72,7 @@ class FactsLook:
     def close(self) -> None: ...
 
     def _answer(self, what: str, ask: Callable[[], _Answer]) -> _Answer | None:
-        """The answer; None if asking raises, which is logged once. Nothing may escape, since nobody restarts this
-        thread."""
+        """The answer; None if asking raises, which is logged once. Nothing escapes: nobody restarts this thread."""
         try:
             answer = ask()
         except Exception as error:
@@ -124,8 +123,7 @@ def expiries(certificates: Mapping[str, Expiry]) -> dict[str, Validity | None]:
 
 
 def after(known: Mapping[str, Validity | None], asked: Mapping[str, Validity | None]) -> dict[str, Validity | None]:
-    """What is known after these were asked, which include all unknown ones. A certificate that can't be read now stays
-    as it was."""
+    """What is known after these were asked, all unknown ones included. What can't be read now stays as it was."""
     kept = {whose: validity for whose, validity in known.items() if validity is not None}
     return {**asked, **kept, **{whose: validity for whose, validity in asked.items() if validity is not None}}
 

@@ -49,8 +49,7 @@ Key = tuple[str, str]
 
 
 class Severity(IntEnum):
-    """``WARNING``: act within days. ``CRITICAL``: act now, since readers see old rows or changes are about to be
-    lost."""
+    """``WARNING``: act within days. ``CRITICAL``: act now, since readers see old rows or changes may be lost soon."""
 
     WARNING = 1
     CRITICAL = 2
@@ -407,8 +406,7 @@ def _sinks(report: LagReport) -> Iterator[Condition]:
 
 
 def _views(report: LagReport, now_ms: int) -> Iterator[Condition]:
-    """What the jobs of views have reported. A view that is behind, and a disk that fills up, have their own
-    conditions."""
+    """What views' jobs have reported. A view that is behind, and a full disk, have conditions of their own."""
     for sink in (stage.sink for stage in report.stages if stage.sink is not None):
         if sink.view is None:
             continue

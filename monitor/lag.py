@@ -417,8 +417,8 @@ def _visible_stage(applied: Stage, sink: SinkFacts, visible: Visible, wal_end: i
 
 
 def elsewhere(state: CaptureState, *, system_id: str | None, database: str) -> tuple[str, ...]:
-    """How a source isn't the one that was published from, in phrases. Pure. ``system_id`` is None if our role may not
-    read it."""
+    """How a source isn't the one published from, in phrases. Pure. ``system_id`` is None if our role may not read
+    it."""
     compared = (
         ("system identifier", state.system_id, system_id or state.system_id),
         ("database", state.database, database),

@@ -58,8 +58,7 @@ class _Complete:
 
 @dataclass(frozen=True, slots=True)
 class _BuiltWith:
-    """The settings of a generation by its record, and those of them that would give other rows today. Without a record,
-    they are today's."""
+    """A generation's settings by its record, or today's without one; and those that would give other rows today."""
 
     record: Record | None
     settings: SinkSettings
@@ -107,8 +106,7 @@ class SinkLook:
         return answer
 
     def ask(self, *, with_jobs: bool) -> Sequence[OfGeneration]:
-        """How far its generations are and, ``with_jobs``, the status of each one's job. Raises Unavailable or
-        LockstepError."""
+        """How far its generations are and, ``with_jobs``, each job's status. Raises Unavailable or LockstepError."""
         self._has_answered = False
         generations = self._generations()
         self._has_answered = True

@@ -93,8 +93,7 @@ class SourceLook:
         return parse_lsn(wal_end), bool(is_active), wal_status
 
     def elsewhere(self, state: CaptureState | None) -> tuple[str, ...]:
-        """How the source isn't the one that was published from, in phrases. Call another method first, which
-        connects."""
+        """How the source isn't the one published from, in phrases. Call another method first, which connects."""
         system_id, database = self._identity
         return () if state is None else elsewhere(state, system_id=system_id, database=database)
 
@@ -205,8 +204,7 @@ class SourceLook:
 
 
 def _blocker_of(sessions: str) -> str:
-    """SQL: who holds the lock that one of these sessions waits for. ``sessions`` is SQL that selects their
-    processes."""
+    """SQL: who holds the lock that one of these sessions waits for. ``sessions`` is SQL for their processes."""
     return (
         "(select b.pid || ' (' || coalesce(b.application_name, '') || ')' from pg_stat_activity c"
         " cross join lateral unnest(pg_blocking_pids(c.pid)) as by (pid) join pg_stat_activity b on b.pid = by.pid"

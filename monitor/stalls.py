@@ -31,8 +31,7 @@ STALLED_S: Final = 5.0
 """A stage that lacks something and doesn't move for so long hangs."""
 
 CAPTURE_SILENT_S: Final = 30.0
-"""A capture that reads no slot and has asked the source nothing for so long hangs: while it works it asks every ten
-seconds."""
+"""A capture that reads no slot and asks the source nothing for so long hangs: at work it asks every ten seconds."""
 
 CAPTURE_PREPARES_S: Final = 300.0
 """A capture that has begun and comes no closer to its slot for so long needs somebody. Before it reads the slot it may
@@ -366,8 +365,7 @@ class Stalls:
         return look.at_s - seen.moved_s
 
     def _silent_s(self, stage: Stage, look: Look, life: Hashable | None) -> float:
-        """For how many seconds the last sign of life has stayed the same; 0 without a sign. Its clock may differ from
-        ours."""
+        """For how many seconds the last sign of life is the same; 0 without a sign. Its clock may differ from ours."""
         if life is None:
             return 0.0
         self._seen.setdefault(stage.name, _Seen(look.signs.get(stage.name, stage.lsn), look.at_s, look.now_ms))
@@ -417,8 +415,7 @@ def unreachable(last: LagReport | None, sinks: Iterable[str], error_text: str, *
 
 
 def _building(sink: SinkFacts) -> tuple[str, int | None] | None:
-    """The progress of the build of a view's state, and since when; None if the state is built. Nothing is applied
-    before."""
+    """The progress of the build of a view's state, and since when; None after it. Nothing is applied before its end."""
     told = sink.view
     if told is not None and told.figures.building is not None:
         return f"the view's state is being built: {told.figures.building.sentence}", told.since_ms

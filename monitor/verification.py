@@ -1,6 +1,5 @@
-"""What comparisons of a sink with the source have found. ``g<n>.verified`` is a coordination record of the destination:
-the last comparison of all of a generation's tables, and up to where the generation was last found equal. It goes with
-the generation."""
+"""The results of comparing a sink with the source. ``g<n>.verified`` is a coordination record of the destination: the
+last comparison of all tables of a generation, and up to where it was last equal. It goes with the generation."""
 
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -97,8 +96,7 @@ def load_verification(records: CoordinationRecords, generation: int) -> Verifica
 
 
 def save_verification(records: CoordinationRecords, generation: int, verification: Verification) -> None:
-    """Store it. If it isn't equal, the record still says up to where an earlier one was. Raises what the destination
-    raises."""
+    """Store it, with the last equal position of the record before. Raises what the destination raises."""
     kept = verification.after(load_verification(records, generation))
     records.save(_name(generation), orjson.dumps({"format": _FORMAT, **asdict(kept)}).decode())
 

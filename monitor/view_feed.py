@@ -112,8 +112,7 @@ class ViewFeed:
         """Kafka's own id: another one means other offsets."""
 
     def portions(self) -> Generator[Portion, None, None]:
-        """The slices as they come. Raises Unavailable if the brokers don't answer, and if the reading must begin
-        anew."""
+        """The slices as they come. Raises Unavailable if brokers don't answer, or the reading must begin anew."""
         cutter = StepCutter(self._end())
         began_s = time.monotonic()
         following = {self._topic: 0, self._steps_topic: 0}

@@ -50,8 +50,7 @@ class VisibleRows:
         self._waiting: dict[str, int] = {}
 
     def idle(self, applied: Progress) -> Visible | None:
-        """What queries find if nothing was applied since they found everything: then the store needn't be asked. Else
-        None."""
+        """What queries find if nothing was applied since they found everything, without asking the store; else None."""
         found = self._found
         records = sum(applied.next_offsets.values())
         if found is None or self._waiting or (found.epoch, found.records) != (applied.epoch, records):

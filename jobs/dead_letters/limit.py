@@ -12,8 +12,7 @@ _KINDS_TOLD_MAX: Final = 5
 
 
 def kind_of(reason: str) -> str:
-    """A reason without the numbers that differ from row to row, so that similar ones count as one kind. An SQLSTATE in
-    front stays."""
+    """A reason without numbers, so that similar reasons count as one kind. An SQLSTATE in front stays."""
     return _NUMBER.sub("N", reason)
 
 

@@ -55,9 +55,8 @@ def empties(key: bytes, row: bytes | None) -> bool:
 
 
 def stored_row(key: bytes, value: bytes | None, row: bytes | None) -> bytes | None:
-    """The row that a destination gets, in JSON, for an event with this own key and value, and columns ``row``. None if
-    the event isn't a row here: a tombstone, written while the table had a key; or an event that doesn't meet the sink's
-    condition."""
+    """The row that a destination gets, in JSON, for an event with this own key and value, and columns ``row``. None for
+    a tombstone, written while the table had a key; and for an event that doesn't meet the sink's condition."""
     operation = b"" if value is None else op_of(value)
     if not operation or (row is None and operation != EMPTIED):
         return None

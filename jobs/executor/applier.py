@@ -7,8 +7,7 @@ from jobs.executor.log_reader import Polled, Range
 
 
 class Applier(Protocol):
-    """Applies what a task reads. ``begin`` is called once. After each poll ``take`` is called, then the others in this
-    order."""
+    """Applies what a task reads. ``begin`` is called once; after each poll ``take``, then the others in this order."""
 
     def begin(self) -> Sequence[Range]:
         """The ranges to follow, in all partitions; empty if the batch is over already."""

@@ -44,8 +44,7 @@ class RowComputer:
         return ComputedRow(None if values is None else {**row, **values} if values else row, refused)
 
     def computed_text(self, text: bytes) -> tuple[bytes | None, str]:
-        """As ``computed``, for a row in JSON, whose own columns stay as they are written. Returns the row, and why it
-        is refused."""
+        """As ``computed``, for a row in JSON, whose own columns stay as written. Returns the row, and the refusal."""
         values, refused = self._values(orjson.loads(text))
         if not values:
             return (None if values is None else text), refused

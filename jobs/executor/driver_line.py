@@ -81,8 +81,7 @@ class Told:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether the task makes progress or says what stops it. A task whose client is cut off from Kafka does
-        neither."""
+        """Whether the task makes progress or says what stops it. A task that is cut off from Kafka does neither."""
         return bool(self.next_offsets) or self.is_building or self.has_got_on or self.failure is not None
 
     @property

@@ -1,5 +1,4 @@
-"""The common part of tasks that apply whole transactions: reads tables' topics and progress records into a
-``ViewLog``."""
+"""Shared by tasks that apply whole transactions: reads topics and progress records into a ``ViewLog``."""
 
 import time
 from collections.abc import Mapping, Sequence

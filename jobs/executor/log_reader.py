@@ -42,8 +42,8 @@ _GATHER_S: Final = 0.002
 """Records that come so soon after another one mostly belong to the same transactions."""
 
 _MESSAGES_AT_ONCE: Final = 3_000
-"""Messages are Python objects until they are Arrow. 3,000 fit in the processor's cache: with 10,000 each takes a
-quarter longer."""
+"""Messages are Python objects until they are Arrow. 3,000 fit in the processor's cache; of 10,000 each takes 25 %
+longer."""
 _READ_AHEAD_KB: Final = 16 * 1024
 """For all partitions of a task together; what the task has just taken comes on top."""
 
@@ -163,8 +163,7 @@ class LogReader:
 
     def read(self, wanted_ranges: Sequence[Range]) -> Generator[pa.RecordBatch]:
         """The records of these ranges, each in order, with the columns that delivery reads. Raises PositionMismatch if
-        the log no longer has a range's beginning, Unavailable if the brokers don't answer, and LockstepError if they
-        refuse to."""
+        the log has lost a range's beginning, Unavailable if brokers don't answer, LockstepError if they refuse."""
         remaining = {wanted_range.at: wanted_range.end for wanted_range in wanted_ranges}
         self._assign(wanted_ranges)
         try:

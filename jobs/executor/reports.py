@@ -12,7 +12,7 @@ class Reports:
     """Takes what is to be reported out of a task's result, so that it is counted once."""
 
     def __init__(self, line: DriverLine | None, result: Result, came: Callable[[], int] = lambda: 0) -> None:
-        """Without a ``line`` no report is ever due. ``came`` grows whenever the task makes progress, even if nothing is
+        """Without a ``line`` no report is ever due. ``came`` grows with the task's progress, even if nothing is
         applied."""
         self._line = line
         self._result = result

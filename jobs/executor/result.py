@@ -131,8 +131,7 @@ class Result:
     resolved: list[tuple[str, bytes]] = field(default_factory=list)
     """Topic and key of earlier rejections that this batch has made void."""
     lacks_record: bool = False
-    """For a view or a consistent sink: no progress record is newer than all that was read, so the newest events aren't
-    applied."""
+    """For a view or a consistent sink: the newest events aren't applied, since no newer progress record came."""
     awaits_copy: bool = False
     """The reason for ``lacks_record`` is a copy of one of its tables, not that nobody writes such records."""
     has_more: bool = False

@@ -128,8 +128,7 @@ def _retyped(newest: Table, records: Sequence[SchemaRecord]) -> tuple[Column, ..
 
 def added_values(newest: Table, records: Iterable[SchemaRecord]) -> dict[str, JsonValue]:
     """Column -> its value in older rows, for columns that the table got since its first shape, without nulls.
-    ``records`` are the table's, in the order of the topic. Columns whose values come with a copy of the table are left
-    out."""
+    ``records`` are the table's, in the order of the topic. Columns that a copy of the table fills are left out."""
     groups = relations(records)
     added: list[_Added] = []
     for index, group in enumerate(groups):
@@ -152,9 +151,8 @@ def added_values(newest: Table, records: Iterable[SchemaRecord]) -> dict[str, Js
 
 
 def earlier_keys(records: Sequence[SchemaRecord]) -> dict[tuple[str, ...], tuple[str, ...] | None]:
-    """Earlier keys with other column names that events of a table may have -> the columns' present names, in that
-    order. None if unknown: the key had other columns, or values of another type. ``records`` are the table's, in the
-    order of the topic."""
+    """Keys with earlier column names -> the present names of these columns, in that order. None if unknown: the key had
+    other columns, or values of another type. ``records`` are the table's, in the order of the topic."""
     newest = records[-1].table
     groups = relations(records)
     columns = [_Column(column, _in_relations(column, groups)) for column in newest.key_columns]
@@ -224,8 +222,7 @@ def _in_relations(newest: Column, groups: Sequence[Sequence[SchemaRecord]]) -> l
 
 
 def _is_same(column: Column, other: Column) -> bool:
-    """Whether two shapes of one relation mean the same column: by number, since it may be renamed; by name if a number
-    is unknown."""
+    """Whether two shapes of one relation mean the same column: by number, or by name if a number is unknown."""
     if column.number and other.number:
         return column.number == other.number
     return column.name == other.name

@@ -78,8 +78,7 @@ class Task:
     shapes: Mapping[TableName, Table]
     """The shapes that the generation was last prepared for."""
     window_bytes: int
-    """How many bytes of records a task holds and folds before it applies them. More are applied window by window, in
-    order."""
+    """How many bytes of records a task folds before it applies them. More are applied window by window, in order."""
     retry_s: float
     run: str
     """New for each run of the query: an open sink may not know a table's new shape."""

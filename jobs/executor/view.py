@@ -249,8 +249,7 @@ class ViewSteps(Applier):
         return is_there and not self._view.is_due(cut.commit_time_ms)  # time goes on even if nothing else happens
 
     def _step(self, cut: Cut, taken: Taken) -> bool:
-        """Take in whole transactions. Returns whether that is done: the driver may have to store left-out rows
-        first."""
+        """Take in whole transactions. False if the driver must store left-out rows first."""
         events = [] if taken.records is None else list(self._view.own_events(self._events.decoded(taken.records)))
         if self._events.tell_of_rows():
             return False

@@ -57,8 +57,7 @@ class ViewNotes:
 
     def save_run(self, run: str) -> None:
         """Store whose state writes the result, before it writes anything. A store accepts this from a replaced writer
-        whose successor hasn't stored its own run yet. The empty batch then raises, so that the replaced writer doesn't
-        go on with its state."""
+        whose successor hasn't stored its run yet. The empty batch then raises, so that the replaced writer stops."""
         self._save(self._name(RUN), run)
         sink_for(self._task).apply(Batch([], fence=self._task.fence))
 

@@ -121,8 +121,7 @@ class ViewDelivery:
         return self._progress.rejected.get((self._input.topic, orjson.dumps(key)), "")
 
     def has_nothing(self) -> bool:
-        """Whether no row of the view exists anywhere that a new result might lack. Nobody else adds one: a replaced
-        writer is refused."""
+        """Whether no row of the view exists anywhere. Nobody else can add one: a replaced writer is refused."""
         if self._topic is not None or any(topic == self._input.topic for topic, _ in self._progress.rejected):
             return False
         return not any(self._view.result.is_own(row.key) for row in sink_for(self._task).scan(self._input.table))
@@ -159,8 +158,7 @@ class ViewDelivery:
         topic.commit(tag=position.tag, offsets=dict(position.offsets), run=self._task.run, is_complete=is_complete)
 
     def _lacks_step(self, topic: ViewTopic) -> bool:
-        """Whether the topic doesn't say yet that it has everything as of the view's LSN, since the result didn't
-        change."""
+        """Whether the topic has no complete step as of the view's LSN yet: the result didn't change."""
         last, position = topic.last, self._view.position()
         at = (position.epoch, position.lsn)
         return last is None or not last.is_complete or (last.epoch, last.lsn) != at

@@ -33,8 +33,7 @@ _PASS_S: Final = 5.0
 """A pass over the log that took longer is followed by another one, for what came meanwhile."""
 
 _LATE_S: Final = 30.0
-"""A reader that reaches a progress record's bounds only so much later is behind. Kafka's cleaner pauses for half as
-long."""
+"""A reader that needs longer to reach a record's bounds is behind. Kafka's cleaner pauses for half as long."""
 
 _CUTS_MAX: Final = 10_000
 """How many cuts may wait to be reached. Beyond that every other one is dropped: the view then moves in larger steps."""
@@ -115,8 +114,7 @@ class _Cuts:
 
 
 class ViewLog:
-    """What was read and isn't taken in yet. ``topics`` are those of the view's tables, ``position`` is where it
-    began."""
+    """What was read and isn't taken in yet. ``topics`` are the view's tables', ``position`` is where it began."""
 
     def __init__(
         self,
@@ -202,8 +200,7 @@ class ViewLog:
     # --- taking ---
 
     def cut(self) -> Cut | None:
-        """The newest cut that can be taken now. Forgets it and all before it. Raises LockstepError for a record without
-        a tag."""
+        """The newest cut that can be taken; it and all before are forgotten. Raises LockstepError for a missing tag."""
         if self.is_behind:
             return None
         complete = [cut for cut in self._cuts.take(self._reached) if cut.tag >= self._floor]

@@ -54,8 +54,7 @@ class ViewReports:
         *,
         goes_on: bool,
     ) -> None:
-        """``feed`` says how far the task has read. A batch that ends with the log only reports the progress of a
-        build."""
+        """``feed`` says how far the task has read. A batch that ends with the log only reports a build."""
         self._line = line
         self._result = result
         self.progress = progress

@@ -152,8 +152,7 @@ def answer_name(generation: int) -> str:
 
 
 def load_request(records: CoordinationRecords, generation: int) -> BuildRequest | None:
-    """A generation's request; None if there is none, or none that this version can read. Raises what the destination
-    raises."""
+    """A generation's request; None without one that this version can read. Raises what the destination raises."""
     text = records.load(request_name(generation))
     try:
         return None if text is None else BuildRequest.from_json(text)
@@ -181,8 +180,7 @@ def save_answer(records: CoordinationRecords, generation: int, answer: BuildAnsw
 
 
 def withdraw(records: CoordinationRecords, generation: int, run: str | None = None) -> None:
-    """Remove the request, so that no driver applies any more; only that of this run, if given. Raises what the
-    destination raises."""
+    """Remove the request, or only that of this run, so that no driver applies. Raises what the destination raises."""
     request = load_request(records, generation)
     if run is None or (request is not None and request.run == run):
         records.save(request_name(generation), None)

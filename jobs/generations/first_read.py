@@ -19,8 +19,7 @@ _NOTHING: Final = Progress({}, 0, 0, 0, {})
 
 
 def load_first_read(records: CoordinationRecords, generation: int) -> Progress | None:
-    """In the form of progress, with nothing applied of everything that was begun; None if nothing was. Raises what the
-    destination raises."""
+    """As progress with nothing applied; None if no read has begun. Raises what the destination raises."""
     text = records.load(first_read_name(generation))
     return None if text is None else load_progress(text)
 

@@ -39,8 +39,7 @@ def identities_of(opened: OpenedSink, tables: Collection[TableName]) -> Identiti
 
 
 def lost_of(opened: OpenedSink, known: Identities) -> Mapping[TableName, str]:
-    """The tables that are lost, with what has happened to each, as far as the destination can tell. Raises what it
-    raises."""
+    """The lost tables and what has happened to each, as far as the destination can tell. Raises what it raises."""
     return {} if opened.identities is None else opened.identities.lost(known)
 
 

@@ -95,8 +95,7 @@ class LastBeat:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The number of the greatest claim to a generation, 0 for none; and how many jobs have an entry, dead ones
-    included."""
+    """The number of the greatest claim to a generation, 0 for none; and the count of entries, dead ones included."""
 
     number: int
     jobs: int
@@ -425,8 +424,7 @@ def last_beat_of(text: str | None) -> LastBeat | None:
 
 
 def is_running(records: CoordinationRecords, generation: int, clock: Clock = SYSTEM_CLOCK) -> bool:
-    """Whether a job applies to a generation. It takes some seconds to see that one has died silently, or that none runs
-    yet."""
+    """Whether a job applies to a generation. It takes seconds to see that one has died silently, or isn't there yet."""
     return generation in running_of(records, [generation], clock)
 
 
@@ -459,8 +457,7 @@ def wait_for_pause(records: CoordinationRecords, generation: int, request: str, 
 def wait_for_pauses(
     records: CoordinationRecords, generations: Collection[int], request: str, clock: Clock = SYSTEM_CLOCK
 ) -> frozenset[int]:
-    """As ``wait_for_pause``, for several generations of a sink; returns those with a job. Takes as long for all as for
-    one."""
+    """As ``wait_for_pause`` for several generations, in the same time. Returns those with a job."""
     seen = {number: _Beats(clock.monotonic_s) for number in generations}
     deadline, busy = clock.monotonic_s() + _BUSY_MAX_S, list(generations)
     while clock.monotonic_s() < deadline:

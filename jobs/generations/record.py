@@ -165,8 +165,7 @@ def way_on(phase: Phase, sink: str, generation: int) -> str:
 
 
 def require_in_use(records: CoordinationRecords, name: str, generation: int) -> None:
-    """Raise LockstepError if a generation was dropped or is about to be, or if the store has lost its record. Nothing
-    may recreate it."""
+    """Raise LockstepError if a generation is or will be dropped, or has lost its record: it must not be recreated."""
     record = load_record(records, generation)
     if record is None:  # it stays when a generation is dropped
         raise LockstepError(
@@ -200,8 +199,7 @@ def begin_generation(opened: OpenedSink, record: Record) -> int:
 
 
 def begin_unless_begun(opened: OpenedSink, record: Record) -> int | None:
-    """As ``begin_generation``, but None if somebody else begins one at this moment; theirs is then among the
-    generations."""
+    """As ``begin_generation``, but None if somebody else just begins one, which is then among the generations."""
     number = _highest_number(opened.records, opened.generations.numbers()) + 1
     if not opened.records.create(record_name(number), record.to_json()):
         return None

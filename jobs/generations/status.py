@@ -218,8 +218,7 @@ def save_stop(
 
 
 def clear_stop(records: CoordinationRecords, generation: int) -> None:
-    """Call when the newest job is at work. What it has ended itself stays stored. Raises what the destination
-    raises."""
+    """The newest job is at work. A job that it has ended stays stored. Raises what the destination raises."""
     stop = _load_stop(records, generation)
     if stop is not None and (_NEWER not in stop or stop[_NEWER] != newest_run(records, generation)):
         records.save(_name(generation), None)

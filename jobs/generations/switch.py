@@ -93,8 +93,7 @@ def _check_in_force(old: OpenedSink, request_name: str, request: str) -> None:
 def missing_records(
     progress: Progress | None, wanted_offsets: Offsets, wanted_topics: Collection[str] = frozenset()
 ) -> int:
-    """How many records a generation still has to apply to reach these offsets, in the topics that it has ever read and
-    the ``wanted_topics``."""
+    """How many records of topics that it has ever read, or that are wanted, a generation lacks below these offsets."""
     if progress is None:
         return sum(wanted_offsets.values())
     return sum(
@@ -114,8 +113,7 @@ def _approach(
     say: Callable[[str], None],
 ) -> None:
     """Wait until the new generation has what the log has now: it may lack records that came while it was compared.
-    Raises LockstepError if it doesn't catch up, and at once if its job has stopped with an error, and as
-    ``_check_unread``."""
+    Raises LockstepError if it doesn't catch up, at once if its job ended with an error, and as ``_check_unread``."""
     wanted_offsets = log_ends()
     _check_unread(new, target, old, live, wanted_offsets)
     wanted_topics = _topics_read(old)

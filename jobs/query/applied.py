@@ -17,8 +17,7 @@ from sinks.contract import Progress
 
 
 class Applied:
-    """Takes the tasks' reports during a batch, in the thread that listens to them, and the batch's result at its
-    end."""
+    """Takes tasks' reports during a batch, in the thread that listens to them, and the batch's result at its end."""
 
     def __init__(
         self,

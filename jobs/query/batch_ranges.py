@@ -13,8 +13,8 @@ from jobs.query.topic_watch import TopicWatch
 from sinks.contract import TopicPartition
 
 _TRIES: Final = 3
-"""How often to ask brokers that report an end before what was read. After a change of leaders they may need a moment to
-know all of the log."""
+"""How often to ask brokers that report an end before what was read: after a change of leaders they may need a
+moment."""
 
 
 class BatchPlan:
@@ -42,8 +42,7 @@ class BatchPlan:
         self._ended_before = 0
 
     def has_more(self) -> bool:
-        """Whether the log's end differs from the reading position. It may also be lower, if the log has lost
-        records."""
+        """Whether the log's end differs from the reading position. It is lower if the log has lost records."""
         positions = self._keeper.positions
         return any(positions.get(at, 0) != end for at, end in self._cluster.committed_ends(self._partitions).items())
 

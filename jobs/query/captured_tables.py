@@ -48,9 +48,8 @@ class CapturedWatch:
         """The newest record's selection, until ``look`` has resolved it."""
 
     def has_changed(self, records: Sequence[ProgressRecord]) -> bool:
-        """Whether the sink has other tables as of the last of these records. Once true, it stays true. Progress records
-        then no longer say how far the sink is. Raises what ``look`` raises; the next call asks again, with or without
-        records."""
+        """Whether the sink has other tables as of the last of these records. Once true, it stays true: records no
+        longer say how far the sink is. Raises what ``look`` raises; the next call asks again, even without records."""
         if records:
             self._selection = records[-1].selection
         if self._has_changed or self._selection in ("", self._known.selection):

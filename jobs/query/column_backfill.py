@@ -151,8 +151,7 @@ def _check_columns(table: Table, held_table: HeldTable, records: Sequence[Schema
 
 @dataclass(frozen=True, slots=True)
 class ColumnBackfill:
-    """How many of a table's rows got their values. Refused rows stay as they were; ``reason`` is that of the first
-    one."""
+    """How many of a table's rows got their values. Refused rows stay as they were; ``reason`` is the first one's."""
 
     rows: int = 0
     refused: int = 0
@@ -236,9 +235,8 @@ def backfill_tables(
     gate: BatchGate,
     report: BackfillReporter,
 ) -> Columns | None:
-    """Give rows that lack a column the value that the source shows; ``lacking`` is what the destination's DDL left
-    undone. Returns the columns with what is still lacking, or None if the gate closed first. Raises what the sink
-    raises."""
+    """Give rows that lack a column the source's value; ``lacking`` is what the destination's DDL left undone. Returns
+    the columns with what is still lacking, or None if the gate closed first. Raises what the sink raises."""
     still = dict(columns.lacking)
     for name in columns.lacking:
         values = lacking.get(name, {})

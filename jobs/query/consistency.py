@@ -58,8 +58,7 @@ def keep_consistency(
 def _save_as_writer(
     opened: OpenedSink, generation: int, fence: int, change: Callable[[Consistency | None], Consistency | None]
 ) -> Consistency:
-    """Replace the record. Raises Fenced if another job became the writer, since that one may have stored a newer
-    record."""
+    """Replace the record. Raises Fenced if another job became the writer, which may have stored a newer one."""
     assert opened.whole is not None
     with opened.whole.step():
         opened.sink.apply(Batch([], fence=fence))

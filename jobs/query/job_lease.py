@@ -48,7 +48,7 @@ class JobLease:
             self._is_with_query = False
 
     def reopened(self) -> GenerationLease:
-        """The same lease by a new connection, since the password may have changed. Raises as ``SinkPlan.opened`` and
+        """The same lease by a new connection, for a changed password. Raises as ``SinkPlan.opened``,
         ``require_in_use``."""
         opened, before = self._plan.opened(), self._opened
         try:

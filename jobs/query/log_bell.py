@@ -1,6 +1,5 @@
 """One bell for all queries of a process that read the same log. Each bell keeps a request open at the broker until
-something is written, which costs the broker work at each commit. A driver has a query per sink, and one bell serves
-them all."""
+something is written, which costs the broker work at each commit. One bell serves a driver's queries of all sinks."""
 
 import threading
 from collections import deque

@@ -30,8 +30,7 @@ class LogFacts:
     table_of: Mapping[str, TableName]
     """Topic -> table."""
     known_ends: Offsets = field(default_factory=dict)
-    """For events below these offsets, ``records`` has every shape. After that a table may get an earlier shape
-    again."""
+    """Below these offsets ``records`` has every event's shape. After that a table may get an earlier shape again."""
     uncopied: Sequence[TableName] = ()
     """Tables of the sink that aren't in the log yet, since their copy hasn't begun. The other fields leave them out."""
 

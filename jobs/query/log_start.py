@@ -102,8 +102,8 @@ class LogStart:
             self._tables.aside.fail(self._lease, errors, self._orders)
 
     def epoch_to_go_on_with(self, log: LogFacts, progress: Progress | None, *, ends: Offsets, now_ms: int) -> int:
-        """The epoch of the log that the sink may go on with: all it reads from now on is of that epoch, or a newer
-        one."""
+        """The epoch of the log that the sink may go on with: everything that it reads from now on is as new, or
+        newer."""
         begins = {} if self._plan.trimmed else self._cluster.begin_offsets(log.partitions)
         check_resume(self._plan.name, progress, topics=log.topics, begins=begins, ends=ends, now_ms=now_ms)
         newest = self._newest_epoch()

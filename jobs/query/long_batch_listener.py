@@ -1,5 +1,4 @@
-"""The driver's end of the lines to its tasks (``jobs.executor.driver_line``): takes their reports, and ends long
-batches."""
+"""The driver's end of the lines to its tasks (``jobs.executor.driver_line``): takes reports, and ends long batches."""
 
 import shutil
 import socket
@@ -32,8 +31,7 @@ task can't tell that from an idle topic unless it has a planned range to read.""
 
 
 class TaskSlots:
-    """The task slots that long batches hold in this process's one Spark. One slot always stays free for other
-    batches."""
+    """The slots of this process's one Spark that long batches hold. One slot always stays free for other batches."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -144,8 +142,7 @@ class LongBatches:
             self._wake.send(b"!")
 
     def _wait(self, sockets: Sequence[socket.socket], seconds: float) -> list[int]:
-        """The descriptors with something to read. Returns early when the gate is wanted: the query ends soon after
-        that."""
+        """The descriptors with something to read. Returns early if the gate is wanted: the query ends soon then."""
         ready = wait_any_ready((*sockets, self._woken), _LOOK_S if self._gate.is_closed else max(0.0, seconds))
         if self._woken.fileno() in ready:
             self._woken.recv(_RECEIVED_AT_ONCE)

@@ -85,8 +85,7 @@ class Preparation:
         return [name for name in tables if self._tables.topic(name) in topics]
 
     def known_identities(self) -> Identities:
-        """The stored identities. Empty in a bulk load: its end may make tables anew, and until then nobody reads
-        them."""
+        """The stored identities. Empty in a bulk load: its end may make tables anew, and it has no readers."""
         return {} if self._plan.bulk else load_identities(self._opened.records, self._plan.generation)
 
     def keep_identities(self, tables: Collection[TableName], kept: Identities) -> Identities:

@@ -38,9 +38,9 @@ class ProgressKeeper:
         lacks_columns: bool = False,
         result: TableName | None = None,
     ) -> None:
-        """``check_claim`` is called before anything is stored, and raises Fenced if another job has taken over.
-        ``lacks_columns``: the stored watermark doesn't move until ``release_watermark``. ``result`` is the table of a
-        view's rows."""
+        """``check_claim`` is called before anything is stored, and raises Fenced if another job has taken over. With
+        ``lacks_columns`` the stored watermark waits for ``release_watermark``. ``result`` is the table of a view's
+        rows."""
         self._generations = generations
         self._check_claim = check_claim
         self._now_ms = now_ms

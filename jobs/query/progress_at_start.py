@@ -20,8 +20,7 @@ class ProgressAtStart:
     """What a query begins with."""
 
     progress: Progress
-    """The stored progress with the changes of this start. ``joining`` stays as stored, so that a difference gets
-    stored."""
+    """The stored progress, changed by this start. ``joining`` stays as stored, so that a difference gets stored."""
     watermark: Watermark
     """The watermark of what this query reads."""
     new: Set[str]
@@ -76,8 +75,7 @@ def progress_at_start(
 
 def as_of_start(stored: Progress | None, ends: Offsets, now_ms: int) -> Progress | None:
     """The stored progress. If nothing is unread at the start, all is applied as of now, however long the sink was away.
-    Otherwise the next records would seem to have waited as long: the watermark's records are read beside the
-    batches."""
+    Otherwise the next records would seem to have waited as long: records are learned beside the batches."""
     if stored is None:
         return None
     positions = stored.positions

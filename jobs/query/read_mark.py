@@ -1,4 +1,4 @@
-"""How far a job has read, beside how far it has applied. Updated per batch and per report of a long task, never per
+"""How far a job has read, beside how far it has applied. Updated per batch and per long task's report, never per
 row."""
 
 import threading

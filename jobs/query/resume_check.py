@@ -39,8 +39,7 @@ def check_resume(
     now_ms: int,
 ) -> None:
     """Raise PositionMismatch if going on would lose something; the hint is the way out. ``progress`` is the
-    destination's; None means that everything is to be read. ``topics`` are the topics to read, which now begin and end
-    at these offsets."""
+    destination's; None means to read everything. ``topics`` are those to read, with their present begins and ends."""
     known = progress or _NOTHING
     _check_log_is_whole(sink, known, begins)
     _check_topics(sink, known, topics)
@@ -49,8 +48,7 @@ def check_resume(
 
 
 def _check_log_is_whole(sink: str, progress: Progress, begins: Offsets) -> None:
-    """What is still to be read must exist. Compaction leaves a topic's beginning in place, so somebody deleted
-    records."""
+    """What is still to be read must exist. Compaction leaves a topic's beginning, so somebody deleted records."""
     positions = progress.positions
     for at, begin in sorted(begins.items()):
         if (first_wanted := positions.get(at, 0)) < begin:
@@ -65,8 +63,7 @@ def _check_log_is_whole(sink: str, progress: Progress, begins: Offsets) -> None:
 
 
 def check_read_is_there(sink: str, read: Mapping[TopicPartition, int], ends: Offsets) -> None:
-    """Raise PositionMismatch if partitions end before what was ``read`` of them: later records at those offsets would
-    be skipped."""
+    """Raise PositionMismatch if partitions end before what was ``read``: later records there would be skipped."""
     for at, end in sorted(ends.items()):
         if read.get(at, 0) > end:
             raise _put_back(sink, at, read=read[at], end=end)
@@ -74,8 +71,7 @@ def check_read_is_there(sink: str, read: Mapping[TopicPartition, int], ends: Off
 
 def check_epochs(sink: str, progress: Progress, records: Iterable[ProgressRecord]) -> None:
     """Raise PositionMismatch if the sink had read more than existed when an epoch began that it doesn't know.
-    ``records`` are all that the progress topic still holds, in order. The first record of an epoch says where each
-    topic stood then."""
+    ``records`` are all in the progress topic, in order. An epoch's first record says where each topic stood then."""
     epoch = known_epoch(progress)
     for record in records:
         if record.epoch <= epoch:

@@ -32,8 +32,8 @@ class SchemaWatch:
         self._end: int | None = None
 
     def has_moved(self) -> bool:
-        """Whether a shape has changed, or an uncopied table has got its first one. Raises LockstepError if the log
-        can't be read."""
+        """Whether a shape has changed, or an uncopied table has one now. Raises LockstepError if the log is
+        unreadable."""
         end = self._cluster.end_offsets([self._partition])[self._partition]
         if end == self._end:
             return False

@@ -41,8 +41,8 @@ class Noted:
 
 
 class TablesAside:
-    """The tables that are set aside in one sink's job. Only the newest job writes the record, so every write goes
-    through its lease. The job's thread calls all methods; the thread beside its query calls ``orders`` and
+    """The tables that are set aside in one sink's job. Only the newest job may write the record, so all writes go
+    through its lease. The job's thread calls all methods, the thread beside its query ``orders`` and
     ``note_caught_up``."""
 
     def __init__(self, sink: str, *, pipeline: str, generation: int, report: Reporter) -> None:
@@ -147,9 +147,8 @@ class TablesAside:
         )
 
     def are_single(self, errors: Collection[TableName], tables: Collection[TableName]) -> bool:
-        """Whether single tables are to blame that not all of these ``tables`` can be applied. This is so even if all
-        failed, provided all had been set aside and are read again: the sink's other tables may be paused, and go on
-        without them."""
+        """Whether single tables are to blame that not all of these ``tables`` can be applied. So they are if all had
+        been set aside and are read again: the sink's other tables may be paused, and go on without them."""
         return 0 < len(errors) < len(tables) or (bool(errors) and all(table in self._asides for table in errors))
 
     def _save(self, lease: GenerationLease, asides: Asides) -> None:

@@ -45,8 +45,7 @@ class SinkPlan:
 
     @property
     def takes_up(self) -> bool:
-        """Whether the job reads tables that are captured later. A bulk load doesn't: its watermark ends where the
-        captured tables change."""
+        """Whether the job reads tables that join later. A bulk load doesn't: its watermark ends where tables change."""
         return not self.bulk
 
     @property
@@ -56,8 +55,7 @@ class SinkPlan:
 
     @property
     def offsets_per_trigger(self) -> int:
-        """The most records in a batch. A bulk load takes more, since it writes the records of one key in a batch
-        once."""
+        """The most records in a batch: more in a bulk load, since records of one key in a batch are written once."""
         return OFFSETS_MAX * (20 if self.bulk else 1)
 
     @property

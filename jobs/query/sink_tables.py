@@ -36,8 +36,7 @@ class SinkTables:
         return not self.plan.tables and bool(self.all or self.captured is not None)
 
     def look(self) -> None:
-        """Look up the sink's present tables. Raises as ``SinkPlan.captured``, and Unavailable if a view's table isn't
-        captured."""
+        """Look up the sink's tables. Raises as ``SinkPlan.captured``, and Unavailable if a view's isn't captured."""
         plan = self.plan
         if plan.captured is None:
             return
@@ -67,8 +66,7 @@ class SinkTables:
         return CapturedWatch(self.plan.settings.tables, self.captured, self.plan.captured)
 
     def obey(self, opened: OpenedSink, lease: GenerationLease) -> dict[TableName, Order]:
-        """Decide which tables the next query reads, and return the orders that say so. A view needs all of its tables,
-        so none is left out."""
+        """Decide which tables the next query reads; returns the orders that say so. A view leaves no table out."""
         plan = self.plan
         if plan.settings.view is not None:
             return {}
@@ -86,8 +84,8 @@ class SinkTables:
         return orders
 
     def have_orders(self, lease: GenerationLease, orders: Orders, noted: Noted, keeper: ProgressKeeper) -> bool:
-        """Whether the orders differ from these, or a failed table is due for another try. If not, this stores which
-        tables have caught up."""
+        """Whether there are other orders, or a failed table is due again. If not, stores which tables have caught
+        up."""
         if self.aside.orders(lease) != orders or is_any_due(noted.asides):
             return True
         self.aside.note_caught_up(lease, noted, keeper)

@@ -65,9 +65,8 @@ class TaskMaps:
 
 
 def told_topics(topics: Collection[str], before: frozenset[str], known: Collection[str]) -> frozenset[str]:
-    """The topics, out of all ``known`` ones, that tasks know in a batch with these ``topics``. Pure. All, if there are
-    few. Otherwise also those of the batches ``before``, while these are few: the next batch then probably needs no
-    other."""
+    """The topics, out of all ``known`` ones, that tasks know in a batch with these ``topics``. Pure. All, if they are
+    few. Otherwise also those of the batches ``before``, while few: the next batch then probably needs no other."""
     for wider in (frozenset(known), before.union(topics)):
         if len(wider) <= _TOPICS_MAX:
             return wider

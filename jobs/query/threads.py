@@ -51,8 +51,7 @@ from sinks.contract import Progress
 POLL_S: Final = 0.1
 
 TICK_S: Final = 0.5
-"""How often a sink looks for pause requests. Also the minimum interval between looks for progress records that no batch
-asks for."""
+"""How often a sink looks for pause requests, and at most for progress records that no batch asks for."""
 
 QUIET_S: Final = 5.0
 """How often a sink looks at the log without being woken."""
@@ -63,8 +62,7 @@ SILENT_S: Final = 1.0
 
 _JUST_NOW_S: Final = 0.05
 LOOK_FIRST_S: Final = 0.1
-"""Before storing what a task has applied, look for its progress record for at most so long, so that the watermark is
-stored with it."""
+"""How long a task's report may wait for its progress record, so that the watermark is stored with it."""
 
 SCHEMA_LOOK_S: Final = 1.0
 """How often a running job looks for a table's new shape."""
@@ -148,16 +146,14 @@ class QueryState:
         self.failure = self.failure or error
 
     def look_first(self) -> None:
-        """Request a look for progress records, unless some were found just now. Waits for the look, but not for
-        brokers."""
+        """Request a look for progress records, unless some just came. Waits for the look, but not for brokers."""
         if time.monotonic() - self.learned_at > _JUST_NOW_S:
             self.looked.clear()
             self.batch_done.set()
             self.looked.wait(LOOK_FIRST_S)
 
     def has_stored(self, watermark_lsn: int) -> None:
-        """A task's report is stored. Requests another look for progress records if the report's own wasn't there
-        yet."""
+        """A task's report is stored. Requests another look if its progress record wasn't there yet."""
         if watermark_lsn == self.stored_lsn:
             self.batch_done.set()
         self.stored_lsn = watermark_lsn

@@ -19,8 +19,7 @@ SAVE_S: Final = 2.0
 
 
 class FiguresKeeper:
-    """Stores the figures that a query's tasks report. Called by the batches' thread, and by the one that listens to
-    tasks."""
+    """Stores the figures of a query's tasks. Called by the batches' thread, and by the one that listens to tasks."""
 
     def __init__(
         self,

@@ -82,8 +82,7 @@ class ViewShards:
             return is_first and own != least
 
     def figures(self, shard: int, figures: ViewFigures) -> ViewFigures | None:
-        """Take a shard's figures, and return the view's: None until all shards have reported theirs, unless a state is
-        being built."""
+        """Take a shard's figures, and return the view's: None until all shards have some, unless a state is built."""
         with self._lock:
             known = self._figures.get(shard)
             if known is None or known.at_ms <= figures.at_ms:

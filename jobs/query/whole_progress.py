@@ -23,8 +23,7 @@ class WholeProgress:
             self.shards = ViewShards.of_progress(keeper.shards, count=len(view.shards), reached=view.reached)
 
     def is_behind(self, shard: int | None) -> bool:
-        """Whether more is known to be published than a task has. A shard that is ahead waits for others, so it isn't
-        behind."""
+        """Whether more is published than a task has. A shard that is ahead waits for others, and isn't behind."""
         shards = self.shards
         return self.keeper.is_behind and (shard is None or shards is None or not shards.is_ahead(shard))
 
@@ -41,8 +40,8 @@ class WholeProgress:
         )
 
     def reach(self, result: Result) -> None:
-        """Add the positions and figures of a view's shards to the batch's result. The view gets next offsets once all
-        shards have reported."""
+        """Add the shards' positions and figures to the result. The view's offsets move once all shards have
+        reported."""
         if self.shards is None:
             return
         for shard, reached in result.reached.items():

@@ -1,5 +1,4 @@
-"""Makes the archive of ``jobs.spark.class_archive``: starts Spark once, runs a batch, stores what the JVM has
-loaded."""
+"""Makes the archive of ``jobs.spark.class_archive``: starts Spark, runs a batch, stores what the JVM has loaded."""
 
 import os
 import subprocess
@@ -49,8 +48,7 @@ def make_archive() -> Path:
 
 
 def run_a_batch(archive: str) -> None:
-    """The program of a process whose JVM writes an archive. Returns when the JVM has ended. Raises as
-    ``open_session``."""
+    """The program of a process whose JVM writes an archive. Returns at the JVM's end. Raises as ``open_session``."""
     settings = SparkSettings(master="local[1]")
     spark = open_session(settings, name="class archive", more_options=(f"-XX:ArchiveClassesAtExit={archive}", *QUIET))
     gateway = spark.sparkContext._gateway

@@ -91,9 +91,8 @@ _CLUSTER_SETTINGS: Mapping[str, str] = {
 }
 
 _OWN_DIRECTORIES = ("spark.python.unix.domain.socket.dir", "spark.local.dir")
-"""Where the sockets of Python workers are, and what Spark writes of rows and of tasks, which have passwords. The
-default is the common directory for temporary files, which anybody may read. On a cluster this is up to the
-executors."""
+"""Where the sockets of Python workers are, and what Spark writes of rows and of tasks, which have passwords. By default
+that is the common directory for temporary files, which anybody may read. On a cluster executors decide."""
 
 # Lists to which an own setting must add, since the jobs can't run without ours: setting -> separator.
 _LISTS: Mapping[str, str] = {"spark.archives": ",", "spark.executorEnv.PYTHONPATH": ":"}
@@ -232,8 +231,7 @@ class SparkEnded(LockstepError):
 
 def has_jvm_ended(session: SparkSession, error: BaseException | None = None) -> bool:
     """Whether the JVM that this process has started for the session has ended. ``error`` is what a call of the session
-    raised. If it says that the connection broke, the answer may take some seconds: a process ends after its
-    connections."""
+    raised. If the connection broke, the answer may take seconds: a process ends after its connections."""
     # A session by Spark Connect has no gateway, and one of tests no context.
     process = getattr(getattr(getattr(session, "sparkContext", None), "_gateway", None), "proc", None)
     if not isinstance(process, subprocess.Popen):

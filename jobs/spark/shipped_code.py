@@ -8,8 +8,7 @@ from zipfile import BadZipFile, ZipFile
 from cdc.model.errors import ConfigurationError
 
 PACKAGES: Final = ("cdc", "jobs", "sinks", "views")
-"""What tasks import: whole packages, since some modules are imported only when needed. ``jobs.spark.worker_daemon`` is
-their entry point."""
+"""What tasks import, from ``jobs.spark.worker_daemon`` on: whole packages, since some modules are imported late."""
 
 EXTENSIONS: Final = ("extensions/__init__.py", "extensions/*/__init__.py", "extensions/*/executor/*.py")
 """The code that extensions run in tasks: it is in a package ``executor``."""

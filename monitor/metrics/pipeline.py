@@ -11,8 +11,7 @@ _OWN_STATES: Final = (StageState.CURRENT, StageState.BEHIND, StageState.STALLED)
 
 def gauges_of(report: LagReport, *, now_s: float) -> Gauges:
     """The metrics of a report that was made at ``now_s``, in seconds since 1970. Figures of a silent server are left
-    out: they are as old as the last whole report, or were never known. If that is Kafka, the source and the sinks have
-    been asked."""
+    out: they are old, or were never known. If Kafka is silent, those of the source and the sinks are there."""
     gauges = Gauges(Part.DASHBOARD)
     is_asked = "source" not in report.silent_servers
     is_whole = not report.silent_servers
