@@ -3,8 +3,9 @@
 Let S1 be the snapshot at whose end, C1, the stream begins, and S2 a later one, at C2, under which an interrupted copy
 continues. A row version that both show is in the same block under both, as long as the relation has the same file. So
 it was copied under S1, if its block was, or is copied under S2. One that only S2 shows was written after C1: the stream
-has it, whichever block it is in. One that only S1 shows went after C1: the stream has its end. So every range must be
-copied once, under any of the snapshots, and blocks that came after the first one hold nothing that the stream lacks.
+has it, whichever block it is in. One that only S1 shows was deleted or replaced after C1: the stream shows that. So
+every range must be copied once, under any of the snapshots, and blocks that came after the first one hold nothing that
+the stream lacks.
 
 Copy and stream may both publish a row of a table with a key, but not one of an append-only table. So of that table's
 missing ranges, S2 copies only the row versions that S1 showed as well. A row that S1 showed and that was changed or

@@ -30,7 +30,7 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 87_485,
+    "lines of the core": 87_486,
     "lines of extensions": 14_201,
     "lines of stack and bench": 9_238,
     "lines of tests": 94_332,

@@ -137,7 +137,7 @@ class StreamProgress:
 
     @property
     def begun(self) -> StreamedTransaction | None:
-        """The transaction of which some changes were returned, but not its end; None if there is none."""
+        """The transaction with some changes returned, but not its end; None if there is none."""
         before = self._begun_before
         is_counted = self.commit_lsn in (self.position[0], self._truncated_at)
         if self.in_transaction and is_counted and self.commit_lsn >= self.end_lsn:

@@ -41,7 +41,7 @@ _INTERNAL_CLASS = "XX"
 """Also raised for a table that is dropped meanwhile: "could not open relation with OID 16384"."""
 
 _STAYING_INTERNAL = ("XX001", "XX002")
-"""Damaged data or index: permanent. So is a value too large for PostgreSQL's memory, which has no own SQLSTATE."""
+"""Damaged data or index, which is permanent. So is a value too large for PostgreSQL, without its own SQLSTATE."""
 _TOO_LARGE = "invalid memory alloc request size"
 
 _VALUE_CLASSES = ("22", "23")

@@ -116,7 +116,7 @@ class CaptureSession:
 
 
 def find_capture(connection: psycopg.Connection[Any], slot: str) -> CaptureSession | None:
-    """The working capture of this slot, be it in its first snapshot, a copy or the stream."""
+    """The working capture of this slot, in its first snapshot, a copy or the stream."""
     row = connection.execute(
         "select count(*), min(case when a.state = 'active' then 0"
         " else extract(epoch from clock_timestamp() - a.state_change) end)::float8"

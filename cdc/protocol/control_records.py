@@ -448,7 +448,7 @@ def _names(fields: RecordFields, name: str) -> tuple[TableName, ...]:
 
 class TableTexts:
     """The JSON of a state's facts about each table: most of a state, and mostly unchanged from the state before. With
-    2,000 tables, writing it anew takes longer than the rest of a commit."""
+    2,000 tables, rewriting it takes longer than the rest of a commit."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Mapping[Any, Any] | tuple[Any, ...], orjson.Fragment]] = {}

@@ -61,7 +61,7 @@ OUTBOX_TYPES_MAX: Final = 100
 """The most types of an outbox that get a topic of their own: topics cost brokers, and applications choose the types."""
 
 _STATUS_INTERVAL_S: Final = 2.0
-"""By this, observers distinguish within seconds a capture that works on a copy from one that hangs."""
+"""Shows observers within seconds whether a capture works on a copy or hangs."""
 
 StreamWrapper = Callable[[ReplicationConnection], Stream]
 

@@ -60,10 +60,10 @@ def select_tables(
 ) -> Selection:
     """The tables that a capture that resumes from ``state`` captures. ``shapes`` are the tables' shapes in Kafka.
 
-    Before anything is published, these are all tables that match. Later, a table of which something was published
-    stays, even if it is gone, has left the publication or was renamed: ``TableWatch`` handles it. Another table joins
-    once it is published and can be captured. Until then it waits, even if it had joined and its copy hadn't begun:
-    nothing was promised about it.
+    Before anything is published, these are all tables that match. Later, a table stays once anything of it was
+    published, even if it is gone, has left the publication or was renamed: ``TableWatch`` handles it. Another table
+    joins once it is published and can be captured. Until then it waits, even if it had joined and its copy hadn't
+    begun: nothing was promised about it.
 
     Raises Unavailable if Kafka doesn't list its topics, and as psycopg.
     """
@@ -112,7 +112,7 @@ def _known_oids(name: TableName, state: CaptureState, shapes: Mapping[TableName,
 
 
 def why_left(name: TableName, selection: Selection) -> str:
-    """Why a table of which nothing was published isn't captured any more."""
+    """Why a table with nothing on its topic isn't captured any more."""
     reason = selection.waiting.get(name)
     return "there is no table of its name any more" if reason is None else f"it waits: {reason}"
 

@@ -198,8 +198,8 @@ class TableWatch:
 
     def require_selection(self, state: CaptureState) -> None:
         """Report which tables match and aren't captured, once per reason. Raises SelectionChanged for those that can be
-        captured, and for captured ones that no longer can and of which nothing was published. A new session copies new
-        tables whole, at a place of the stream, so nothing older is lost."""
+        captured, and for captured ones with nothing on their topics that no longer can. A new session copies new tables
+        whole, at a place of the stream, so nothing older is lost."""
         if not self._pipeline.source.has_patterns:
             return
         selection = select_tables(self._sql, self._pipeline, state, self._shapes)

@@ -183,7 +183,7 @@ class ToastRule:
         )
 
     def suspects(self, values: Sequence[bytes | None]) -> tuple[int, ...]:
-        """The positions whose values may be out of line in a row of which only the values are known."""
+        """The positions whose values may be out of line in a row whose past is unknown."""
         return tuple(p for p in self.positions if (value := values[p]) is not None and self.may_be_moved(p, value))
 
     def may_be_moved(self, position: int, value: bytes) -> bool:

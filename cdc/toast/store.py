@@ -12,7 +12,7 @@ belong to. Capture calls it after Kafka has committed the same changes, so:
   record is applied last. ``close`` writes them, and so does a commit once a reader would have to read ``LAZY_RECORDS``
   records for nothing.
 
-Whoever opens it compares ``position()`` with the state in Kafka. Equal: all is there. Older or None: read on from
+After opening it, compare ``position()`` with the state in Kafka. Equal: all is there. Older or None: read on from
 ``offsets()``. Newer: Kafka has lost what it had committed, and only ``empty`` is right.
 
 An unusable file - another pipeline's, an earlier format, damaged - is emptied, since the topics can refill it. A
