@@ -33,7 +33,7 @@ BUDGETS: Final = {
     "lines of the core": 87_486,
     "lines of extensions": 14_201,
     "lines of stack and bench": 9_238,
-    "lines of tests": 94_332,
+    "lines of tests": 94_279,
     "words of docs": 43_081,
     "settings": 166,
 }

@@ -1,4 +1,4 @@
-"""Sinks of single stores that show what they are made of, and the generations beside them: of the same connection."""
+"""Sinks of single stores that expose their parts, and the generations beside them, on the same connection."""
 
 from sinks.contract import Generations
 from sinks.delta.generations import DeltaGenerations
@@ -17,32 +17,24 @@ from sinks.warehouse.tables import WarehouseTables
 
 
 class OpenSearchParts(OpenSearchSink):
-    """In OpenSearch."""
-
     def __init__(self, indexes: OpenSearchIndexes) -> None:
         super().__init__(indexes)
         self.indexes = indexes
 
 
 class RedisParts(RedisSink):
-    """In Redis."""
-
     def __init__(self, tables: RedisTables) -> None:
         super().__init__(tables)
         self.tables = tables
 
 
 class WarehouseParts(WarehouseSink):
-    """In a warehouse."""
-
     def __init__(self, tables: WarehouseTables) -> None:
         super().__init__(tables)
         self.tables = tables
 
 
 class DeltaParts(DeltaSink):
-    """In Delta tables."""
-
     def __init__(self, tables: DeltaTables, settings: DeltaSettings) -> None:
         super().__init__(tables, settings)
         self.tables, self.settings = tables, settings

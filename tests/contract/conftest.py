@@ -17,13 +17,13 @@ from tests.contract.typed_stores import WAREHOUSES, Store, opened_store
 
 @pytest.fixture
 def name() -> str:
-    """A sink's, so that tests share servers without sharing data."""
+    """A sink's name, so that tests share servers without sharing data."""
     return f"t{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture
 def client(endpoints: Any) -> Iterator[OpenSearch]:
-    """OpenSearch's; tests of Redis have one of theirs."""
+    """OpenSearch's; tests of Redis have their own."""
     client = OpenSearch(hosts=[endpoints.opensearch_url])
     yield client
     client.close()
@@ -37,7 +37,7 @@ def warehouse(endpoints: Any) -> Iterator[psycopg.Connection[Any]]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every kind of sink runs all tests but those of what it isn't able to do; views run those of who writes, too."""
+    """Every kind of sink runs all tests except those of capabilities that it lacks; views run those of writers, too."""
     if "destination" in metafunc.fixturenames:
         views = metafunc.definition.get_closest_marker("writers") is not None
         needs = {mark.args[0] for mark in metafunc.definition.iter_markers("needs")}
@@ -47,7 +47,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def destination(request: pytest.FixtureRequest) -> Iterator[Destination]:
-    """One of each kind; what it has opened is closed and removed."""
+    """One of each kind. Closes and removes what it has opened."""
     made = opened_destination(request.param, lambda: request.getfixturevalue("endpoints"))
     yield made
     made.close()
@@ -55,7 +55,7 @@ def destination(request: pytest.FixtureRequest) -> Iterator[Destination]:
 
 @pytest.fixture(params=WAREHOUSES)
 def store(request: pytest.FixtureRequest, name: str, tmp_path: Path) -> Iterator[Store]:
-    """Both warehouses, where a test doesn't choose other kinds by ``indirect``; what it has opened is closed."""
+    """Both warehouses, unless a test chooses other kinds by ``indirect``. Closes what it has opened."""
     made = opened_store(request.param, name, tmp_path, lambda: request.getfixturevalue("endpoints"))
     with made.closing:
         yield made

@@ -1,6 +1,6 @@
-"""Copies of all that a sink holds: by one a test puts its store back to an earlier moment, as a lost last second does.
+"""Copies of all that a sink holds: with one, a test puts its store back to an earlier moment, as if it lost a second.
 
-Each function makes a copy and returns what puts it back. Nobody may write to the sink meanwhile.
+Each function makes a copy and returns a function that puts it back. Nobody may write to the sink meanwhile.
 """
 
 import shutil
@@ -30,7 +30,7 @@ def memory_copy(store: MemoryStore) -> PutBack:
 
 
 def redis_copy(url: str, name: str) -> PutBack:
-    """As an append-only file of which the last second is lost. What the server says of its own history stays."""
+    """Like an append-only file that has lost its last second. The server's own history stays."""
     with redis.Redis.from_url(url) as client:
         keys = list(client.scan_iter(f"{name}:*", count=10_000))
         copied = [(key, client.pttl(key), client.dump(key)) for key in keys]
@@ -46,7 +46,7 @@ def redis_copy(url: str, name: str) -> PutBack:
 
 
 def opensearch_copy(url: str, name: str) -> PutBack:
-    """As a snapshot of the indexes. Nothing remembers the versions of documents that were deleted before."""
+    """Like a snapshot of the indexes. Nothing remembers the versions of documents that were deleted before."""
     pattern = f"{name}.*"
     with OpenSearch(hosts=[url]) as client:
         client.indices.refresh(index=pattern)
@@ -83,7 +83,7 @@ def _index(client: OpenSearch, index: str, hits: list[dict[str, Any]]) -> None:
 
 
 def postgres_copy(dsn: str, name: str) -> PutBack:
-    """As a volume that is put back: the timeline stays the same."""
+    """Like a volume that is put back: the timeline stays the same."""
     with psycopg.connect(dsn) as connection:
         tables = connection.execute(
             "select schemaname, tablename, schemaname = 'lockstep' from pg_tables where schemaname = %s"
@@ -99,7 +99,7 @@ def postgres_copy(dsn: str, name: str) -> PutBack:
 
     def put_back() -> None:
         with psycopg.connect(dsn) as connection:
-            connection.execute("set local session_replication_role = replica")  # no order among the tables
+            connection.execute("set local session_replication_role = replica")  # no order among tables
             for table, whose, rows in copied:
                 connection.execute(sql.SQL("delete from {} where {}").format(table, whose))
                 with connection.cursor().copy(sql.SQL("copy {} from stdin").format(table)) as copy:
@@ -115,7 +115,7 @@ def _copied(connection: psycopg.Connection[Any], table: sql.Identifier, whose: s
 
 
 def file_copy(path: Path) -> PutBack:
-    """Of a database file that nobody has open."""
+    """A database file that nobody has open."""
     copied = path.read_bytes()
 
     def put_back() -> None:
@@ -126,7 +126,7 @@ def file_copy(path: Path) -> PutBack:
 
 
 def directory_copy(root: Path, name: str, to: Path) -> PutBack:
-    """Of the directories below ``root`` whose names begin with the sink's. ``to`` is a new directory."""
+    """The directories below ``root`` whose names begin with the sink's. ``to`` is a new directory."""
     for directory in root.glob(f"{name}_*"):
         shutil.copytree(directory, to / directory.name)
 

@@ -52,7 +52,7 @@ POISON = "poison"
 MAX_VALUE_BYTES = 200_000
 
 
-# One column that each destination refuses for its own reason: see Destination.poison.
+# Each destination refuses one of these columns for its own reason: see Destination.poison.
 ITEMS = table(column("id", "int8"), column("note"), column("number", "int4"), name=TableName("public", "items"))
 
 
@@ -63,7 +63,7 @@ _VIEW = ViewSettings(name="items", key=("id",), sql="select id, note, number fro
 
 
 Reader = Callable[[int], str | None]
-"""Finds an item's note by its id, as applications do: by the name that readers know. Raises LookupError where that name
+"""Finds an item's note by its id, as applications do: by the name that readers know. Raises LookupError if that name
 leads nowhere."""
 
 
@@ -73,38 +73,38 @@ def _no_copy(_: str) -> PutBack:
 
 @dataclass
 class Destination:
-    """One kind of sink: how to open it, how applications read from it, how to break it, what it refuses for good."""
+    """One kind of sink: how to open it, read from it as applications do, and break it, and what it refuses for good."""
 
     open: Callable[[str, int], OpenedSink]
     reader: Callable[[str], AbstractContextManager[Reader]]
     poison: dict[str, JsonValue]
     everything: Callable[[str], str]
-    """All that generation 1 of a sink holds, tables named values, as text."""
+    """All that generation 1 of a sink holds, except tables named values, as text."""
     server: str | None = None
     fences: bool = False
     folds_case: bool = False
-    """Two tables whose names differ in nothing else are refused."""
+    """Refuses two tables whose names differ in nothing else."""
     remove: Callable[[str], object] = lambda _: None
-    """Removes all that a sink left behind, where the server takes so much only."""
+    """Removes everything that a sink left behind, for servers that take only so much."""
     remove_items: Callable[[str], object] = lambda _: None
-    """Removes what tells readers or jobs of the table ``ITEMS`` in generation 1, as somebody does by hand."""
+    """Removes, as somebody does by hand, what tells readers or jobs of the table ``ITEMS`` in generation 1."""
     copy: Callable[[str], PutBack] = _no_copy
-    """Copies all that a sink holds. What is returned puts the copy back."""
+    """Copies all that a sink holds, and returns a function that puts the copy back."""
     keeps_offsets: bool = False
-    """Next offsets are stored with the rows, so that rows of a batch can be missed."""
+    """Next offsets are stored with the rows, so that lost rows of a batch can be noticed."""
     forgets: bool = False
-    """A copy of it knows nothing of rows that were deleted before, but for those of large transactions."""
+    """A copy of it knows nothing of rows that were deleted before, except those of large transactions."""
     sets: Callable[[str], dict[str, set[str]]] | None = None
-    """The sets of rows' keys that generation 1 has, where it keeps any, without what all keys begin with."""
+    """The sets of rows' keys that generation 1 has, if it has any, without the prefix of all keys."""
     names_keys: bool = False
-    """Settings have the columns of keys by their names."""
+    """Settings refer to key columns by their names."""
     query: Callable[[str], list[tuple[Any, ...]]] | None = None
-    """Answers SQL, where it speaks that."""
+    """Answers SQL, if the store speaks it."""
     closing: list[Sink] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
 
     def sink(self, name: str, generation: int = 1, *tables: Table) -> Sink:
-        """A sink of this kind, for tests that read and write rows only; prepared when tables are given."""
+        """A sink of this kind, for tests that only read and write rows. It is prepared if tables are given."""
         return self.opened(name, generation, *tables).sink
 
     def opened(self, name: str, generation: int = 1, *tables: Table) -> OpenedSink:
@@ -124,7 +124,7 @@ class Destination:
 
 
 def refuse_long(event: RowEvent) -> str | None:
-    """As a store refuses a value."""
+    """Refuses long values, like a store."""
     return "too long" if event.row is not None and len(str(event.row.get("note"))) > MAX_VALUE_BYTES else None
 
 
@@ -197,7 +197,7 @@ def _redis_fields(endpoints: Any) -> Destination:
 
 
 def _redis_view(endpoints: Any) -> Destination:
-    """As the result of a view is kept, which has one writer at a time."""
+    """As a view's result is stored, with one writer at a time."""
     plain = _redis_laid_out(endpoints, "public.items:{}", lambda row: str(orjson.loads(row[b"v"])["note"]), view=_VIEW)
     return replace(plain, fences=True)
 
@@ -357,12 +357,12 @@ def _warehouse(endpoints: Any, **shaping: Any) -> Destination:
 
 
 def _warehouse_history(endpoints: Any) -> Destination:
-    """With all versions kept, which a job would bring: each event of a batch is one. Rows have their time."""
+    """With all versions, which a job would bring: each event of a batch is one. Rows have their time."""
     return _versioned(_warehouse(endpoints, history=True, synced_at=True))
 
 
 def duckdb_history(endpoints: Any) -> Destination:
-    """The same in a file. It is no layout of its own for tests that look at rows alone."""
+    """The same in a file. For tests that only look at rows it is no layout of its own."""
     return _versioned(_duckdb(endpoints, history=True, synced_at=True))
 
 
@@ -398,7 +398,7 @@ def _duckdb(_endpoints: Any, **shaping: Any) -> Destination:
     turn = threading.Lock()
 
     def read(query: str) -> list[tuple[Any, ...]]:
-        # One reader at a time, and for half of it the file is free: else they would never let go of it together.
+        # One reader at a time, with pauses in which the file is free: otherwise readers would always overlap.
         with turn:
             time.sleep(0.03)
             while True:
@@ -501,7 +501,7 @@ KINDS: dict[str, Callable[[Any], Destination]] = {
 LAYOUTS = ("redis-fields", "opensearch-shaped", "warehouse-history")
 """Other layouts of rows on servers that have a kind above."""
 VIEWS = ("redis-view", "opensearch-view")
-"""As the results of views are kept on servers that fence nothing else, for tests of who writes."""
+"""Views' results on servers that fence nothing else, for tests of writers."""
 
 
 CAN: dict[str, frozenset[str]] = {
@@ -512,19 +512,17 @@ CAN: dict[str, frozenset[str]] = {
     "duckdb": frozenset({"bulk", "erasing", "identities"}),
     "delta": frozenset({"bulk", "erasing", "identities"}),
 }
-"""What each kind is able to do besides the contract, whatever its layout: fields of ``OpenedSink``."""
+"""Each kind's capabilities besides the contract, whatever its layout: fields of ``OpenedSink``."""
 
 
 def able(kind: str) -> frozenset[str]:
-    """What a kind, in one of its layouts, is able to do."""
+    """The capabilities of a kind, in one of its layouts."""
     return CAN[kind.partition("-")[0]]
 
 
 def real(*, views: bool = False, needs: Collection[str] = ()) -> list[Any]:
-    """The kinds beside the one in memory that are able to do this, as parameters.
-
-    Other layouts are for ``make soak``.
-    """
+    """The kinds beside the one in memory that have these capabilities, as parameters. Other layouts are for
+    ``make soak``."""
 
     def marks(kind: str) -> list[pytest.MarkDecorator]:
         return [pytest.mark.live, *([pytest.mark.soak] if kind in LAYOUTS else [])]
@@ -534,10 +532,10 @@ def real(*, views: bool = False, needs: Collection[str] = ()) -> list[Any]:
 
 
 def with_servers() -> list[Any]:
-    """Those of them that are a server's."""
+    """Those of them that need a server."""
     return [param for param in real() if param.values[0] not in ("duckdb", "delta")]
 
 
 def opened_destination(kind: str, endpoints: Callable[[], Any]) -> Destination:
-    """The one of a kind; where the servers are is asked for only when it has one."""
+    """The destination of a kind. Asks for the servers only if it needs one."""
     return _memory() if kind == "memory" else KINDS[kind](endpoints())

@@ -1,4 +1,4 @@
-"""Histories of two tables at random: the log that capture makes of them, and what a sink of that log holds (pure)."""
+"""Random histories of two tables: the log that capture makes of them, and what a sink of that log holds (pure)."""
 
 import random
 import zlib
@@ -27,10 +27,10 @@ Offsets = Mapping[TopicPartition, int]
 
 _KEYS: Mapping[TableName, Sequence[Key]] = {
     ITEMS.name: [(number,) for number in (1, 2, 3, 40, -5)],
-    # Texts that a careless joining of a key's values makes the same.
+    # Texts that a careless joining of a key's values makes equal.
     KEYED.name: [("x", "y"), ("x:y", "z"), ("x", "y:z"), ("é %", "-"), ("a-", "b"), ("a", "-b")],
 }
-_SHORTEST_COMMIT = 40  # bytes of its record, by which two transactions' LSNs differ at least
+_SHORTEST_COMMIT = 40  # bytes of its record, the least distance of two transactions' LSNs
 _LETTERS = {True: "c", False: "u"}
 
 
@@ -87,15 +87,14 @@ class Log:
             self.ends[at] += 1
 
     def cover(self, tag: Tag, time_ms: int) -> None:
-        """Publish that everything up to this tag's transaction is below the ends of now."""
+        """Publish that everything up to this tag's transaction is below the present ends."""
         self.progress.append(ProgressRecord(tag.commit_lsn, time_ms, self.bounds(), tag.epoch))
 
     def bounds(self) -> dict[str, tuple[int, ...]]:
-        """The end offsets of each topic."""
         return {topic: tuple(self.ends[topic, number] for number in range(PARTITIONS)) for topic, _ in self.ends}
 
     def between(self, starts: Offsets, ends: Offsets) -> list[Record]:
-        """The records of a batch, each partition's in its order."""
+        """The records of a batch, each partition's in order."""
         return [
             record
             for at in ALL_PARTITIONS
@@ -104,7 +103,7 @@ class Log:
         ]
 
     def compact(self, ends: Offsets) -> None:
-        """Below these offsets, keep the last record of each key alone."""
+        """Below these offsets, keep only the last record of each key."""
         for at, records in self.records.items():
             last = {record.row_name: record.offset for record in records if record.offset < ends[at]}
             self.records[at] = [
@@ -116,7 +115,7 @@ class Log:
 
 
 class Source:
-    """A database of two tables that changes at random, and capture, which writes what it does to a log."""
+    """A database of two tables that changes at random, and capture, which writes the changes to a log."""
 
     def __init__(self, picks: random.Random) -> None:
         self.log = Log()
@@ -130,14 +129,14 @@ class Source:
         self.log.cover(self._tag(0), self._time_ms)
 
     def go_on(self) -> None:
-        """A few transactions, and what capture says of them."""
+        """A few transactions, and capture's records of them."""
         kinds = [self._transaction, self._truncate, self._copy, self._recover]
         for _ in range(self._picks.randrange(1, 5)):
             self._picks.choices(kinds, (20, 1, 2, 1))[0]()
         self.log.cover(self._tag(0), self._time_ms)
 
     def change_often(self, changes: int) -> None:
-        """One transaction with so many changes of the few rows."""
+        """One transaction with this many changes of the few rows."""
         self._tick()
         seq = 0
         for _ in range(changes):
@@ -148,7 +147,7 @@ class Source:
         return Tag(self._epoch, self._lsn, seq)
 
     def _tick(self) -> None:
-        """The next transaction commits. Now and then the clock is set back."""
+        """Commit the next transaction. Sometimes the clock is set back."""
         self._lsn += 8 * self._picks.choice((_SHORTEST_COMMIT // 8, self._picks.randrange(5, 400)))
         self._time_ms += self._picks.choice((0, 1, 60_000, 60_000, -90_000))
 
@@ -167,7 +166,7 @@ class Source:
         return {column.name: row[column.name] for column in table.columns}
 
     def _snapshot(self) -> None:
-        """Copy what was there before. An interrupted one is resumed later, before the stream is read."""
+        """Copy the earlier rows. An interrupted copy is resumed later, before the stream is read."""
         for table in TABLES:
             for key in _KEYS[table.name]:
                 if self._picks.random() < 0.5:
@@ -180,7 +179,7 @@ class Source:
         self._lsn += 8 * _SHORTEST_COMMIT
         stream, self.log = self.log, log
         self._publish(rows, handoff, first)
-        # Rows whose changes the stream is about to tell are here as they became.
+        # Rows whose changes the stream will bring are here in their later state.
         self._publish(self.rows, self._tag(0), {table.name for table in TABLES} - first)
         for record in sorted(stream, key=lambda record: record.event.tag):
             if record.operation:
@@ -200,7 +199,7 @@ class Source:
     def _transaction(self) -> None:
         """Changes of a few rows, among changes of other tables that aren't seen here."""
         self._tick()
-        # Where a transaction is large, OpenSearch's versions are too short for its order.
+        # In a large transaction, OpenSearch's versions are too short for its order.
         seq = self._picks.choices((0, 4090, 70_000), (6, 1, 1))[0]
         for _ in range(self._picks.choice((8, 12) if seq else (1, 1, 2, 3, 8))):
             seq = self._change(seq + self._picks.choice((1, 1, 1, 3)))
@@ -269,7 +268,7 @@ class Source:
 
 
 def batch_of(records: Sequence[Record], next_offsets: Offsets, *, fence: int, overwrite_equal_tags: bool) -> Batch:
-    """The newest of each key, and all as versions."""
+    """The newest event of each key, and all events as versions."""
     newest: dict[RowName, RowEvent] = {}
     for record in records:
         known = newest.get(record.row_name)
@@ -311,16 +310,16 @@ class Version:
 
 @dataclass
 class Held:
-    """What a sink holds after what it was given: the newest event of each key by its tag, and each version once."""
+    """What a sink holds of what it was given: the newest event of each key by its tag, and each version once."""
 
     newest: dict[RowName, RowEvent] = field(default_factory=dict)
     versions: dict[tuple[RowName, str], tuple[str, RowEvent, int]] = field(default_factory=dict)
     progress: Progress | None = None
     fence: int = 0
     forgotten: set[RowName] = field(default_factory=set)
-    """Keys of whose deletion the destination knows nothing any more, as it says itself."""
+    """Keys whose deletion the destination has forgotten, as it says itself."""
     doubtful: set[RowName] = field(default_factory=set)
-    """Those that were forgotten once: where the log is read again, such a row is there until its deletion comes."""
+    """Keys that were forgotten once: if the log is read again, such a row exists until its deletion comes."""
 
     def copy(self) -> "Held":
         return replace(
@@ -332,7 +331,7 @@ class Held:
         )
 
     def forget_deletions(self) -> None:
-        """Know nothing of rows that were deleted. Those of large transactions have left markers, which stay."""
+        """Forget rows that were deleted. Those of large transactions have left markers, which stay."""
         self.forgotten |= {
             name
             for name, event in self.newest.items()
@@ -389,10 +388,8 @@ class Held:
         return stories
 
     def lacks(self, log: Log) -> list[Record]:
-        """Records that the stored progress says are applied, by offset or by LSN, and that aren't.
-
-        A row that is gone is as good as its deletion.
-        """
+        """Records that are missing although the stored progress covers them, by offset or by LSN. A missing row is as
+        good as its deletion."""
         if self.progress is None:
             return []
         offsets = self.progress.next_offsets

@@ -49,7 +49,7 @@ from tests.contract.histories import (
 from tests.keepers import keeper_of
 
 KINDS = (*ROW_KINDS, "duckdb-history")
-"""Each layout too: what is lost or comes twice depends on how rows are stored."""
+"""Each layout too: which rows are lost or come twice depends on how they are stored."""
 
 STEPS = 60
 
@@ -64,10 +64,8 @@ def _now_ms() -> int:
 
 @dataclass
 class _Planned:
-    """A batch of a job: its portions, of which some are done, and where it ends.
-
-    ``is_doubtful``: the store was put back in the middle of it.
-    """
+    """A batch of a job: its portions, of which some are done, and where it ends. ``is_doubtful``: the store was put
+    back in the middle of it."""
 
     portions: list[tuple[list[Record], Offsets]]
     ends: Offsets
@@ -123,9 +121,9 @@ class Run:
         self.copies: list[_Copy] = []
         self.in_bulk = False
         self.looking: OpenedSink = destination.opened(name)
-        """Whoever isn't a job, as a command that looks at the sink."""
+        """A command that looks at the sink, not a job."""
         self.told: list[str] = []
-        """What was done, for who reads a failure."""
+        """What was done, to explain a failure."""
         self.counts = Counter[str]()
 
     def tell(self, what: str) -> None:
@@ -135,10 +133,8 @@ class Run:
     # What may happen
 
     def run(self, steps: int, *, large: int = 0) -> None:
-        """So many steps; then both jobs read the log to its end, and late processes write once more.
-
-        ``large`` is how many changes the first transaction has.
-        """
+        """Run this many steps. Then both jobs read the log to its end, and late processes write once more. ``large`` is
+        how many changes the first transaction has."""
         if large:
             self.source.change_often(large)
         if self.picks.random() < 0.4:
@@ -210,7 +206,7 @@ class Run:
             self.tell("copied")
 
     def lose_last_writes(self) -> None:
-        """The store is put back by a moment, under a job that has just written."""
+        """Put the store back by a moment, under a job that has just written."""
         running = [job for job in self.jobs if job.process is not None]
         if running and not self.in_bulk and self.held.progress is not None:
             self.copy()
@@ -222,7 +218,7 @@ class Run:
                 self.go_on(job)
 
     def put_back(self, copy: _Copy | None = None) -> None:
-        """The store loses what was written since a copy."""
+        """Make the store lose what was written since a copy."""
         if not self.copies or self.in_bulk:
             return
         for process in [*(job.process for job in self.jobs), *self.hung]:
@@ -236,14 +232,14 @@ class Run:
         self.tell(f"put-back to fence {self.held.fence}, {self._stored()}")
 
     def compact(self) -> None:
-        """The brokers remove what was replaced. A history needs it longer (docs/sinks/warehouse.md)."""
+        """The brokers remove replaced records. A history needs them longer (docs/sinks/warehouse.md)."""
         ends = {at: self.picks.randrange(end + 1) for at, end in self.log.ends.items()}
         if not self.keeps_history:
             self.log.compact(ends)
             self.tell("compacted")
 
     def read_again(self) -> None:
-        """Somebody has a job read the log from its beginning, maybe to replace rows of the same tag."""
+        """Make a job read the log from its beginning, maybe to replace rows of the same tag."""
         job = self.picks.choice(self.jobs)
         for each in self.jobs:
             self.kill(each)
@@ -259,7 +255,7 @@ class Run:
         self.tell(f"from-the-beginning {self.jobs.index(job)}, overwrite_equal_tags={job.overwrite_equal_tags}")
 
     def wake(self) -> None:
-        """A process that hung goes on, or repeats a batch of before."""
+        """A process that hung goes on, or repeats an earlier batch."""
         if not self.hung:
             return
         process = self.picks.choice(self.hung)
@@ -276,7 +272,7 @@ class Run:
     # A job
 
     def finish(self, job: Job) -> None:
-        """It reads the log to its end."""
+        """Read the log to its end."""
         for _ in range(1000):
             process = job.process
             if process is not None and process.planned is None and process.reads_from == self.log.ends:
@@ -355,7 +351,7 @@ class Run:
         process.planned = None
         process.past.append(_Planned(planned.portions, planned.ends))
         if planned.is_doubtful and not self._is_behind(process):
-            # Rows of this batch may be gone, and no progress is: that isn't promised (docs/guarantees.md).
+            # Rows of this batch may be lost, but no progress: nothing is promised then (docs/guarantees.md).
             return "ended"
         return "saved" if self._save(process, planned) else "ended"
 
@@ -433,12 +429,12 @@ class Run:
     # What must be
 
     def check_progress(self) -> None:
-        """All that the stored progress covers is there."""
+        """Everything that the stored progress covers is there."""
         lacking = [record for record in self.held.lacks(self.log) if record.row_name not in self.held.doubtful]
         assert not lacking, f"{self._stored()}, and these aren't applied: {lacking[:3]}"
 
     def check(self) -> None:
-        """The sink holds what it was given: each row in its newest version, and no row that is deleted."""
+        """The sink holds what it was given: each row in its newest version, and no deleted row."""
         if self.in_bulk or self.held.progress is None:
             return
         for table in TABLES:
@@ -457,7 +453,7 @@ class Run:
         self.tell("checked")
 
     def check_complete(self) -> None:
-        """After all of the log, the sink holds the source's rows, and a history each version once."""
+        """After the whole log, the sink holds the source's rows, and a history each version once."""
         for table in TABLES:
             held = {key: row for key, (row, _) in self.held.rows(table).items()}
             _same(held, {key: row for (name, key), row in self.source.rows.items() if name == table.name})
@@ -506,7 +502,7 @@ def _same(found: dict[Key, Any], wanted: dict[Key, Any]) -> None:
 
 
 def play(kind: str, endpoints: Callable[[], Any], seed: int, *, steps: int = STEPS, large: int = 0) -> Counter[str]:
-    """One round: what was done in it, and how often. What is raised tells how to do it again."""
+    """One round: what was done in it, and how often. An error says how to run it again."""
     made = duckdb_history(None) if kind == "duckdb-history" else opened_destination(kind, endpoints)
     run = Run(made, f"t{uuid.uuid4().hex[:12]}", seed, keeps_history=kind.endswith("history"))
     try:

@@ -1,4 +1,4 @@
-"""Rows and tables of the contract suite, and what is looked at after they were applied."""
+"""Rows and tables of the contract suite, and what tests look at after applying them."""
 
 from collections.abc import Callable, Sequence
 
@@ -130,7 +130,7 @@ def counts(outcome: Outcome) -> tuple[int, int, int]:
 
 
 def carried(sink: Sink, of: Table, left: AddedValues) -> int:
-    """What a job does with what ``prepare`` leaves to it: how many rows it has carried over."""
+    """What a job does with the values that ``prepare`` leaves to it. Returns how many rows it has carried over."""
     values = left.get(of.name, {})
     if not values:
         return 0

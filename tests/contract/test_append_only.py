@@ -1,4 +1,4 @@
-"""What the sinks that take append-only tables promise: each event once, and nothing from before a truncate."""
+"""What sinks promise of append-only tables: each event once, and nothing from before a truncate."""
 
 import itertools
 from collections.abc import Iterator
@@ -90,7 +90,7 @@ def test_a_truncate_takes_away_what_is_there_and_what_comes_late(taking: Destina
 
 
 def test_a_copy_replaces_what_was_there_before_it(taking: Destination, name: str) -> None:
-    """A copy begins with a truncate of its own tag, and a transaction may commit at the very LSN of the copy."""
+    """A copy begins with a truncate of its own tag, and a transaction may commit at exactly the copy's LSN."""
     sink = taking.sink(name, 1, LOG)
     sink.apply(batch(line("of an earlier copy", 1, COPIED), line("inserted", 2)))
     copy = [line("copied", 3, COPIED, offset=n, operation="snapshot") for n in (11, 12)]
@@ -148,7 +148,7 @@ def _histories(draw: st.DrawFn) -> tuple[list[RowEvent], list[list[RowEvent]]]:
 
 
 _GENERATIONS = itertools.count(1)
-"""Each example has one of its own."""
+"""Each example has its own."""
 
 
 @settings(max_examples=examples(4), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,4 +1,4 @@
-"""The lake sink under writers at once, kills, leftovers, odd tables, and a store that isn't there."""
+"""The lake sink under concurrent writers, kills, leftovers, odd tables, and a store that isn't there."""
 
 import os
 import random
@@ -83,7 +83,7 @@ def notes_of(sink: DeltaParts, of: Table = ITEMS) -> dict[JsonValue, JsonValue]:
 
 
 class Interrupted(dict[str, JsonValue]):
-    """A row in whose reading something else happens, once: between a writer's look at the table and its commit."""
+    """A row during whose reading something else happens, once: between a writer's look at the table and its commit."""
 
     def __init__(self, row: dict[str, JsonValue], happen: Callable[[], object]) -> None:
         super().__init__(row)
@@ -101,7 +101,7 @@ def interrupted(number: int, note: str, at: int, happen: Callable[[], object]) -
     return replace(event, row=Interrupted(dict(event.row or {}), happen))
 
 
-# Writers at once
+# Concurrent writers
 
 
 def test_a_writer_that_is_replaced_in_the_middle_of_a_batch_commits_nothing(lake: Lake) -> None:
@@ -148,7 +148,7 @@ def test_no_append_comes_after_the_end_of_a_bulk_load(lake: Lake) -> None:
 
 
 def _once(happen: Callable[[], object], after: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that does the same, and then lets something else happen, the first time."""
+    """A function that does the same, and lets something else happen the first time."""
     pending = [happen]
 
     def both(*arguments: Any, **named: Any) -> Any:
@@ -267,7 +267,7 @@ for at in range(int(sys.argv[2]), 1000000):
 
 
 def test_a_writer_that_is_killed_anywhere_leaves_whole_batches(lake: Lake) -> None:
-    """Also in the middle of putting files together. What it had reported is there, and the next one goes on."""
+    """Even while it merges files. What it had reported is there, and the next one goes on."""
     chance = random.Random(5)
     at = 1
     for _ in range(examples(2)):
@@ -376,7 +376,7 @@ def test_rows_that_come_while_a_column_is_added_get_its_default_too(lake: Lake) 
     happened: list[Any] = []
 
     class Values(dict[str, JsonValue]):
-        """Values that are asked for once the column has been added, and before they are written."""
+        """Values that are asked for after the column has been added, and before they are written."""
 
         def __getitem__(self, name: str) -> JsonValue:
             if not happened:
@@ -440,7 +440,7 @@ def test_rows_that_are_replaced_while_files_are_put_together_are_there_once(lake
 
 def test_what_a_killed_prepare_left_is_taken_over(lake: Lake) -> None:
     lake.sink(1, ITEMS)
-    for file in sorted((lake.root / "shop_live").rglob("*"), reverse=True):  # the books had no entry yet
+    for file in sorted((lake.root / "shop_live").rglob("*"), reverse=True):  # the bookkeeping had no entry yet
         file.rmdir() if file.is_dir() else file.unlink()
     (lake.root / "shop_live").rmdir()
     wider = replace(ITEMS, columns=(*ITEMS.columns, column("added")))
@@ -483,7 +483,7 @@ def test_a_table_that_somebody_has_removed_is_an_error(lake: Lake) -> None:
 def test_a_writer_that_wakes_up_over_a_lake_that_was_put_back_and_went_on_is_fenced(
     lake: Lake, tmp_path: Path, others: int
 ) -> None:
-    """What it knows of the table's log is of commits that are gone, and others have their numbers."""
+    """It knows the table's log by commits that are gone, and others have their numbers."""
     old = lake.sink(1, ITEMS)
     old_fence = old.claim()
     put_back = directory_copy(lake.root, "shop", tmp_path / "copy")

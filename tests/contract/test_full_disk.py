@@ -1,6 +1,6 @@
-"""A full disk under the sinks that write to one of ours: reported, nothing half done, nothing lost once there is room.
+"""A full disk under sinks that write to our own disk: reported, nothing half done, nothing lost once there is room.
 
-OpenSearch blocks its indexes and Redis refuses to write before it comes to that; their own tests have these cases.
+OpenSearch blocks its indexes and Redis refuses to write before that happens; their own tests have these cases.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class Disk:
 
 @pytest.fixture
 def disk() -> Iterator[Disk]:
-    with temporary_directory() as directory:  # not pytest's own: as root, PostgreSQL's user couldn't go there
+    with temporary_directory() as directory:  # not pytest's own: as root, PostgreSQL's user couldn't enter it
         path = directory / "disk"
         path.mkdir()
         mounted = subprocess.run(
@@ -68,7 +68,7 @@ def disk() -> Iterator[Disk]:
 
 @pytest.fixture
 def warehouse_url(endpoints: Any, disk: Disk) -> Iterator[SecretStr]:
-    """A database of which all tables are on the small disk."""
+    """A database whose tables are all on the small disk."""
     name = f"full_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as connection:
         row = connection.execute("show data_directory").fetchone()

@@ -39,7 +39,7 @@ def ms(minute: int) -> int:
 
 
 def minute_of(event: RowEvent) -> int:
-    """Of the events of this file: the n-th commit is that of minute n."""
+    """In this file, the n-th commit is that of minute n."""
     return (int(event.tag[4:20], 16) - LSN) // 8
 
 
@@ -68,7 +68,7 @@ def gone(number: int, commit: int, seq: int = 1) -> RowEvent:
 
 @pytest.fixture
 def sink(store: Store) -> Sink:
-    """One with a history of ``table()``; so have others of its store, where they don't say otherwise."""
+    """A sink with a history of ``table()``; others of its store have one too unless they say otherwise."""
     store.settings = {"history": True}
     return store.open(table()).sink
 
@@ -319,12 +319,12 @@ def test_columns_come_and_are_renamed_and_dropped_and_no_version_loses_a_value(
 
 
 def keeping(store: Store, minute: int) -> OpenedSink:
-    """Of a sink that keeps what is needed from this minute on."""
+    """A sink that keeps what is needed from this minute on."""
     return store.open(history=True, keep_history_days=(datetime.now(UTC) - at(minute)) / timedelta(days=1))
 
 
 def trim(opened: OpenedSink, *, applied: int = 1_000, times: int = 2) -> None:
-    """A portion at a time. Deletions go in the pass after that of what they end."""
+    """A portion at a time. A deletion is removed in the pass after the versions that it ends."""
     for _ in range(times):
         save(opened, applied, commit_time_ms=int(datetime.now(UTC).timestamp() * 1000))
 
@@ -348,7 +348,7 @@ def test_of_a_trimmed_history_every_later_time_is_as_it_was(
     assert held_versions(store) == held
     ((*_, since, refused),) = complete_from(store)
     assert (at(10) - timedelta(minutes=1) < since < at(11), refused) == (True, 0)
-    # What is repeated brings nothing back, and what is new is kept.
+    # Repeated events bring nothing back, and new ones are kept.
     sink.apply(begun)
     sink.apply(batch(row(4, "k", 4), row(5, "new", 23)))
     assert held_versions(store) == [*held, (5, "new")]
@@ -387,7 +387,7 @@ def test_a_history_is_trimmed_a_few_blocks_at_a_time(store: Store, sink: Sink, m
 def test_whatever_a_history_holds_trimming_changes_no_later_time(
     history: tuple[list[RowEvent], list[list[RowEvent]]], minute: int, clock: list[int], store: Store
 ) -> None:
-    """Also where the source's clock goes back and forth."""
+    """Even if the source's clock goes back and forth."""
     events, batches = history
     with store.another() as fresh:
         opened = keeping(fresh, minute)

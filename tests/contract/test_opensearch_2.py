@@ -1,4 +1,4 @@
-"""The oldest supported OpenSearch, as a small node: what differs between versions, and what tight settings refuse."""
+"""The oldest supported OpenSearch, as a small node: differences between versions, and what tight settings refuse."""
 
 import uuid
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.live, pytest.mark.soak]
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[str]:
-    """A node of its own; its address."""
+    """A node of its own; yields its address."""
     with opensearch_2() as address:
         yield address
 
@@ -45,7 +45,7 @@ ORDERS = table(
 
 @pytest.fixture
 def opened(node: str) -> Iterator[list[OpenSearchParts]]:
-    """Two generations of a sink that uses all that it has; the first is live."""
+    """Two generations of a sink that uses all its features; the first is live."""
     settings = OpenSearchSettings(
         urls=(node,),
         replicas=0,
@@ -141,7 +141,7 @@ def test_poison_is_rejected_and_blocks_stop(client: OpenSearch, opened: list[Ope
 
 
 def test_too_much_at_once_goes_in_smaller_requests(opened: list[OpenSearchParts]) -> None:
-    """First the node takes no request of that length, then it hasn't the memory for what it would take."""
+    """First the node refuses requests of that length, then it lacks the memory for those that it would take."""
     sink, _ = opened
     outcome = sink.apply(batch(*(row(number, note="x " * 10_000) for number in range(200))))
     assert (outcome.applied, list(outcome.rejections)) == (200, [])

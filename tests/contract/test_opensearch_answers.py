@@ -101,7 +101,7 @@ def test_a_late_write_does_not_recreate_a_dropped_index(client: OpenSearch, sink
 
 def test_a_full_disk_stops_the_job_and_rejects_no_row(client: OpenSearch, sink: OpenSearchParts) -> None:
     index = f"{alias(sink)}_g1"
-    # What the flood-stage watermark sets.
+    # The flood-stage watermark sets this.
     client.indices.put_settings(index=index, body={"index.blocks.read_only_allow_delete": True})
     with pytest.raises(LockstepError, match="cluster_block_exception"):
         sink.apply(batch(upsert(ROW, 1, of=PRODUCTS)))
@@ -182,7 +182,7 @@ def test_what_no_search_finds_yet_is_told_until_a_refresh_and_not_only_until_a_f
     assert visible(0).is_all
     sink.apply(batch(upsert(ROW, 1, of=PRODUCTS)))
     assert visible(1) == Visible(False, 0, 0, unseen=1)
-    client.indices.flush(index=index)  # which moves it to the disk
+    client.indices.flush(index=index)  # moves it to the disk
     assert client.count(index=index)["count"] == 0, "or a flush shows it by now"
     assert visible(1) == Visible(False, 0, 0, unseen=1)
     client.indices.refresh(index=index)

@@ -50,7 +50,7 @@ def _live(sink: Sink) -> list[Any]:
 
 
 def _takes(sink: Sink, client: OpenSearch, name: str, number: int) -> bool:
-    """Whether a late write is taken. Servers clear up what they remember while they work and refresh."""
+    """Whether a late write is taken. Servers drop old deletions while they work and refresh."""
     sink.apply(batch(upsert({"id": 2, "note": f"{number}"}, number)))
     client.indices.refresh(index=f"{name}.public.orders_g1")
     return sink.apply(batch(WRITTEN)).applied == 1
@@ -59,7 +59,7 @@ def _takes(sink: Sink, client: OpenSearch, name: str, number: int) -> bool:
 def test_a_replay_ends_right_also_where_the_server_has_forgotten_the_delete(
     client: OpenSearch, open_sink: Open, name: str
 ) -> None:
-    """Only a late write alone doesn't come back by itself: in the log, a row's deletion follows its earlier writes."""
+    """Only a lone late write would bring the row back: in the log, a row's deletion follows its earlier writes."""
     sink = open_sink().sink
     sink.apply(batch(WRITTEN))
     sink.apply(batch(GONE))
@@ -93,7 +93,7 @@ def test_a_marker_is_never_forgotten_nor_found(client: OpenSearch, open_sink: Op
 def test_a_large_transactions_markers_are_removed_once_it_is_applied_whole(
     client: OpenSearch, open_sink: Open, name: str
 ) -> None:
-    """Beyond 4,095 changes a deletion leaves one, also where deletions leave none."""
+    """Beyond 4,095 changes a deletion leaves a marker, even in a sink whose deletions leave none."""
     opened = open_sink()
     sink, generations = opened.sink, opened.generations
     index = f"{name}.public.orders_g1"
@@ -115,7 +115,7 @@ def test_a_large_transactions_markers_are_removed_once_it_is_applied_whole(
 def test_a_large_transactions_deletion_is_remembered_as_long_as_any_other(
     client: OpenSearch, open_sink: Open, name: str
 ) -> None:
-    """A job that starts again removes no marker at once: the writer before it may hang, and write once more."""
+    """A restarted job doesn't remove markers at once: the writer before it may hang, and write once more."""
     opened = open_sink(gc_deletes_s=60)
     sink = opened.sink
     sink.apply(batch(upsert({"id": 1, "note": "n"}, tag(7, 5000))))

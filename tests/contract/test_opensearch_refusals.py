@@ -1,4 +1,4 @@
-"""What becomes of a batch when OpenSearch or a proxy refuses: each answer once, most of them a real server's."""
+"""What becomes of a batch when OpenSearch or a proxy refuses: each answer once, most of them from a real server."""
 
 import uuid
 from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ def row(number: int, at: int = 1, note: str = "n") -> RowEvent:
 
 @contextmanager
 def through(direct: OpenSearchParts, *urls: str, **others: Any) -> Iterator[OpenSearchParts]:
-    """The same sink, reached by other ways."""
+    """The same sink, reached through other addresses."""
     settings = direct.indexes.settings.model_copy(update={"urls": urls, **others})
     sink = OpenSearchParts(OpenSearchIndexes(direct.indexes.prefix, settings, 1))
     yield sink
@@ -89,7 +89,7 @@ def test_what_passes_by_itself_is_waited_for(endpoints: Any, direct: OpenSearchP
 
 @pytest.mark.soak
 def test_items_that_found_no_room_are_sent_again_and_no_others(endpoints: Any, direct: OpenSearchParts) -> None:
-    """As a node answers whose queue was full in the middle of a request."""
+    """Like a node whose queue was full in the middle of a request."""
     sizes = []
 
     def change(request: BaseHTTPRequestHandler, sent: bytes, send_on: Callable[[bytes], Answer]) -> Answer:
@@ -136,7 +136,7 @@ def test_a_connection_that_ends_in_the_middle_costs_nothing_but_a_repetition(
 
 
 def test_a_request_that_is_too_long_is_sent_in_parts_from_then_on(endpoints: Any, direct: OpenSearchParts) -> None:
-    """As a proxy before the cluster answers, with a page of its own."""
+    """Like a proxy before the cluster, which answers with a page of its own."""
     lengths = []
 
     def change(request: BaseHTTPRequestHandler, sent: bytes, send_on: Callable[[bytes], Answer]) -> Answer:

@@ -1,4 +1,4 @@
-"""Who may write a view in a real OpenSearch: a request of the writer before lands nowhere, however late it comes."""
+"""Who may write a view in a real OpenSearch: the previous writer's requests are rejected, however late they come."""
 
 import http.client
 from collections.abc import Callable, Iterator
@@ -73,7 +73,7 @@ def test_a_request_that_was_sent_by_half_before_another_job_took_over_is_refused
 def test_a_request_that_the_cluster_has_begun_is_waited_for(
     writers: tuple[OpenedSink, OpenedSink], client: OpenSearch, name: str
 ) -> None:
-    """It has found the index already, and waits for a copy that there isn't."""
+    """It has found the index already, and waits for a replica that doesn't exist."""
     older, newer = writers
     body = _bulk(name, older.sink.claim())
     client.indices.put_settings(index=_index(name), body={"index": {"number_of_replicas": 1}})
@@ -88,7 +88,7 @@ def test_a_request_that_the_cluster_has_begun_is_waited_for(
         client.indices.put_settings(index=_index(name), body={"index": {"number_of_replicas": 0}})
         assert not late.result()["errors"]
     fence = newer.sink.claim()
-    assert rows_of(newer.sink) == {"(1,)": "late"}  # so the newer job sees it, and removes it where it has to go
+    assert rows_of(newer.sink) == {"(1,)": "late"}  # so the newer job sees it, and removes it if it must go
     with pytest.raises(Fenced):
         older.sink.apply(batch(item(2, "later", 2), fence=fence - 1))
 
@@ -97,7 +97,7 @@ def test_a_request_that_the_cluster_has_begun_is_waited_for(
 def test_where_the_cluster_does_not_say_what_it_is_at_work_on_a_job_goes_on(
     writers: tuple[OpenedSink, OpenedSink], endpoints: Any, name: str
 ) -> None:
-    """As where its security has roles, and ours lacks that right."""
+    """Like a cluster with security, where our role lacks that right."""
 
     def refused(request: BaseHTTPRequestHandler, body: bytes, sent_on: Callable[[bytes], Answer]) -> Answer:
         return (403, JSON, b"{}") if request.path.startswith("/_tasks") else sent_on(body)

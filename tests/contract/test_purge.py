@@ -47,7 +47,7 @@ def test_what_is_deleted_long_enough_and_below_the_watermark_goes_and_the_rest_s
 
 @pytest.mark.parametrize("store", ALL, indirect=True)
 def test_what_is_beyond_the_watermark_stays_and_tables_of_which_a_part_is_left_out(purging: Store) -> None:
-    """Else one that has left capture for good would keep the deletes of all."""
+    """Otherwise a table that has left capture for good would keep the deletes of all."""
     opened = purging.open(table(), OTHER)
     opened.sink.apply(batch(*GONE, delete({"id": 1}, 1, of=OTHER)))
     behind = {"left_at_ms": {"its topic": 5}}
@@ -70,7 +70,7 @@ def test_an_event_that_comes_late_brings_no_purged_row_back(purging: Store) -> N
         for event in late:
             assert sink.apply(batch(event)).stale == 1
     assert kept(purging) == [(8, False)]
-    # What is newer is applied, also of a row that is there, and tables have nothing to do with each other.
+    # Newer events are applied, even to a row that is there, and tables don't affect each other.
     newer = (upsert({"id": 1, "note": "again"}, 4), upsert({"id": 8, "note": "b"}, 2))
     assert opened.sink.apply(batch(*newer, upsert({"id": 1, "note": "a"}, 1, of=OTHER))).applied == 3
     assert kept(purging) == [(1, False), (8, False)]
@@ -147,7 +147,7 @@ def test_it_never_goes_beside_a_batch(purging: Store, endpoints: Any) -> None:
     opened = purging.open(table())
     opened.sink.apply(batch(*GONE))
     with closing(psycopg.connect(endpoints.warehouse_dsn)) as writer:
-        # As a batch does that is under way.
+        # Like a batch that is under way.
         writer.execute("select 1 from lockstep.writer where view_schema = %s for share", (purging.name,))
         save(opened, 5)
         assert len(kept(purging)) == 3

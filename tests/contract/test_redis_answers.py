@@ -37,7 +37,7 @@ def sink(endpoints: Any, name: str) -> Iterator[RedisParts]:
 def test_a_key_that_comes_twice_at_once_has_the_newer_event(
     client: Any, sink: RedisParts, name: str, newest: str
 ) -> None:
-    """As where the type of a key has changed, and a copy of the table deletes the keys of before."""
+    """Like a key that has changed its type, when a copy of the table deletes the earlier keys."""
     row, deletion = upsert({"id": 42, "note": "a"}, 2 if newest == "row" else 1), delete({"id": "42"}, 1)
     if newest == "deletion":
         deletion = delete({"id": "42"}, 2)
@@ -53,7 +53,7 @@ def test_the_code_of_the_docs_reads_the_live_generation_before_and_after_a_switc
     code, call = page.partition("```python\n")[2].partition("```")[0].split("\n\n\n")
     assert call.strip() == 'row(client, "public.orders:42")'
     names: dict[str, Any] = {}
-    exec(code, names)  # what the author of an application copies
+    exec(code, names)  # what an application's author copies
     second = RedisParts(RedisTables(name, RedisSettings(url=SecretStr(endpoints.redis_url)), 2))
     second.prepare([table()], go_live=False)
     application = Redis.from_url(endpoints.redis_url, decode_responses=True)

@@ -91,7 +91,7 @@ def test_a_column_is_a_field_of_its_name_and_text_is_plain(client: Any, opened: 
 
 
 def test_a_reader_never_sees_a_row_without_its_columns(client: Any, opened: Open, name: str) -> None:
-    """Fields are replaced by the script at once."""
+    """The script replaces all fields in one step."""
     sink = opened(values="fields")
     sink.apply(batch(order(1, 1)))
     seen: list[Any] = []
@@ -166,7 +166,7 @@ def _content(client: Any, name: str) -> dict[str, Any]:
 
 @st.composite
 def _histories(draw: st.DrawFn) -> tuple[dict[int, int | None], list[list[RowEvent]]]:
-    """Where rows end, None where they are gone or nobody's, and batches with all events at least once, in any order."""
+    """Where rows end, None if they are gone or nobody's, and batches with all events at least once, in any order."""
     changes = draw(
         st.lists(st.tuples(st.integers(1, 3), st.sampled_from(["delete", None, 7, 8, 9])), min_size=1, max_size=10)
     )

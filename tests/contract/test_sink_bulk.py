@@ -1,4 +1,4 @@
-"""What every sink promises that loads in bulk: it ends in the same rows."""
+"""What every sink that loads in bulk promises: it ends with the same rows."""
 
 import time
 import uuid
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.needs("bulk")
 
 
 def _in_bulk(destination: Destination, name: str, *tables: Table) -> OpenedSink:
-    """A generation in which bulk has begun, beside another one that is live."""
+    """A generation in which bulk has begun, beside a live one."""
     destination.sink(name, 1, ITEMS)
     opened = destination.opened(name, 2)
     opened.sink.prepare(tables or [ITEMS], go_live=False)
@@ -31,7 +31,7 @@ def _in_bulk(destination: Destination, name: str, *tables: Table) -> OpenedSink:
 
 
 def _judged(outcome: Outcome) -> tuple[int, int]:
-    """In bulk a sink needn't know yet which of the events are stale."""
+    """In bulk a sink needn't know yet which events are stale."""
     return outcome.applied + outcome.stale, len(outcome.rejections)
 
 

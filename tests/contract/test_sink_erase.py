@@ -1,4 +1,4 @@
-"""What every sink promises that erases: nothing is left without a word, and nothing brings them back."""
+"""What every sink that erases promises: it reports whatever is left, and nothing brings it back."""
 
 import time
 import uuid
@@ -33,7 +33,7 @@ def opened_in(destination: Destination, name: str) -> tuple[Sink, Erasing]:
 
 
 def erased(erasing: Erasing, key: Mapping[str, JsonValue] | None = KEY) -> Sequence[Leftover]:
-    """Erase again and again, as the command does, until all that is left is gone at a time that is known."""
+    """Erase again and again, as the command does, until everything that is left has a known end."""
     deadline = time.monotonic() + 300
     while True:
         left = erasing.erase(ITEMS, key, below=ALL)
@@ -72,10 +72,8 @@ def _what_is_kept_of_all_rows_goes(destination: Destination, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def begun(request: pytest.FixtureRequest) -> Iterator[Mapping[str, Callable[[], object]]]:
-    """Those of the two tests below that are of OpenSearch, each by its node id with what waits for its end.
-
-    OpenSearch keeps what was deleted for half a minute. So all of them wait beside each other.
-    """
+    """The two tests below for OpenSearch, each by its node id, with the function that waits for its end. OpenSearch
+    keeps deleted documents for half a minute. So all of them wait beside each other."""
     cases = {
         item.nodeid: (_CASES[item.originalname], item.callspec.params["destination"])
         for item in request.session.items
@@ -107,7 +105,7 @@ def test_what_is_kept_of_a_deleted_row_goes_or_it_is_said_until_when(
 def test_where_nobody_knows_the_keys_what_is_kept_of_all_deleted_rows_goes(
     request: pytest.FixtureRequest, begun: Mapping[str, Callable[[], object]], destination: Destination, name: str
 ) -> None:
-    """As of a view: whatever a deleted row of its tables led to went by a key of the view's own."""
+    """As for a view: a deleted row of its tables led to rows under the view's own keys."""
     begun.get(request.node.nodeid, partial(_what_is_kept_of_all_rows_goes, destination, name))()
 
 
@@ -127,7 +125,7 @@ def test_no_late_event_brings_an_erased_row_back_and_newer_ones_are_applied(
     for _ in range(2):
         for event in (item(1, "a", 1), gone(1, 3)):
             assert counts(sink.apply(batch(event))) == (0, 1, 0)
-    # Events of an earlier shape replace rows of their own tag. That says nothing of rows that aren't there.
+    # Events of an earlier shape replace rows of their own tag. That says nothing of rows that don't exist.
     assert counts(sink.apply(replace(batch(item(1, "a", 1)), overwrite_equal_tags=True))) == (0, 1, 0)
     assert rows_of(sink) == {"(2,)": "other"}
     assert counts(sink.apply(batch(item(1, "again", 4), item(2, "newer", 2)))) == (2, 0, 0)
@@ -153,7 +151,7 @@ def test_a_rejected_version_can_be_retried_after_its_neighbour_was_erased(destin
 
 
 def test_a_rejected_version_of_a_row_that_was_erased_since_is_not_applied(destination: Destination, name: str) -> None:
-    """It was looked up while it was open, and whoever retries it has hung since."""
+    """It was read while it was open, and its retry has hung since."""
     sink, erasing = opened_in(destination, name)
     erased = erasing.erased([ITEMS.name])
     sink.apply(batch(item(2, "other", 1), gone(1, 5)))

@@ -1,4 +1,4 @@
-"""What every sink promises of generations, of coordination records, and of who may write."""
+"""What every sink promises of generations, of coordination records, and of writers."""
 
 import threading
 import time
@@ -100,7 +100,7 @@ def test_generations_are_listed_while_they_exist(destination: Destination, name:
 def test_a_reader_misses_nothing_while_generations_are_switched(
     destination: Destination, name: str, columns: tuple[Any, ...]
 ) -> None:
-    """Also when the other generation has other columns."""
+    """Even if the other generation has other columns."""
     other = replace(ITEMS, columns=columns)
     sinks = [destination.opened(name, 1, ITEMS), destination.opened(name, 2, other)]
     sinks[0].sink.apply(batch(*(item(n, f"n{n}", 1) for n in range(20))))
@@ -165,7 +165,7 @@ def test_a_dropped_generation_takes_its_notes_along(destination: Destination, na
 
 @pytest.mark.parametrize("note", ["first", pytest.param("second", marks=pytest.mark.soak)])
 def test_a_note_is_created_by_one_of_many_at_once(destination: Destination, name: str, note: str) -> None:
-    """Also where the sink has nothing yet."""
+    """Even if the sink has nothing yet."""
     if note == "second":
         destination.opened(name, 1).records.save("first", "there")
     together = threading.Barrier(4)
@@ -214,7 +214,7 @@ def test_progress_comes_back_as_it_was_saved(destination: Destination, name: str
 
 
 def test_a_destination_that_was_put_back_under_a_running_job_is_noticed(destination: Destination, name: str) -> None:
-    """What was applied after the progress that it has now may be gone: nothing is stored over that."""
+    """Rows applied after its present progress may be gone, so nothing is stored over that."""
 
     def reached(offset: int) -> Progress:
         return progress(offset, next_offsets={("shop.public.orders", 0): offset})
@@ -363,7 +363,7 @@ def test_who_writes_beside_the_writer_takes_nobodys_place(destination: Destinati
 def test_a_sink_that_is_called_like_a_generation_of_another_one_takes_nothing_of_it(
     destination: Destination, name: str
 ) -> None:
-    """Whichever comes first, it is refused or both go on: no generation that is dropped takes rows of another sink."""
+    """Whichever comes first, it is refused or both go on: dropping a generation never takes rows of another sink."""
     first = destination.opened(name, 1, ITEMS)
     assert first.sink.apply(batch(item(1, "first", 1))).applied == 1
     others = [destination.opened(f"{name}_g{number}", 1) for number in (1, 2)]

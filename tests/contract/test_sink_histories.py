@@ -1,6 +1,6 @@
 """Random histories through two jobs at once, with processes that wake up late and stores that lose their last writes.
 
-``tests.contract.history_jobs`` says what may happen. A failure tells how its round is run again.
+``tests.contract.history_jobs`` says what may happen. A failure says how to run its round again.
 """
 
 import time
@@ -10,7 +10,7 @@ import pytest
 
 from tests.contract.history_jobs import KINDS, play
 
-_SEED = 295  # everything that may happen does in it
+_SEED = 295  # with it, everything that may happen does
 _MORE_ROUNDS = 20
 
 
@@ -30,7 +30,7 @@ def test_a_sink_ends_as_the_source_whatever_happens_to_its_jobs(kind: str, endpo
     play(kind, lambda: endpoints, _SEED)
 
 
-# OpenSearch's versions tell 4,095 changes apart. To the others they are as any.
+# OpenSearch's versions distinguish 4,095 changes. For the other kinds, this is a number like any.
 @pytest.mark.live
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=() if kind == "opensearch" else pytest.mark.soak) for kind in KINDS]
@@ -43,7 +43,7 @@ def test_a_sink_ends_as_the_source_after_a_transaction_of_thousands_of_changes(k
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sink_ends_as_the_source_after_any_history(kind: str, endpoints: Any) -> None:
-    """Other histories at each run."""
+    """Other histories in each run."""
     first = int(time.time())
     for seed in range(first, first + _MORE_ROUNDS):
         print(f"{kind}, seed {seed}")

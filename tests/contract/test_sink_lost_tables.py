@@ -1,4 +1,4 @@
-"""What every sink says of tables that somebody has removed, emptied or put back by hand."""
+"""What every sink reports of tables that somebody has removed, emptied or put back by hand."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -122,7 +122,7 @@ def test_a_delta_table_that_a_restore_has_put_back_is_lost_and_one_that_others_m
 @pytest.mark.live
 @pytest.mark.parametrize("store", ["opensearch", "delta"], indirect=True)
 def test_nothing_is_lost_where_the_whole_destination_was_put_back(store: Destination, name: str) -> None:
-    """Progress is as old as the rows then, and that is looked at by others."""
+    """Progress is as old as the rows then, which other tests check."""
     opened, known = _filled(store, name)
     put_back = store.copy(name)
     opened.sink.close()
@@ -131,7 +131,7 @@ def test_nothing_is_lost_where_the_whole_destination_was_put_back(store: Destina
 
 
 def _filled(store: Destination, name: str) -> tuple[OpenedSink, Mapping[TableName, str]]:
-    """A generation with a row, and by what its table is known."""
+    """A generation with a row, and its table's identity."""
     opened = store.opened(name, 1, ITEMS)
     opened.sink.apply(batch(item(1, "a", 1), fence=opened.sink.claim()))
     return opened, opened.identities.identities([ITEMS.name])
@@ -228,7 +228,7 @@ def test_a_table_of_a_warehouse_that_was_put_back_alone_is_another_one(
 def test_no_row_goes_to_a_table_of_a_warehouse_that_was_emptied_since_it_was_known(
     store: Destination, name: str, warehouse: psycopg.Connection[Any]
 ) -> None:
-    """Else nobody could tell it from one that was written anew: it would have rows."""
+    """Otherwise it would have rows, and nobody could tell it from a new one."""
     opened = store.opened(name, 1, ITEMS)
     fence = opened.sink.claim()
     known = opened.identities.identities([ITEMS.name])

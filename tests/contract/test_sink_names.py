@@ -1,4 +1,4 @@
-"""What every sink promises of columns whose names a store takes for its own: they work, or they are refused in time."""
+"""What every sink promises of columns whose names a store uses itself: they work, or they are refused in time."""
 
 from dataclasses import replace
 
@@ -59,7 +59,7 @@ def refusal(sink: Sink, shape: Table) -> LockstepError | None:
 
 
 def accepted(sink: Sink, names: list[str]) -> list[str]:
-    """Those that a sink takes, once it is prepared for them. Every refusal names the column and the way out."""
+    """The names that a sink takes, once it is prepared for them. Every refusal names the column and the way out."""
     left = names
     while (failure := refusal(sink, named(left))) is not None:
         refused = [name for name in left if f"has a column {name!r}," in str(failure)]
@@ -103,7 +103,7 @@ def test_a_column_by_a_name_of_a_store_works_or_is_refused(destination: Destinat
 
 
 def test_a_column_that_is_added_by_a_name_of_a_store_is_refused_too(destination: Destination, name: str) -> None:
-    """Refused before anything is changed: the table as it was goes on."""
+    """Refused before anything is changed: the earlier table goes on."""
     sink = destination.sink(name, 1, ITEMS)
     names = [*POSTGRESQLS, "rowid", "__delta_rs_source", "_tag", "_deleted", "valid_to", "_dropped_1_note"]
     for number, added in enumerate(names):
@@ -116,7 +116,7 @@ def test_a_column_that_is_added_by_a_name_of_a_store_is_refused_too(destination:
 
 
 def test_a_table_that_a_store_cannot_hold_keeps_no_other_out(destination: Destination, name: str) -> None:
-    """Be it for a column by a name of ours, for their number, or for its own name."""
+    """Whether for a column with our name, for their number, or for its own name."""
     columns = [column(f"c{number}", "int4") for number in range(1_597)]
     odd = [
         replace(ITEMS, columns=(*ITEMS.columns, column("_tag")), name=TableName("public", "tagged")),
@@ -133,7 +133,7 @@ def test_a_table_that_a_store_cannot_hold_keeps_no_other_out(destination: Destin
     assert all(str(each) in why.message and why.hint for each, why in refused.items())
     assert opened.generations.live() == 1
     opened.sink.prepare([ITEMS])
-    # Into Delta a row of so many columns takes a minute.
+    # Delta takes a minute to write a row of so many columns.
     fit = [shape for shape in odd if shape.name not in refused and len(shape.columns) < 1_000]
     rows = [
         upsert({each.name: "b" if each.value_type == "text" else 1 for each in shape.columns}, 1, of=shape)

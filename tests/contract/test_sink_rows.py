@@ -1,4 +1,4 @@
-"""What every sink promises of rows: the newest stays, whatever comes in whatever order, and what is refused is told."""
+"""What every sink promises of rows: the newest stays, whatever comes in whatever order, and refusals are reported."""
 
 import random
 import threading
@@ -146,7 +146,7 @@ def test_any_order_and_repetition_ends_in_the_same_rows_on_servers(
     kind: str, endpoints: Any, history: tuple[list[RowEvent], list[list[RowEvent]]]
 ) -> None:
     events, batches = history
-    # One schema of tables for all examples; the key space is another one each time.
+    # All examples share one schema of tables; each has a key space of its own.
     destination = KINDS[kind](endpoints)
     sink = destination.sink(f"t{uuid.uuid4().hex[:12]}", 1, ITEMS)
     try:
@@ -159,7 +159,7 @@ def test_any_order_and_repetition_ends_in_the_same_rows_on_servers(
 
 @contextmanager
 def _knocking(make: Callable[[], Sink]) -> Iterator[list[Exception]]:
-    """New sinks all the time, as a job makes them after a failure, that try to write; what they are told."""
+    """New sinks all the time, as a job makes them after a failure, which try to write. Yields their errors."""
     heard: list[Exception] = []
 
     def knock(over: threading.Event) -> None:
@@ -192,7 +192,7 @@ def test_a_job_waits_while_the_server_is_away_and_goes_on(kind: str, stack: Any,
         with pytest.raises(Unavailable):
             destination.opened(name, 1).generations.load_progress()
     finally:
-        # A server that is coming back may say anything but that it holds nothing.
+        # A server that is coming back may say anything except that it holds nothing.
         with _knocking(lambda: destination.sink(name, 1)) as heard:
             stack.start(destination.server)
     assert {type(error) for error in heard} == {Unavailable}, heard[-3:]

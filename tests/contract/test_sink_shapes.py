@@ -56,7 +56,7 @@ def _are_carried_over(opened: OpenedSink, *, in_bulk: bool) -> None:
     opened.sink.apply(batch(gone(4, 2)))
     added = {ITEMS.name: {"grade": 5}}
     carried(opened.sink, GRADED, opened.sink.prepare([GRADED], go_live=not in_bulk, added=added))
-    # Rows of the new shape say themselves what they have, null included.
+    # Rows of the new shape bring their own values, including null.
     rows = [{"id": number, "note": "n", "number": 1, "grade": grade} for number, grade in ((2, None), (5, 7))]
     opened.sink.apply(batch(*(upsert(row, 3, of=GRADED) for row in rows)))
     assert carried(opened.sink, GRADED, opened.sink.prepare([GRADED], go_live=not in_bulk, added=added)) == 0
@@ -72,7 +72,7 @@ def test_a_newer_event_wins_over_a_row_that_is_carried_over(destination: Destina
     left = sink.prepare([GRADED], added={ITEMS.name: {"grade": 5}})
 
     class Overtaken:
-        """Another job's newer events come when the rows have been read, and just before they are written."""
+        """Another job's newer events come after the rows have been read, and just before they are written."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(sink, name)
@@ -203,7 +203,7 @@ def test_a_column_that_comes_later_passes_by_those_that_are_left_out(destination
 def test_what_a_column_was_added_with_stays_away_where_the_column_is_left_out(
     destination: Destination, name: str
 ) -> None:
-    """One that was dropped and comes again, by a name that the sink leaves out."""
+    """A column that was dropped and comes again, with a name that the sink leaves out."""
     narrower = replace(VALUES, columns=tuple(column for column in VALUES.columns if column.name != "prose"))
     _projecting(destination, name).prepare([VALUES])
     sink = _projecting(destination, name)

@@ -1,4 +1,4 @@
-"""What a sink that takes several batches as one step promises: readers see all of a step at once, or nothing of it."""
+"""What a sink that takes several batches as one step promises: readers see a whole step at once, or nothing of it."""
 
 from collections.abc import Iterator
 
@@ -32,7 +32,7 @@ def steps_of(opened: OpenedSink) -> WholeSteps:
 
 
 def seen(stepping: Destination, name: str) -> dict[str, object]:
-    """By somebody else."""
+    """As somebody else sees it."""
     return dict(rows_of(stepping.sink(name)))
 
 

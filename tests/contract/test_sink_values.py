@@ -14,7 +14,7 @@ from tests.contract.items import ODD, PLAIN, VALUES, counts, gone, item, rows_of
 
 
 def _seldom(*values: Any) -> Any:
-    """Others show the same but for the type."""
+    """Other cases show the same except for the type."""
     return pytest.param(*values, marks=pytest.mark.soak)
 
 
@@ -82,7 +82,7 @@ def test_a_key_that_is_written_differently_is_the_row_of_its_newest_text(
     sink.apply(batch(delete({"k": after}, 4, of=keyed)))
     sink.apply(batch(row(before, 5)))
     assert _texts(sink, keyed) == [(repr(before), "5")]
-    # A repair deletes the text that the source hasn't, and writes the row, at one tag: in any order, alone or together.
+    # A repair deletes the text that the source lacks, and writes the row, at one tag: in any order, alone or together.
     for number, events in enumerate(([0, 1], [1, 0], [0], [1]), 6):
         pair = [delete({"k": before}, number, of=keyed), row(after, number)]
         sink.apply(batch(*(pair[which] for which in events)))

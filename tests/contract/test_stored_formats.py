@@ -139,7 +139,7 @@ def store(request: pytest.FixtureRequest, endpoints: Any, name: str) -> Iterator
 
 
 def _refusals(store: Store) -> Iterator[LockstepError]:
-    """What each first call of a newly opened sink is told."""
+    """The error of each first call of a newly opened sink."""
     calls: list[Callable[[OpenedSink], object]] = [
         lambda opened: opened.sink.prepare([table()]),
         lambda opened: opened.sink.apply(batch(upsert({"id": 1, "note": "a"}, 1))),

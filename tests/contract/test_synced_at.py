@@ -1,4 +1,4 @@
-"""When a row was written last: who moves that, and who doesn't."""
+"""When a row was written last: what changes that time, and what doesn't."""
 
 from dataclasses import replace
 from datetime import datetime

@@ -184,7 +184,7 @@ step = st.one_of(
 
 
 def position_of(memory: DurableMemory) -> int:
-    """The commit that it knows of; position and offsets must say the same."""
+    """The commit that it knows of; position and offsets must agree."""
     position = memory.position()
     assert memory.offsets().get((TOPICS[0], 0), 0) == (position or (0, 1))[0]
     return (position or (0, 1))[0]
@@ -251,7 +251,7 @@ def test_a_history_on_disk_with_crashes(steps: list[tuple[object, ...]]) -> None
             if how == "close":
                 store.close()
             else:
-                store.file.close()  # as the end of the process does it
+                store.file.close()  # as at the end of the process
             return open_store(Path(name))
 
         follow(steps, open_store(Path(name)), reopened)

@@ -62,7 +62,7 @@ def test_the_view_shows_live_rows_of_the_live_generation(
 
 
 def test_two_texts_of_one_key_are_one_row(settings: WarehouseSettings, name: str) -> None:
-    """A key was text before it was a uuid: the copy deletes the old text beside the row that has the new one."""
+    """A key was text before it was a uuid: the copy deletes the old text and writes the row under the new one."""
     text = "A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11"
     keyed = table(column("id", "uuid"), column("note"))
     with closing(WarehouseParts(WarehouseTables(name, settings, 1))) as sink:
@@ -77,7 +77,7 @@ OTHER = table(name=TableName("public", "other"))
 
 @pytest.fixture
 def asked() -> Iterator[list[str]]:
-    """The statements that are sent to servers from now on; a pipeline counts as one."""
+    """The statements sent to servers from now on; a pipeline counts as one."""
     statements: list[str] = []
 
     def ask(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
@@ -135,7 +135,7 @@ def test_a_switch_to_other_columns_keeps_grants_and_options(
 def test_readers_of_several_views_in_one_transaction_are_never_ended(
     endpoints: Any, settings: WarehouseSettings, name: str
 ) -> None:
-    """They take their locks in the other order, which is what deadlocks are made of."""
+    """They take their locks in the other order, which makes deadlocks."""
     shapes = [replace(table(), name=TableName("public", letter)) for letter in "abc"]
     sinks = [WarehouseParts(WarehouseTables(name, settings, generation)) for generation in (1, 2)]
     for sink in sinks:
@@ -294,7 +294,7 @@ def test_a_key_that_no_index_takes_is_rejected_in_bulk_as_ever(settings: Warehou
 def test_rows_are_not_tried_one_by_one_once_too_many_are_refused(
     settings: WarehouseSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a column's type is wrong: two attempts for each row would pass before anybody is told."""
+    """As with a column of the wrong type: there would be two attempts for each row before anybody heard of it."""
     monkeypatch.setattr("sinks.warehouse.postgres.writing.REFUSED_FEW", 10)
     numbered = table(column("id", "int8"), column("n", "int4"))
     sink = WarehouseParts(WarehouseTables(name, settings.model_copy(update={"max_open_rejections": 3}), 1))
@@ -430,7 +430,7 @@ def _scratch_of(name: str) -> str:
 
 @pytest.fixture
 def limited(warehouse: Any, endpoints: Any, name: str) -> Iterator[WarehouseParts]:
-    """The sink of a user who may do what a sink has to, and no more."""
+    """The sink of a user with exactly the rights that a sink needs."""
     scratch = _scratch_of(name)
     create_login(warehouse, name, endpoints.warehouse_dsn)
     warehouse.execute(f"create database {scratch} owner {name}")
@@ -447,7 +447,7 @@ def limited(warehouse: Any, endpoints: Any, name: str) -> Iterator[WarehousePart
 
 
 def _as_owner(endpoints: Any, name: str, *statements: str) -> list[Any]:
-    """Statements in the database of the limited user; the rows of the last one."""
+    """Run statements in the limited user's database; returns the rows of the last one."""
     with psycopg.connect(endpoints.warehouse_dsn, dbname=_scratch_of(name), autocommit=True) as owner:
         for statement in statements:
             cursor = owner.execute(statement)
@@ -483,7 +483,7 @@ def _as_owner(endpoints: Any, name: str, *statements: str) -> list[Any]:
 def test_what_was_taken_stops_the_job_and_nothing_is_lost(
     endpoints: Any, limited: WarehouseParts, name: str, take: str, give: str, state: str, hint: str
 ) -> None:
-    limited.close()  # what a role has by default is looked at when it connects
+    limited.close()  # a role's defaults are read when it connects
     _as_owner(endpoints, name, take.format(name=name))
     for _ in range(2):
         with pytest.raises(LockstepError, match=state) as raised:
@@ -512,7 +512,7 @@ def test_what_passes_by_itself_is_waited_for(endpoints: Any, limited: WarehouseP
 def test_rows_are_applied_where_the_migrations_are_not(
     settings: WarehouseSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on the executors of a cluster, which have our code and no migrations."""
+    """Like the executors of a cluster, which have our code and no migrations."""
     with closing(WarehouseParts(WarehouseTables(name, settings, 1))) as prepared:
         prepared.prepare([table()])
         fence = prepared.claim()
@@ -545,7 +545,7 @@ def test_settings_of_the_role_neither_end_a_merge_nor_let_it_be_lost(
 
 
 def test_a_warehouse_that_fails_over_under_a_batch_is_begun_again(name: str) -> None:
-    """Some of the batch's tasks may have written to the server before, and what they wrote may be gone."""
+    """Some of the batch's tasks may have written to the server before, and their writes may be gone."""
     with temporary_directory() as directory:
         stack = Stack(directory, light=True, durable=False)
         try:

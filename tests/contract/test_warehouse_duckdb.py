@@ -1,4 +1,4 @@
-"""The warehouse in a DuckDB file: who may use it when, what a crash leaves, values no column can hold."""
+"""The warehouse in a DuckDB file: who may use it when, what a crash leaves, values that no column can hold."""
 
 import os
 import signal
@@ -150,7 +150,7 @@ def test_between_batches_the_file_is_free_and_whole(file: Path, open_sink: Open,
     sink = open_sink(table())
     sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
     assert list(tmp_path.iterdir()) == [file]
-    copy = file.rename(tmp_path / "other name.duckdb")  # the views go by no name of the file
+    copy = file.rename(tmp_path / "other name.duckdb")  # the views don't use the file's name
     assert read(copy, "select * from shop.orders") == [(1, "a")]
     copy.rename(file)
     rows = sink.scan(table())
@@ -247,7 +247,7 @@ sink.prepare([wider], added={wider.name: {"grade": 5, "quote": "it's", "until": 
 
 
 def test_what_a_column_was_added_with_is_there_after_a_crash(file: Path, open_sink: Open) -> None:
-    """It is in DuckDB's log alone then, which is read again by another process."""
+    """Then it is only in DuckDB's log, which another process reads again."""
     sink = open_sink(table(), lock_timeout_s=30)
     sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
     with other_process(GROWING, file) as job:
@@ -360,7 +360,7 @@ def test_what_a_column_cannot_hold_is_beside_it(file: Path, open_sink: Open) -> 
 
 
 def indexes(file: Path) -> list[str]:
-    """What own indexes are on, in SQL."""
+    """The expressions of our indexes, in SQL."""
     rows = read(file, f"select sql from duckdb_indexes() where starts_with(index_name, '{NAME_PREFIX}')")
     return sorted(row[0].partition(" ON ")[2].rstrip(";") for row in rows)
 

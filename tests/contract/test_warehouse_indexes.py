@@ -1,4 +1,4 @@
-"""Indexes that a sink declares, in a real PostgreSQL: when they are made, what they survive, whom they hold up."""
+"""Indexes that a sink declares, in a real PostgreSQL: when they are made, what they survive, whom they delay."""
 
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ def opened(store: Store, *declared: dict[str, Any], **more: Any) -> OpenedSink:
 
 
 def indexes(store: Store, generation: int) -> list[str]:
-    """What own indexes of a generation's table are on, in SQL."""
+    """The expressions of our indexes on a generation's table, in SQL."""
     rows = store.query(
         f"select indexdef from pg_indexes where schemaname = '{store.name}_g{generation}'"
         f" and starts_with(indexname, '{NAME_PREFIX}')"
@@ -44,10 +44,10 @@ def test_a_new_generation_has_them_after_its_load_and_the_next_one_too(store: St
     second.sink.prepare([table()], go_live=False)
     second.bulk.begin_bulk()
     assert indexes(store, 2) == [], "a load is the slower for each"
-    second.sink.prepare([table()], go_live=False)  # as a build does that is begun again
+    second.sink.prepare([table()], go_live=False)  # as a build does that begins again
     assert indexes(store, 2) == []
     second.sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
-    second.sink.apply(batch(upsert({"id": 1, "note": "b"}, 2)))  # two rows of one key: the table is made anew
+    second.sink.apply(batch(upsert({"id": 1, "note": "b"}, 2)))  # two rows of one key: the table is rebuilt
     second.bulk.end_bulk()
     assert indexes(store, 2) == ALL, "before anybody reads it"
     second.generations.switch()

@@ -1,4 +1,4 @@
-"""Names of tables in a warehouse, where that was chosen."""
+"""Names of tables in a warehouse that were chosen by a setting."""
 
 import pytest
 

@@ -83,7 +83,7 @@ def test_values_of_every_type_come_back_exactly(database: Database, endpoints: A
 
 
 def _check_history(endpoints: Any, name: str, everything: Any, rows: list[dict[str, Any]]) -> None:
-    """As of the time at which the rows were there."""
+    """As of the time when the rows existed."""
     with psycopg.connect(endpoints.warehouse_dsn) as warehouse:
         for setting, value in SESSION_SETTINGS.items():
             warehouse.execute("select set_config(%s, %s, false)", (setting, value))
@@ -104,7 +104,7 @@ def _check_history(endpoints: Any, name: str, everything: Any, rows: list[dict[s
 
 
 def _check_history_in_file(file: Path, name: str, everything: Table, rows: list[dict[str, Any]]) -> None:
-    """As of the time at which the rows were there; what a column can't hold is beside it."""
+    """As of the time when the rows existed; values that a column can't hold are beside it."""
     stored = rows_of(Shape.of(everything))
     with duckdb.connect(str(file), read_only=True) as warehouse:
         names = ", ".join(f'kept."{column}"' for column in stored.columns_for(everything))

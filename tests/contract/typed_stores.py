@@ -1,7 +1,5 @@
-"""Stores whose columns have types of their own, as a job opens them and as anybody reads them.
-
-They are a warehouse in PostgreSQL, one in a DuckDB file, and a lake.
-"""
+"""Stores with typed columns, as a job opens them and as anybody reads them: a warehouse in PostgreSQL, one in a DuckDB
+file, and a lake."""
 
 import uuid
 from collections.abc import Callable, Iterator
@@ -45,12 +43,12 @@ class Store:
     query: Callable[[str], list[Any]]
     """Answers SQL as readers of a warehouse get it."""
     read: Callable[[str, str], list[dict[str, Any]]]
-    """All rows that a directory or schema has of a table, with the columns that are ours."""
+    """All rows of a table in a directory or schema, with our own columns."""
     settings: dict[str, Any] = field(default_factory=dict)
     closing: ExitStack = field(default_factory=ExitStack)
 
     def open(self, *tables: Table, generation: int = 1, **settings: Any) -> OpenedSink:
-        """Prepared, where tables are given."""
+        """A sink, prepared if tables are given."""
         opened = self.open_generation(self.name, generation, self.settings | settings)
         self.closing.callback(opened.sink.close)
         if tables:
@@ -108,7 +106,7 @@ def _of_lake(name: str, root: Path) -> Store:
 
 
 def opened_store(kind: str, name: str, directory: Path, endpoints: Callable[[], Any]) -> Store:
-    """The one of a kind; where the servers are is asked for only when it has one."""
+    """The store of a kind. Asks for the servers only if it needs one."""
     if kind == "postgresql":
         ask = partial(_ask_server, endpoints().warehouse_dsn)
         return _of_warehouse(kind, name, endpoints().warehouse_url, ask)
@@ -119,7 +117,7 @@ def opened_store(kind: str, name: str, directory: Path, endpoints: Callable[[], 
 
 
 def save(opened: OpenedSink, commit: int, *, whole: Any = None, **changes: Any) -> None:
-    """All of the ``commit``-th transaction is applied, and nothing more."""
+    """Store that all of the ``commit``-th transaction is applied, and nothing more."""
     opened.generations.load_progress()
     reached = progress(**{"watermark_lsn": LSN + commit * 8 + 1, "epoch": 1, **changes})
     opened.generations.save_progress(reached, whole=whole)

@@ -42,7 +42,7 @@ class KillingPublisher:
             return
         self._left -= 1
         if self._left < 0 and self._point == "after-confirm":
-            kill_this_process()  # the confirmation of the commit before this one has gone out
+            kill_this_process()  # the confirmation of the previous commit has gone out
         if self._left == 0 and self._point == "before-commit":
             self._inner.flush()  # the events are on the broker, the transaction is open
             kill_this_process()
@@ -50,7 +50,7 @@ class KillingPublisher:
             threading.Timer(0.002, kill_this_process).start()
         self._inner.commit(state, *args, **kwargs)
         if self._left == 0 and self._point in ("after-commit", "during-commit"):
-            kill_this_process()  # Kafka has it, PostgreSQL wasn't told
+            kill_this_process()  # Kafka has it, PostgreSQL doesn't know
 
 
 def main() -> int:
@@ -60,7 +60,7 @@ def main() -> int:
     parser.add_argument("--nth", type=int, default=3)
     arguments = parser.parse_args()
     log_to_stderr()
-    faulthandler.register(signal.SIGUSR1)  # for whoever waits for its end in vain
+    faulthandler.register(signal.SIGUSR1)  # shows the stacks of a process that doesn't end
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     wrap = (

@@ -34,14 +34,14 @@ _KINDS = ("search", "cache", "warehouse")
 _STORES = {"opensearch": "search", "valkey": "cache", "warehouse": "warehouse"}
 _KEYS = 40
 _GUST_S = (30.0, 90.0)
-"""So long it storms between two rests."""
+"""How long it storms between two pauses, in seconds."""
 
 _PLAIN = ("Traceback (most recent call last)", "AssertionError", "Py4J")
-"""What no log has, whatever is killed."""
+"""What no log holds, whatever is killed."""
 
 
 class Counters(threading.Thread):
-    """Has rows count up, each in its ``owner``. Each goes in the end, for good, and another one comes."""
+    """Raises counters, each in its row's ``owner``. Each row is deleted for good in the end, and a new one comes."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__(daemon=True)
@@ -65,7 +65,7 @@ class Counters(threading.Thread):
 
 
 class Watcher(threading.Thread):
-    """Reads the counters in a sink. A store that doesn't answer is asked again."""
+    """Reads the counters in a sink. Asks a store again that doesn't answer."""
 
     def __init__(self, name: str, opened: Callable[[], AbstractContextManager[Read]], counters: Counters) -> None:
         super().__init__(daemon=True, name=name)
@@ -86,7 +86,7 @@ class Watcher(threading.Thread):
 
     def _look(self, read: Read) -> None:
         chance = random.random()
-        # One that has gone is still looked at.
+        # A deleted one is still looked at.
         key = random.choice(self._counters.keys) if chance < 0.6 or not self._seen else random.choice([*self._seen])
         counter = read(key)
         self.reads += 1
@@ -103,7 +103,7 @@ class Watcher(threading.Thread):
 
 
 class Storm:
-    """``servers`` are killed as well. Only strikes with these names come, where there are any."""
+    """``servers`` are killed as well. ``names`` limits the strikes, unless it is empty."""
 
     def __init__(
         self, pipeline: Pipeline, seed: int, servers: Stack | None = None, names: Collection[str] = ()
@@ -121,7 +121,7 @@ class Storm:
         self.done: Counter[str] = Counter()
 
     def run(self, seconds: float) -> None:
-        """Raises AssertionError when a sink differs, a row came back, or a process ended by itself."""
+        """Raises AssertionError if a sink differs, a row came back, or a process ended by itself."""
         counters = Counters(self._pipeline)
         counters.start()
         self._calm()
@@ -186,7 +186,7 @@ class Storm:
         return process
 
     def _go_on(self) -> None:
-        """What was killed starts again."""
+        """Start again what was killed."""
         if self._capture is None:
             self._capture = self._begun(self._pipeline.start_capture())
         if self._job is None:
@@ -198,7 +198,7 @@ class Storm:
                 raise AssertionError(f"ended with {process.returncode} by itself: {process.told()[-5000:]}")
 
     def _calm(self) -> None:
-        """Nothing is killed until everything is applied."""
+        """Kill nothing until everything is applied."""
         for process in self._frozen:
             with suppress(psutil.NoSuchProcess):
                 process.resume()
@@ -216,7 +216,7 @@ class Storm:
     def _assert_equal(self, *sinks: str) -> None:
         for sink in sinks:
             self._say(f"compare {sink}")
-            # Rows that are written all the time are looked at again and again, which takes minutes on a busy machine.
+            # Rows that are written all the time are compared again and again, which takes minutes on a busy machine.
             self._pipeline.run("verify", sink, timeout_s=3600)
         for process in self._logs:
             told = process.told()
@@ -255,7 +255,7 @@ class Storm:
         self._go_on()
 
     def _capture_killed(self) -> None:
-        """Some captures, one after the other, each in the middle of its start or soon after it."""
+        """Kill some captures one after the other, each during its start or soon after it."""
         for _ in range(self._random.randrange(1, 4)):
             self._go_on()
             assert self._capture is not None
@@ -320,7 +320,7 @@ class Storm:
         self._rebuild = None
 
     def _switched(self) -> None:
-        """To the newest generation or back, also where there is none; killed on the way, or not."""
+        """To the newest generation or back, even if there is none; killed on the way, or not."""
         command = ["lockstep", "switch", self._sink(self._random.choice(_KINDS)), "--config", str(self._pipeline.path)]
         switch = self._begun(self._pipeline.start(*command, *self._random.choice([[], ["--back"], ["--back"]])))
         if self._random.random() < 0.6:
@@ -339,7 +339,7 @@ class Storm:
             ]
         )
         with suppress(psycopg.errors.DeadlockDetected), self._pipeline.sql() as connection:
-            connection.execute(f"delete from {table} where owner = 'many'".encode())  # each column takes longer, else
+            connection.execute(f"delete from {table} where owner = 'many'".encode())  # else each column takes longer
             connection.execute(statement.encode())
 
     def _store_killed(self) -> None:
@@ -356,10 +356,8 @@ def _name(strike: Callable[[], None]) -> str:
 
 
 def storm(seconds: float, seed: int, stack: Stack, directory: Path, names: Collection[str] = ()) -> Counter[str]:
-    """One of so many seconds, on servers that nobody else uses; returns what has struck how often.
-
-    ``names`` are those of the strikes, all where there are none.
-    """
+    """One storm of this many seconds, on servers that nobody else uses; returns how often each strike came. ``names``
+    are those of the strikes; empty: all."""
     print(f"seed {seed}", flush=True)
     pipeline = Pipeline(stack.up(), directory, f"storm{seed}", sinks=True, more={"spark": "retry_s = 1.0"})
     made = Storm(pipeline, seed, stack, names)
@@ -372,7 +370,6 @@ def storm(seconds: float, seed: int, stack: Stack, directory: Path, names: Colle
 
 
 def main() -> None:
-    """Storms until the time is over."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument("--seed", type=int, default=int(time.time()) % 1_000_000)

@@ -29,7 +29,7 @@ KINDS = tuple(SINK_OF.values())
 def pipeline(stack: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pipeline]:
     name = f"apply{os.getpid()}_{next(_numbers)}"
     history = f'history = ["{name}.entry"]'
-    # Tasks tell soon that a server doesn't answer.
+    # Tasks report soon that a server doesn't answer.
     conf = {"spark.driver.memory": "512m"} | getattr(request, "param", {})
     more = {
         "warehouse": history,
@@ -46,7 +46,7 @@ def _batches(job: Running) -> int:
 
 
 def assert_history_is_whole(pipeline: Pipeline) -> None:
-    """Every version of ``entry`` that was published is in the warehouse's history, once."""
+    """The warehouse's history has every published version of ``entry`` once."""
     topic = pipeline.config.topics()[TableName(pipeline.name, "entry")]
     published = [
         tag_of(value).decode()
@@ -91,7 +91,7 @@ def test_jobs_survive_restarts_of_every_server(pipeline: Pipeline, stack: Any, s
             since = len(job.reports)
             stack.stop(name)
             try:
-                # Until it is missed; Kafka's clients find it again by themselves.
+                # Until its absence is noticed. Kafka's clients find it again by themselves.
                 if name in SINK_OF:
                     job.wait_for("SinkWaiting", since=since, sink=f"{pipeline.name}_{SINK_OF[name]}")
             finally:

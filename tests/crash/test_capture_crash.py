@@ -40,7 +40,7 @@ def _take_snapshot(pipeline: Pipeline) -> None:
 
 
 def _wait_for_more(pipeline: Pipeline) -> None:
-    """Until capture has published something else, so that it is in the middle of it."""
+    """Wait until capture has published something more, so that it is in the middle of it."""
     before = pipeline.state()
     wait_until(lambda: pipeline.state() != before, what="capture publishes")
 
@@ -83,7 +83,7 @@ def test_kills_at_any_moment_of_a_start_lose_and_repeat_nothing(pipeline: Pipeli
 
 
 def _replace_while_frozen(pipeline: Pipeline, old: Any) -> Any:
-    """Freeze the old capture, let a new one take over, thaw the old one; it has to end by itself."""
+    """Freeze the old capture, let a new one take over, thaw the old one. It has to end by itself."""
     os.kill(old.pid, signal.SIGSTOP)
     new = pipeline.start_capture()
     try:
@@ -109,7 +109,7 @@ def test_a_frozen_capture_that_wakes_up_is_fenced(pipeline: Pipeline) -> None:
 
 @pytest.mark.soak
 def test_an_idle_capture_that_wakes_up_does_not_come_back_over_the_newer_one(pipeline: Pipeline) -> None:
-    """It notices first that its connection to PostgreSQL is gone, which by itself would be a reason to try again."""
+    """It first notices that its connection to PostgreSQL is gone, which alone would be a reason to try again."""
     _take_snapshot(pipeline)
     old = pipeline.start_capture()
     pipeline.wait_streaming(old)
@@ -175,7 +175,7 @@ def test_a_capture_that_first_finds_no_server_still_takes_over_from_the_one_befo
 @pytest.mark.alone
 @pytest.mark.soak
 def test_the_server_hears_from_us_while_kafka_is_frozen(stack: Any, tmp_path: Path) -> None:
-    """With a wal_sender_timeout shorter than the freeze: the connection would be dropped if nobody answered."""
+    """The wal_sender_timeout is shorter than the freeze: without answers, the connection would be dropped."""
     name = f"crash{os.getpid()}_{next(_numbers)}"
     pipeline = Pipeline(stack.endpoints(), tmp_path, name, dsn_options="options='-c wal_sender_timeout=3s'")
     try:
@@ -199,7 +199,7 @@ def test_the_server_hears_from_us_while_kafka_is_frozen(stack: Any, tmp_path: Pa
 
 
 def _wait_for_answers(pipeline: Pipeline, *, seconds: int) -> None:
-    """Until the server has heard from capture so many seconds later than now."""
+    """Wait until the server has heard from capture this many seconds later than now."""
     query = "select count(*) from pg_stat_replication where pid = %s and reply_time > %s + make_interval(secs => %s)"
     with pipeline.sql() as sql:
         (now,) = sql.execute("select clock_timestamp()").fetchone() or ()
@@ -226,7 +226,6 @@ def _fill(pipeline: Pipeline) -> None:
 
 
 def _change(pipeline: Pipeline) -> None:
-    """Rows that are changed and gone."""
     with pipeline.sql() as sql:
         sql.execute(f"delete from {pipeline.name}.account where id % 10 = 0")
         sql.execute(f"update {pipeline.name}.account set owner = 'changed' where id % 10 = 1")
@@ -234,10 +233,8 @@ def _change(pipeline: Pipeline) -> None:
 
 
 def _suspend_copying(pipeline: Pipeline, capture: Any, workers: int) -> list[psutil.Process]:
-    """Until rows are on their way to Kafka. Returns what is suspended then: capture itself, then its workers.
-
-    They run for a moment at a time, so that the copy can't end while this looks, however long a look takes.
-    """
+    """Wait until rows are on their way to Kafka. Returns the suspended processes: capture itself, then its workers.
+    They run for a moment at a time, so that the copy can't end while this looks, however long a look takes."""
     wait_until(lambda: "handoff at" in capture.log.read_text(), what="the snapshot begins")
     main = psutil.Process(capture.pid)
     suspended: list[psutil.Process] = []
@@ -272,7 +269,7 @@ def _resume(suspended: list[psutil.Process]) -> None:
 def _is_worker(child: psutil.Process) -> bool:
     try:
         return "spawn_main" in str(child.cmdline())
-    except psutil.NoSuchProcess:  # it has ended meanwhile, and was none
+    except psutil.NoSuchProcess:  # it has ended meanwhile, and wasn't one
         return False
 
 
@@ -305,7 +302,7 @@ def test_an_interrupted_snapshot_is_never_half(stack: Any, tmp_path: Path, snaps
 
 @pytest.mark.soak
 def test_a_first_copy_that_was_frozen_publishes_nothing_when_it_wakes_up(stack: Any, tmp_path: Path) -> None:
-    """Another capture has finished the copy and streamed changes by then. The old rows must not come after them."""
+    """Meanwhile another capture finishes the copy and streams changes. The old rows must not come after them."""
     name = f"crash{os.getpid()}_{next(_numbers)}"
     pipeline = Pipeline(stack.endpoints(), tmp_path, name, more={"snapshot": _SIDE_BY_SIDE})
     try:

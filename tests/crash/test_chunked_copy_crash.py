@@ -1,4 +1,4 @@
-"""Kill processes and servers in the middle of a copy beside the stream: it goes on, and ends like the source."""
+"""Kill processes and servers in the middle of a copy beside the stream: it goes on, and ends equal to the source."""
 
 import itertools
 import os
@@ -47,7 +47,7 @@ def _ask(pipeline: Pipeline, capture: Process) -> None:
 
 
 def _wait_for_rows(pipeline: Pipeline, capture: Process, rows: int) -> int:
-    """Until so many are copied, in the middle of the copy; returns how many there are."""
+    """Wait until this many are copied, in the middle of the copy; returns how many there are."""
     seen = 0
 
     def copied() -> bool:
@@ -63,7 +63,7 @@ def _wait_for_rows(pipeline: Pipeline, capture: Process, rows: int) -> int:
 
 
 def _finish(pipeline: Pipeline, capture: Process) -> None:
-    """Let it go on to its end: the topic has the source's rows."""
+    """Let it end: the topic has the source's rows."""
     pipeline.wait_streaming(capture)
     wait_until(lambda: _copy(pipeline) is None, what="the copy ends")
     pipeline.wait_published(capture)

@@ -1,4 +1,4 @@
-"""Kill processes and servers in the middle of a first copy: it goes on, and ends like the source."""
+"""Kill processes and servers in the middle of a first copy: it goes on, and ends equal to the source."""
 
 import itertools
 import os
@@ -45,12 +45,12 @@ def pipeline(stack: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
 def _ranges(pipeline: Pipeline) -> list[CopiedRange]:
     try:
         return read_copied_ranges(pipeline.client, pipeline.name, pipeline.config.slot)
-    except LockstepError:  # capture hasn't made the topic so far, or Kafka isn't up again
+    except LockstepError:  # capture hasn't made the topic yet, or Kafka isn't up again
         return []
 
 
 def _wait_for_ranges(pipeline: Pipeline, process: Process, count: int) -> int:
-    """Until so many ranges are copied, in the middle of the copy; returns how many there are."""
+    """Wait until this many ranges are copied, in the middle of the copy; returns how many there are."""
 
     def copied() -> bool:
         assert process.poll() is None, process.told()
@@ -64,7 +64,7 @@ def _wait_for_ranges(pipeline: Pipeline, process: Process, count: int) -> int:
 
 
 def _finish(pipeline: Pipeline, capture: Process) -> None:
-    """Let it go on to its end: the topic has the source's rows, and most of them were copied once."""
+    """Let it end: the topic has the source's rows, and most of them were copied once."""
     pipeline.wait_streaming(capture)
     pipeline.wait_published(capture)
     assert pipeline.stop(capture) == 0, capture.told()
@@ -90,7 +90,7 @@ def _finish(pipeline: Pipeline, capture: Process) -> None:
 
 
 def test_kill_9_of_capture(pipeline: Pipeline) -> None:
-    """Of its workers as well: they end with it."""
+    """Its workers are killed as well: they end with it."""
     done = 0
     for turn in range(2):
         capture = pipeline.start_capture()

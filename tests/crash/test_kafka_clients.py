@@ -1,4 +1,4 @@
-"""Clients that stay open find a broker again that was restarted: by themselves they may never learn who leads now."""
+"""Open clients find a restarted broker again; by themselves they may never learn of the present leaders."""
 
 import itertools
 import os
@@ -20,7 +20,7 @@ from tests.pipeline import wait_until
 pytestmark = [pytest.mark.live, pytest.mark.alone, pytest.mark.crash]
 
 CLIENTS = 4
-"""Of each kind: one that asks in an unlucky moment is lost, another one isn't."""
+"""Of each kind: a client that asks at a bad moment is lost, another isn't."""
 
 _numbers = itertools.count(1)
 Ask = Callable[[], object]
@@ -28,7 +28,7 @@ Ask = Callable[[], object]
 
 @pytest.fixture
 def asks(stack: Any) -> Iterator[list[Ask]]:
-    """What the open clients ask."""
+    """Requests of the open clients."""
     settings = kafka_settings(stack.endpoints().kafka_bootstrap, partitions=1)
     client = settings.client()
     prefixes = [f"clients{os.getpid()}_{next(_numbers)}" for _ in range(CLIENTS)]
@@ -49,7 +49,7 @@ def _end_of(cluster: TopicAdmin, topic: str) -> Ask:
 
 
 def _message_of(client: Mapping[str, str | int], topic: str) -> Ask:
-    """Somebody writes a message, and the one that follows the topic gets it."""
+    """One client writes a message, and the one that follows the topic gets it."""
     deadline = [0.0]
     following = new_messages(client, {(topic, 0): 0}, stopping=lambda: time.monotonic() > deadline[0])
     written = itertools.count(1)

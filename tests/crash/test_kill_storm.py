@@ -1,4 +1,4 @@
-"""A whole pipeline in a storm of kills; `python -m tests.crash.kill_storm` has one for as long as one has time."""
+"""A whole pipeline in a storm of kills. `python -m tests.crash.kill_storm` runs longer ones."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Spark's JVM or a Python worker is killed under ``lockstep apply``: a sentence says it, and no traceback does."""
+"""Spark's JVM or a Python worker is killed under ``lockstep apply``: a sentence reports it, without a traceback."""
 
 import itertools
 import os
@@ -35,7 +35,7 @@ def _jvm(driver: Process) -> psutil.Process:
 
 
 def _assert_plain(told: str) -> None:
-    """No text of Python's or the JVM's own: each line is one of ours, which a person can act on."""
+    """No text of Python's or the JVM's own: each line is ours, and a person can act on it."""
     for word in ("Traceback", "BrokenPipe", 'File "', "Py4J", "py4j", "\tat ", "Exception", "Errno"):
         assert word not in told, told
 

@@ -25,7 +25,7 @@ _SEQ_AT = slice(37, 45)
 
 @pytest.fixture
 def pipeline(stack: Any, tmp_path: Path) -> Iterator[Pipeline]:
-    """A pipeline of one narrow table; PostgreSQL decides with its own defaults what is large."""
+    """A pipeline of one narrow table. PostgreSQL's own defaults decide what is large."""
     name = f"large{os.getpid()}"
     made = Pipeline(stack.endpoints(), tmp_path, name)
     with made.sql() as connection:
@@ -41,7 +41,7 @@ def _memory(process: Process) -> int:
 
 
 def _kill(process: Process) -> int:
-    """Kill it; the most memory that it had."""
+    """Kill it; returns its greatest memory use."""
     memory = _memory(process)
     process.send_signal(signal.SIGKILL)
     assert process.wait(300) == -signal.SIGKILL
@@ -49,7 +49,7 @@ def _kill(process: Process) -> int:
 
 
 def _spilled_bytes(pipeline: Pipeline) -> int:
-    """How much PostgreSQL has put aside of transactions that hadn't committed."""
+    """How many bytes PostgreSQL has spilled of transactions that hadn't committed."""
     with pipeline.sql() as connection:
         query = "select spill_bytes from pg_stat_replication_slots where slot_name = %s"
         row = connection.execute(query, (pipeline.config.slot,)).fetchone()

@@ -1,4 +1,4 @@
-"""Kill a view's task at every point of its work, and lose its state: the sink ends as the query in PostgreSQL does."""
+"""Kill a view's task at every point of its work, and lose its state: the sink ends equal to the query in PostgreSQL."""
 
 import shutil
 from collections.abc import Callable
@@ -23,7 +23,7 @@ AHEAD_POINTS = 24
 STEP_POINTS = 6
 
 
-# For every change, the kills of a shard have Redis.
+# At every change, the test that kills a shard covers Redis.
 REDIS_IN_SOAK = pytest.param("redis", marks=pytest.mark.soak)
 
 
@@ -42,7 +42,7 @@ def test_kill_9_at_every_point_of_a_step(pipeline: ViewPipeline, view_tasks: Vie
         before = lsn
         lsn = traffic(pipeline, 3, seed=point)
         assert view_tasks.run(task, kill_at=point) == KILLED
-        if kind == "warehouse":  # where a step appears at once
+        if kind == "warehouse":  # which shows a step at once
             assert pipeline.rows(settings) in (pipeline.states[before], pipeline.states[lsn])
         assert view_tasks.run(task) == ENDED
         assert pipeline.rows(settings) == pipeline.states[lsn]
@@ -59,7 +59,7 @@ def test_kill_9_at_every_point_of_a_building_and_the_state_is_lost(
     for point in range(1, BUILDING_POINTS + 1):
         lsn = traffic(pipeline, 5, seed=point)
         kills += view_tasks.run(task, kill_at=point) == KILLED
-        if kind == "warehouse":  # where what differs from an earlier state appears at once
+        if kind == "warehouse":  # which shows changes from an earlier state at once
             assert pipeline.rows(settings) in (pipeline.states[before], pipeline.states[lsn]), point
         if point % 3 == 0:
             lsn = traffic(pipeline, 2, seed=-point)
@@ -77,7 +77,7 @@ def test_kill_9_at_every_point_of_a_building_and_the_state_is_lost(
 def test_kill_9_at_every_point_of_a_building_that_writes_while_it_computes(
     view_pipelines: Callable[..., ViewPipeline], view_tasks: ViewTasks, kind: str
 ) -> None:
-    """The sink has nothing at first, and some of a result that is never whole after that."""
+    """The sink has nothing at first, and after that a part of a result that is never whole."""
     kills = 0
     for point in range(1, AHEAD_POINTS + 1, 3):
         pipeline = view_pipelines()
@@ -97,7 +97,7 @@ def test_kill_9_at_every_point_of_a_building_that_writes_while_it_computes(
 def test_a_state_from_before_one_that_was_killed_while_it_wrote_is_built_anew(
     pipeline: ViewPipeline, view_tasks: ViewTasks, tmp_path: Path
 ) -> None:
-    """The other one was built on another machine. What it wrote has gone since, and the one here has never had it."""
+    """Another one was built on another machine. A row that it wrote is gone since, and this one never had it."""
     settings = pipeline.settings("redis")
     pipeline.write(Put(USERS, {"id": 1, "name": "n"}), *(follow(number) for number in range(8)))
     assert view_tasks.run(pipeline.task(settings)) == ENDED
@@ -175,7 +175,7 @@ def test_kill_9_of_one_shard_at_every_point_of_a_step_and_of_a_building(
 def test_a_state_from_before_what_the_sink_has_is_built_anew(
     pipeline: ViewPipeline, view_tasks: ViewTasks, tmp_path: Path
 ) -> None:
-    """A row that went and came back since then isn't changed, as that state sees it, and the sink lacks it."""
+    """A row that went and came back since then isn't a change to that state, and the sink lacks it."""
     settings = pipeline.settings("redis")
     tweet = {"id": 1, "user_id": 1, "body": "b"}
     pipeline.write(
@@ -209,7 +209,7 @@ def test_another_run_goes_on_with_a_state_though_the_sink_was_not_told_of_its_ou
         lsn = traffic(pipeline, 5, seed=2)
         assert view_tasks.run(pipeline.task(settings, reached=told)) == ENDED
         assert pipeline.rows(settings) == pipeline.states[lsn]
-        if is_put_back:  # to where it was when it was told last
+        if is_put_back:  # to its last reported position
             store.delete(*store.scan_iter(f"{pipeline.sink}:*"))
             for key, content in held.items():
                 store.restore(key, 0, content)
@@ -218,7 +218,7 @@ def test_another_run_goes_on_with_a_state_though_the_sink_was_not_told_of_its_ou
     lsn = traffic(pipeline, 1, seed=3)
     assert view_tasks.run(pipeline.task(settings, reached=told)) == ENDED
     assert pipeline.rows(settings) == pipeline.states[lsn]
-    # Those of a new state are counted anew: a store that was put back has the record of an earlier run's writes.
+    # A new state counts from zero. A store that was put back still records an earlier run's writes.
     assert pipeline.position().counters.steps == (0 if is_put_back else steps + 1)
 
 
@@ -238,7 +238,7 @@ def test_a_task_that_wakes_up_after_another_one_has_gone_on_changes_nothing(
             assert view_tasks.run(task) == ENDED
             assert pipeline.rows(settings) == pipeline.states[lsn], point
             code, said = wake_up()
-            # Its last transaction was over, or it learns that it isn't the one any more.
+            # Either its last transaction was over, or it learns that it was replaced.
             assert code == ENDED or "another" in said, said
             assert pipeline.rows(settings) == pipeline.states[lsn], point
         lsn = traffic(pipeline, 1, seed=100 + point)
@@ -250,10 +250,8 @@ def test_a_task_that_wakes_up_after_another_one_has_gone_on_changes_nothing(
 def test_a_state_that_another_run_has_left_behind_unseen_is_built_anew(
     pipeline: ViewPipeline, view_tasks: ViewTasks, tmp_path: Path
 ) -> None:
-    """That run had a state of its own, as on another machine, and was killed before anybody heard of its last output.
-
-    A row of it that has gone since was never there for the state that was left behind.
-    """
+    """That run had a state of its own, as on another machine, and was killed before its last output was reported. A row
+    of it that is gone since never existed for the state that was left behind."""
     settings = pipeline.settings("redis")
     pipeline.write(Put(USERS, {"id": 1, "name": "n"}), Put(FOLLOWS, {"follower_id": 2, "followee_id": 1}))
 
@@ -279,7 +277,7 @@ def test_a_state_that_another_run_has_left_behind_unseen_is_built_anew(
 def test_a_row_that_an_older_job_was_about_to_write_stays_gone(
     pipeline: ViewPipeline, view_tasks: ViewTasks, tmp_path: Path, kind: str
 ) -> None:
-    """Each has a state of its own, as on two machines. The newer one looks for a row in vain that it has never had."""
+    """Each has a state of its own, as on two machines. The newer one searches in vain for a row that it never had."""
     settings = pipeline.settings(kind)
     pipeline.write(Put(USERS, {"id": 1, "name": "n"}), Put(FOLLOWS, {"follower_id": 2, "followee_id": 1}))
 
@@ -314,7 +312,7 @@ def test_a_row_that_an_older_job_was_about_to_write_stays_gone(
 def test_kill_9_loses_no_row_that_the_sink_refuses(
     pipeline: ViewPipeline, view_tasks: ViewTasks, *, is_built: bool
 ) -> None:
-    """What the driver hasn't kept yet is refused again; what it has kept isn't told again."""
+    """Rejections that the driver hasn't stored are repeated; those that it has aren't reported again."""
     settings = pipeline.settings("redis", max_value_bytes=200)
     task = pipeline.task(settings)
     assert task.view is not None

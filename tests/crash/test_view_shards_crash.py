@@ -1,4 +1,4 @@
-"""Jobs of a view with four tasks are killed anywhere, lose states, hang and meet: the sink ends as PostgreSQL does."""
+"""Jobs of a view with four tasks are killed, lose states, hang and meet: the sink ends equal to PostgreSQL."""
 
 import random
 import shutil
@@ -34,7 +34,7 @@ def states_of(pipeline: ViewPipeline, root: str = "state") -> Path:
 
 
 def each_was_there(pipeline: ViewPipeline, settings: SinkSettings) -> bool:
-    """Whether each row is one that its key had at some commit. Several shards needn't be as of one."""
+    """Whether each row is one that its key had at some commit. Several shards needn't be as of the same one."""
     return all(
         any(rows.get(key) == row for rows in pipeline.states.values()) for key, row in pipeline.rows(settings).items()
     )
@@ -52,7 +52,7 @@ def rejected(pipeline: ViewPipeline) -> list[int]:
 
 
 def all_users(pipeline: ViewPipeline, number: int) -> int:
-    """One transaction with a row of each shard, and tweets that leave one user for another one. Returns its LSN."""
+    """One transaction with a row of each shard, and tweets that move to another user. Returns its LSN."""
     return pipeline.write(
         *(Put(USERS, {"id": user, "name": f"all {number}"}) for user in range(8)),
         *(Put(TWEETS, {"id": 90 + tweet, "user_id": (tweet + number) % 8, "body": "b"}) for tweet in range(8)),
@@ -154,7 +154,7 @@ def test_of_two_jobs_at_once_the_newer_goes_on_with_all_shards(
             newer.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
             assert pipeline.rows(settings) == pipeline.states[lsn]
             assert newer.stop() == 0
-    with pipeline.job(spark, settings) as older:  # with the states that it had then
+    with pipeline.job(spark, settings) as older:  # with its states of that time
         lsn = all_users(pipeline, 2)
         older.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         assert pipeline.rows(settings) == pipeline.states[lsn]

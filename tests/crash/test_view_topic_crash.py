@@ -88,7 +88,7 @@ def test_a_row_that_is_gone_when_a_state_is_built_again_gets_a_tombstone(
 
 
 def _recreate(pipeline: ViewPipeline, records: int = 0) -> None:
-    """Delete the topic of the view and create it again, with so many records that nobody knows."""
+    """Delete the view's topic and create it again, with this many foreign records."""
     client, topic = pipeline.log.kafka.client(), view_topic(pipeline.name, pipeline.sink, 1)
     TopicAdmin(client).remove([topic])
     until(lambda: not TopicAdmin(client).exists(topic))
@@ -104,7 +104,7 @@ def _recreate(pipeline: ViewPipeline, records: int = 0) -> None:
 def test_a_topic_that_was_made_anew_gets_all_of_the_result(
     pipeline: ViewPipeline, view_tasks: ViewTasks, records: int
 ) -> None:
-    """While no job runs, also where it has more records by now than it had, and between two batches of a job."""
+    """While no job runs, even if it has more records now than before, and between two batches of a job."""
     task = pipeline.task(pipeline.settings("redis", topic=True), result_topic=pipeline.topic())
     assert task.view is not None
     assert task.view.result_topic is not None

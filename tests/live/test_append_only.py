@@ -34,7 +34,7 @@ _numbers = count()
 
 @pytest.fixture
 def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
-    """A pipeline with a table ``log`` that has no key, of which equal rows were there before."""
+    """A pipeline with a table ``log`` that has no key and already holds equal rows."""
     made = Pipeline(endpoints, tmp_path, f"append{os.getpid()}_{next(_numbers)}")
     name = made.name
     tables = f'tables = ["{name}.log", "{name}.account"]\n'
@@ -56,7 +56,7 @@ def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
 
 
 class _Inserts(threading.Thread):
-    """Inserts one to three equal rows at a time until it is told to stop."""
+    """Inserts one to three equal rows at a time until it is stopped."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__(daemon=True)
@@ -83,7 +83,6 @@ class _Inserts(threading.Thread):
 
 @contextmanager
 def _inserts(pipeline: Pipeline) -> Iterator[_Inserts]:
-    """Inserts for the length of the block."""
     thread = _Inserts(pipeline)
     thread.start()
     try:
@@ -133,12 +132,12 @@ def test_each_event_is_in_every_sink_once_after_a_kill_of_capture_and_what_is_em
         assert (built.report.is_equal, built.generation, built.is_live) == (True, 2, True)
     pipeline.wait_applied(apply)
     _assert_each_once(pipeline)
-    assert 0 < _source(pipeline).total() < inserts.rows  # else nothing came before or after the TRUNCATE
+    assert 0 < _source(pipeline).total() < inserts.rows  # otherwise nothing came before or after the TRUNCATE
     report = json.loads(pipeline.run("verify", f"{name}_dwh", "--json"))
     notes = {table["table"]: table["note"] for table in report["tables"]}
     assert (report["equal"], notes[f"{name}.account"]) == (True, None)
     assert "compared with its topic" in notes[f"{name}.log"]
-    # A copy of the whole table takes the place of all that came before it.
+    # A copy of the whole table replaces everything before it.
     pipeline.run("snapshot", "table", f"{name}.log")
     wait_until(lambda: f"copying {name}.log at" in capture.told(), what="the copy")
     pipeline.wait_published(capture)
@@ -149,7 +148,7 @@ def test_each_event_is_in_every_sink_once_after_a_kill_of_capture_and_what_is_em
 
 
 def _trim(pipeline: Pipeline) -> None:
-    """Delete the older half of the table's events, as a retention does."""
+    """Delete the older half of the table's events, as retention does."""
     topic = pipeline.config.topics()[TableName(pipeline.name, "log")]
     cluster = TopicAdmin(pipeline.client)
     ends = cluster.end_offsets(partitions_of([topic], cluster.partition_counts([topic])))
@@ -171,7 +170,7 @@ def test_a_rebuild_of_a_topic_that_lost_its_beginning_stops_and_a_copy_is_the_wa
     _trim(pipeline)
     refused = pipeline.rebuild(spark, sink).failed()
     assert (refused.hint or "").startswith(f"let capture copy what is missing: lockstep snapshot table {name}.log")
-    # What is left says nothing of what was there, so it is told that nothing was compared.
+    # The rest says nothing of the earlier rows, so the report is that nothing was compared.
     built = pipeline.rebuild(spark, sink, trimmed=True).finish()
     notes = {str(table.table): table.not_compared for table in built.report.tables}
     assert (notes[f"{name}.account"], "was deleted" in notes[f"{name}.log"]) == ("", True)

@@ -1,4 +1,4 @@
-"""``lockstep state`` and ``lockstep bundle``: what they tell, and that neither tells values or secrets."""
+"""``lockstep state`` and ``lockstep bundle``: what they report, and that neither reveals values or secrets."""
 
 import json
 import os
@@ -27,7 +27,7 @@ SECRETS = {name: f"recognisable-secret-{name}" for name in ("search", "salt")}
 
 @pytest.fixture
 def pipeline(stack: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipeline]:
-    """A search that refuses text of ``account.owner``, and goes on without that table before a second is."""
+    """A search that refuses text of ``account.owner``. It goes on without that table within a second."""
     name = f"bundle{os.getpid()}"
     monkeypatch.setenv("LOCKSTEP_SOURCE_PASSWORD", _source_password(stack.endpoints()))
     monkeypatch.setenv(sink_password_variable(f"{name}_search"), SECRETS["search"])
@@ -43,7 +43,7 @@ def pipeline(stack: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def _source_password(endpoints: Endpoints) -> str:
-    """The server's own: one that it doesn't know would be refused."""
+    """The server's own: it would refuse an unknown one."""
     entry = Path(str(conninfo_to_dict(endpoints.source_dsn)["passfile"])).read_text().strip()
     return entry.rpartition(":")[2]
 

@@ -1,4 +1,4 @@
-"""What the stream shows in part or not at all: tables that join and leave, partitions, filters, publications."""
+"""Changes that the stream shows in part or not at all: tables that join or leave, partitions, filters, publications."""
 
 import threading
 from functools import partial
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.live
 _PARTITIONED = (
     "create table m (id int, day date, a text, primary key (id, day)) partition by range (day)",
     "create table m_1 partition of m for values from ('2026-01-01') to ('2026-02-01')",
-    # Other columns at other places, as partitions that were attached have them.
+    # Other columns at other places, as attached partitions have them.
     "create table m_2 (a text, gone int, day date not null, id int not null, primary key (id, day))",
     "alter table m_2 drop gone",
     "alter table m attach partition m_2 for values from ('2026-02-01') to ('2026-03-01')",
@@ -30,7 +30,7 @@ _PARTITIONED = (
 def test_a_partition_that_comes_with_a_column_has_the_whole_table_copied(
     database: Database, capture: StartCapture, attached_first: bool
 ) -> None:
-    """A copy of the partition alone would leave the other rows without the new column's value."""
+    """A copy of only the partition would leave the other rows without the new column's value."""
     database.execute(*_PARTITIONED)
     captured = capture("public.m")
     statements = [
@@ -50,8 +50,8 @@ def test_a_partition_that_comes_with_a_column_has_the_whole_table_copied(
 def test_a_copy_begins_though_some_transaction_always_writes(
     database: Database, capture: StartCapture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A key that is deferrable needs a slot, which is made when those that write have ended. The stream stops for it a
-    little longer each time."""
+    """A deferrable key needs a slot, which is made when the present writers' transactions have ended. The stream stops
+    for it a little longer each time."""
     monkeypatch.setattr(in_stream, "SLOT_PATIENCE_S", 0.05)
     database.execute("create table busy (id serial)", "create table a (id int primary key)")
     captured = capture("public.a", publication="table a")

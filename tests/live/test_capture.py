@@ -1,4 +1,4 @@
-"""Capture as a process: what must stop it instead of passing in silence, and that it stops with the way out."""
+"""Capture as a process: what must stop it instead of passing silently, and that it stops with the way out."""
 
 import itertools
 import os
@@ -143,7 +143,7 @@ def test_a_state_of_another_version_stops_capture_and_leaves_the_process_that_wr
     if its_format is None:
         words = ("doesn't say which format", "find out who else does")
     _assert_stopped(pipeline.start_capture(), *words)
-    other.commit(state(slot=f"{slot}_beside"))  # raises Fenced if somebody has taken over
+    other.commit(state(slot=f"{slot}_beside"))  # raises Fenced if another capture has taken over
     other.close()
 
 

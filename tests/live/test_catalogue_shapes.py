@@ -24,7 +24,7 @@ _XID = "select pg_current_xact_id()::text::int8 & 4294967295"
 
 
 class _Counting:
-    """A connection that counts what it is asked, and the rows of the answers."""
+    """A connection that counts its queries, and the rows of the answers."""
 
     def __init__(self, database: Database) -> None:
         self._connection = database.connection
@@ -38,14 +38,14 @@ class _Counting:
         return answer
 
     def since_last(self) -> tuple[int, int]:
-        """(queries, rows) since this was asked last."""
+        """(queries, rows) since the last call."""
         counted = self.queries, self.rows
         self.queries = self.rows = 0
         return counted
 
 
 class _Described:
-    """A captured table as the stream describes it again and again."""
+    """A captured table that the stream describes again and again."""
 
     def __init__(self, database: Database, endpoints: Endpoints, directory: Path, name: TableName) -> None:
         pipeline = Captured(database, endpoints.kafka_bootstrap, directory, [str(name)]).config.as_pipeline()

@@ -1,4 +1,4 @@
-"""Copies in the middle of the stream that don't stop it: what is written meanwhile, kills, locks, long transactions."""
+"""Copies in the middle of the stream that don't stop it: concurrent writes, kills, locks, long transactions."""
 
 import contextlib
 import threading
@@ -37,7 +37,7 @@ _TABLE = (
 
 
 class Copying:
-    """A capture of a table that is asked to copy it again, in chunks that are small."""
+    """A capture of a table that is asked to copy it again, in small chunks."""
 
     def __init__(self, captured: Captured, database: Database) -> None:
         self.captured = captured
@@ -73,7 +73,7 @@ def copying(database: Database, capture: StartCapture) -> Copying:
 
 
 class Writers:
-    """Change rows of the table all the time, of every kind."""
+    """Change rows of the table all the time, in every way."""
 
     _STATEMENTS = (
         "update big set n = n + 1 where id % 97 = {0} % 97",
@@ -98,7 +98,7 @@ class Writers:
                 with contextlib.suppress(psycopg.errors.DeadlockDetected, psycopg.errors.UniqueViolation):
                     connection.execute(statement)
                 at += 2
-                self._stop.wait(0.01)  # a pause: the copy is to end, on slow machines as well
+                self._stop.wait(0.01)  # a pause, so that the copy ends on slow machines as well
 
     def __enter__(self) -> "Writers":
         for thread in self._threads:
@@ -148,7 +148,7 @@ def test_a_commit_that_nobody_sees_so_far_holds_up_chunks_alone(
         captured.wait_for(
             f"process {pid} (no name) has committed and waits for a standby: see synchronous_standby_names"
         )
-        # Also for the next process, which hasn't published it.
+        # Even for the next process, which hasn't published it.
         captured.stop()
         captured.start()
         database.execute("insert into other values (2, 2)")
@@ -237,7 +237,7 @@ def test_a_table_that_changes_in_the_middle_of_its_copy(copying: Copying, change
 
 @contextlib.contextmanager
 def _held_in_the_middle(copying: Copying, *, name: TableName = _BIG) -> Iterator[None]:
-    """A copy that has rows, and doesn't go on: it is paused, and goes on after this."""
+    """A copy that has rows and is paused. It goes on after this."""
     copying.ask(name)
     copying.wait(lambda: (copy := copying.copy(name)) is not None and copy.rows > 0)
     order(copying, CopyAction.PAUSE)
@@ -254,7 +254,7 @@ def order(copying: Copying, action: CopyAction, name: TableName | None = None) -
 
 @pytest.mark.parametrize("secret", [pytest.param(b"", marks=pytest.mark.soak), b"another's"])
 def test_an_order_that_nobody_signed_who_sees_the_topics_is_ignored(copying: Copying, secret: bytes) -> None:
-    """Any role may write messages, and a copy that is paused holds up the watermark of each sink."""
+    """Any role may write messages, and a paused copy holds up every sink's watermark."""
     captured = copying.captured.start()
     captured.settle()
     copying.ask()
@@ -262,7 +262,7 @@ def test_an_order_that_nobody_signed_who_sees_the_topics_is_ignored(copying: Cop
     for action in (CopyAction.PAUSE, CopyAction.CANCEL):
         send_order(copying.database.connection, CopyOrder(captured.config.slot, action, None), secret)
     captured.wait_for("cancel of copies is ignored: any role may write such orders")
-    # What was notified of can be heard by any role.
+    # Any role can hear notifications.
     heard = CopyOrder(captured.config.slot, CopyAction.PAUSE, None, "ann", 4711)
     told = heard.signed(order_secret(captured.config.as_pipeline())).to_bytes()
     emit_messages(copying.database.connection, COPIES_PREFIX, [told])
@@ -275,7 +275,7 @@ def test_an_order_that_nobody_signed_who_sees_the_topics_is_ignored(copying: Cop
 
 
 def _paused(captured: Captured) -> tuple[str, ...]:
-    """The tables of which ``lag`` says that their copies are paused."""
+    """The tables whose copies are paused, according to ``lag``."""
     with LagCollector(captured.config.as_pipeline(), {}) as collector:
         return collector.collect().paused_copies
 
@@ -284,7 +284,7 @@ def test_a_paused_copy_survives_a_restart_and_goes_on_where_it_was(copying: Copy
     captured = copying.captured.start()
     captured.settle()
     with _held_in_the_middle(copying):
-        captured.stop()  # until then the chunk that was being read when it was paused may still come
+        captured.stop()  # until then the chunk that was being read at the pause may still come
         copy = copying.copy()
         assert copy is not None
         captured.start()
@@ -322,7 +322,7 @@ def test_a_table_that_leaves_in_the_middle_of_its_copy_is_copied_when_it_is_back
         copying.database.execute("alter table big rename to elsewhere")
 
     def warnings() -> int:
-        """Which one is told depends on whether a look at the source was before the copy went on."""
+        """Which warning comes depends on whether a look at the source came before the copy went on."""
         return sum("not in publication" in line or "its copy waits until" in line for line in captured.said)
 
     copying.wait(lambda: warnings() == 1)
@@ -342,7 +342,7 @@ def test_a_table_that_leaves_in_the_middle_of_its_copy_is_copied_when_it_is_back
 
 @pytest.mark.soak
 def test_a_copy_takes_no_more_rows_a_second_than_it_may(copying: Copying) -> None:
-    """Not how fast it is, but what a chunk takes, and that no other begins before its time has come."""
+    """Not its speed, but how much a chunk takes, and that no other begins before its time has come."""
     captured = copying.captured
     captured.config = captured.config.model_copy(update={"snapshot": SnapshotSettings(rows_per_s=5000)})
     captured.start()
@@ -384,7 +384,7 @@ def test_a_copy_ends_beside_writers_at_full_speed_on_the_same_rows(copying: Copy
 
 
 def test_updates_without_large_values_of_rows_that_werent_copied(copying: Copying) -> None:
-    """They are read again, more of them than are held, and no event ever has a value that the row hadn't."""
+    """They are read again, more of them than are held, and no event ever has a value that the row didn't have."""
     captured = copying.captured
     database = copying.database
     database.execute("update big set big = repeat('old' || id, 700)")

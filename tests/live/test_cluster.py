@@ -42,7 +42,7 @@ def cluster(tmp_path: Path) -> Iterator[SparkCluster]:
 
 
 class ShippedJobs:
-    """Starts the pipeline's jobs on the cluster and sees to it that their tasks import what was shipped."""
+    """Starts the pipeline's jobs on the cluster, and makes their tasks import only what was shipped."""
 
     def __init__(self, pipeline: Pipeline, cluster: SparkCluster) -> None:
         self._pipeline = pipeline
@@ -50,13 +50,13 @@ class ShippedJobs:
         self.sinks: dict[str, SinkSettings] = {"cache": pipeline.cache, pipeline.warehouse_name: pipeline.warehouse}
 
     def with_everything(self, *, once: bool = False) -> JobProcess:
-        """What tasks import comes from the archive, third-party packages too."""
+        """Tasks import everything from the archive, including third-party packages."""
         assert not self._cluster.imports("pyarrow")
         return self._job(package(self._pipeline.directory / "everything.zip", environment=True), _CONF, once=once)
 
     def with_code_alone(self, *, once: bool = False) -> JobProcess:
         """Third-party packages are on the executors, as in an image of one's own."""
-        # A plain entry of the path, whose .pth files aren't looked at: an editable installation is not found there.
+        # A plain entry of the path, whose .pth files aren't read: it doesn't lead to an editable installation.
         packages = {"PYTHONPATH": sysconfig.get_path("purelib")}
         assert self._cluster.imports("pyarrow", packages)
         assert not self._cluster.imports("jobs", packages)
@@ -73,7 +73,7 @@ class ShippedJobs:
             sinks=self.sinks,
             master=self._cluster.master,
             package=archive,
-            # Every batch in a task per partition, so that all workers have their share of each.
+            # Every batch has a task per partition, so that all workers take part in each.
             small_batch_rows=0,
             conf={**conf, "spark.pyspark.python": str(self._cluster.python)},
         )
@@ -93,7 +93,7 @@ def test_a_lost_worker_costs_no_row_and_the_next_start_goes_on_where_it_was(
             pipeline.write_traffic(5, seed=next(SEEDS))
         # A machine is lost: the tasks move to the other one.
         lose([first], pipeline, job, jobs.sinks)
-        # Python dies in the only executor that is left, as when memory is short: its tasks fail and are tried again.
+        # Python dies in the last executor, as when memory is short: its tasks fail and are tried again.
         lose(cluster.pythons(second), pipeline, job, jobs.sinks)
         assert job.stop() == 0
     jobs.compare()
@@ -108,7 +108,7 @@ def test_a_lost_worker_costs_no_row_and_the_next_start_goes_on_where_it_was(
 
 
 def lose(lost: Sequence[ProcessId], pipeline: Pipeline, job: JobProcess, sinks: Iterable[str]) -> None:
-    """kill -9 of processes and their families while tasks run there; returns when all of the log is applied."""
+    """kill -9 processes and their families while tasks run there; returns when the whole log is applied."""
     # Frozen first: they take tasks and don't finish them, so the kill can't fall between two batches.
     for member in {member for worker in lost for member in process.family(worker)}:
         process.send(member, signal.SIGSTOP)
@@ -120,7 +120,7 @@ def lose(lost: Sequence[ProcessId], pipeline: Pipeline, job: JobProcess, sinks: 
 
 
 def wait_for_lsn(job: JobProcess, sinks: Iterable[str], lsn: int) -> None:
-    """Until the sinks have applied the log up to there; fails as soon as one of them does."""
+    """Wait until the sinks have applied the log up to there; fails as soon as one of them does."""
     for sink in sinks:
         job.wait_until(lambda seen, sink=sink: _failed(seen) or _reaches(seen, sink, lsn))  # type: ignore[misc]
     assert not [seen for seen in job.reports if _failed(seen)]

@@ -1,4 +1,4 @@
-"""A consistent warehouse behind a real source: readers see whole transactions through what isn't a row's change."""
+"""A consistent warehouse behind a real source: readers see whole transactions through changes that aren't a row's."""
 
 import uuid
 from decimal import Decimal
@@ -21,14 +21,12 @@ from tests.spark_here import Job
 pytestmark = [pytest.mark.live, pytest.mark.busy, pytest.mark.soak]
 
 ALL = Decimal(1000)
-"""What both tables have in sum, at each commit."""
+"""The sum over both tables at each commit."""
 
 
 class Reader(Poller):
-    """Polls both tables in one snapshot, with a statement for each.
-
-    ``seen`` are the LSN that the warehouse says and the counts and sums of both tables, where these are new, in order.
-    """
+    """Polls both tables in one snapshot, with a statement for each. ``seen`` are the LSN that the warehouse states and
+    the counts and sums of both tables, whenever these are new, in order."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__()
@@ -60,7 +58,7 @@ class Reader(Poller):
 
 
 def wait(pipeline: Pipeline, job: Job) -> None:
-    """Until the warehouse has all that is committed now."""
+    """Wait until the warehouse has everything committed now."""
     sink = f"{pipeline.name}_warehouse"
     with pipeline.sql() as connection:
         lsn = emit_heartbeat(connection)
@@ -78,7 +76,6 @@ def test_whole_transactions_are_seen_through_a_truncate_changes_of_columns_and_a
     reader = Reader(pipeline)
 
     def write(*statements: str) -> None:
-        """One transaction."""
         with pipeline.sql() as connection, connection.transaction():
             for statement in statements:
                 connection.execute(statement.format(name=name).encode())
@@ -119,14 +116,14 @@ def test_whole_transactions_are_seen_through_a_truncate_changes_of_columns_and_a
             )
             transfer(7)
             wait(pipeline, job)
-            # Damage, away from what is summed up, and rows that it is repaired beside.
+            # Damage outside the summed rows, and rows beside which it is repaired.
             with psycopg.connect(endpoints.warehouse_dsn) as warehouse:
                 damage = f"update {name}_warehouse_g1.{name}__account set grade = 99 where id in (3, 4)"
                 assert warehouse.execute(damage.encode()).rowcount == 2
             pipeline.run("verify", f"{name}_warehouse", "--repair")
             transfer(8)
             wait(pipeline, job)
-            # What is there is as at the source, in the columns that it has.
+            # The stored rows equal the source's, in the columns that they have.
             with pipeline.sql() as source, psycopg.connect(endpoints.warehouse_dsn) as warehouse:
                 for table, columns in (("account", "id, balance, grade"), ("entry", "account_id, line, note, kind")):
                     expected = source.execute(f"select {columns} from {name}.{table} order by 1".encode()).fetchall()

@@ -1,4 +1,4 @@
-"""A bank in a plain sink: whoever reads both of its tables in one transaction sees what existed at some commit."""
+"""A bank in a plain sink: a reader of both tables in one transaction sees what existed at some commit."""
 
 import uuid
 from collections.abc import Callable, Iterator
@@ -50,18 +50,17 @@ class Pipeline:
         self._directory = directory
 
     def write(self, parts: list[list[Change]]) -> None:
-        """One transaction, published in parts."""
+        """Write one transaction, published in parts."""
         for part in parts[:-1]:
             self.log.commit_part(part)
         self.lsns.append(self.log.lsn + 8)  # before anybody can see it
         assert self.log.commit(parts[-1]) == self.lsns[-1]
 
     def job(self, spark: SparkSession, **more: Any) -> Job:
-        """A job in this process."""
         return Job(spark, partial(run_sinks, **self.arguments(**more)))
 
     def apply_once(self, spark: SparkSession, *, consistent: bool) -> int:
-        """What the log holds now. Returns how many records were read."""
+        """Apply what the log holds now. Returns how many records were read."""
         settings = self.settings.model_copy(update={"consistent": consistent})
         job = Job(spark, partial(run_sinks, **self.arguments() | {"sinks": {self.sink: settings}}, once=True))
         job.finish()
@@ -72,7 +71,7 @@ class Pipeline:
             return load_consistency(opened.records, 1)
 
     def arguments(self, **more: Any) -> dict[str, Any]:
-        """What ``run_sinks`` takes."""
+        """The arguments of ``run_sinks``."""
         return {
             "pipeline": self.name,
             "kafka": self.log.kafka,
@@ -114,7 +113,7 @@ class Pipeline:
 
 
 class Reader(Poller):
-    """Polls both tables, and the LSN that the warehouse says they are of, in one snapshot with a statement for each."""
+    """Polls both tables, and the LSN that the warehouse states for them, in one snapshot with a statement for each."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__()
@@ -131,7 +130,7 @@ class Reader(Poller):
         return bool(self.seen) and self.seen[-1][1] == state
 
     def check(self, bank: Bank, lsns: list[int]) -> None:
-        """All that was seen is as of the LSN that was seen with it, and none is before another one."""
+        """Everything seen is as of the LSN seen with it, and no state is before an earlier one."""
         for lsn, state in self.seen:
             expected = bank.states[lsns.index(lsn)]
             assert state == expected, f"{lsn}: {sum(balance for *_, balance in state)} in all"

@@ -1,4 +1,4 @@
-"""Copies for which the stream has to stop, and so need a slot of their own for a moment."""
+"""Copies for which the stream has to stop, so that they need a slot of their own for a moment."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The first copy by several processes: every row once, whatever the tables are like, and what is lost meanwhile."""
+"""The first copy by several processes: every row once, whatever the tables are like, and whatever is lost meanwhile."""
 
 import collections
 import json
@@ -87,7 +87,7 @@ def test_partitions_are_copied_side_by_side(database: Database, make: Any) -> No
 
 
 def _workers() -> list[multiprocessing.process.BaseProcess]:
-    """Our children that copy; not the servers that earlier tests of this process started, nor what is left of them."""
+    """Our children that copy, without the servers of earlier tests and their remains."""
     return [child for child in multiprocessing.active_children() if child.name.startswith("lockstep copy")]
 
 
@@ -96,7 +96,7 @@ def _kill_one() -> None:
 
 
 class _Once:
-    """Does something after a commit while there are workers, once: that of before the first row, or a later one."""
+    """Does something once after a commit while there are workers: the one before the first row, or a later one."""
 
     def __init__(self, inner: Any, action: Callable[[], object], *, when: Callable[[CaptureState], bool]) -> None:
         self._inner = inner
@@ -115,7 +115,7 @@ class _Once:
 
 
 def _once(action: Callable[[], object], *, when: Callable[[CaptureState], bool] = lambda _: True) -> Any:
-    """A wrapper of publishers, of all sessions together."""
+    """A wrapper of publishers, shared by all sessions."""
     made: list[_Once] = []
 
     def wrap(inner: Any) -> Any:
@@ -146,7 +146,7 @@ def test_a_worker_that_is_killed_costs_a_new_start_and_no_row(database: Database
 
 @pytest.mark.soak
 def test_workers_that_are_fenced_before_the_first_row_publish_nothing(database: Database, make: Any) -> None:
-    """As by a process that takes over: the state is read, and what was begun before is ended."""
+    """As a process that takes over does: it reads the state, and ends what was begun before."""
     database.execute(T, FILL)
     captured = make("public.t")
     pipeline = captured.config.as_pipeline()
@@ -156,7 +156,7 @@ def test_workers_that_are_fenced_before_the_first_row_publish_nothing(database: 
 
 
 def test_a_worker_of_before_commits_nothing_after_a_takeover(database: Database, make: Any) -> None:
-    """Also where the new capture has no workers that would have its id."""
+    """Even if the new capture has no workers with its id."""
     database.execute(T, FILL)
     captured = make("public.t")
     captured.begin(wrap_publisher=_once(captured.stopping.set))
@@ -175,7 +175,7 @@ def test_a_worker_of_before_commits_nothing_after_a_takeover(database: Database,
 
 @pytest.mark.soak
 def test_what_a_worker_of_before_has_open_hides_no_state(database: Database, make: Any) -> None:
-    """A reader sees nothing of what was committed behind its record until it is ended."""
+    """Until it is ended, a reader sees nothing of what was committed behind its record."""
     database.execute(T, FILL)
     captured = make("public.t")
     captured.begin(wrap_publisher=_once(captured.stopping.set))
@@ -210,7 +210,7 @@ def _begin(captured: Captured) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.soak
 def test_a_table_is_not_locked_before_its_turn(database: Database, make: Any, workers: int) -> None:
-    """It is rewritten then, so the copy starts over; what is copied of others stays."""
+    """It is rewritten then, so its copy starts over; the copied rows of others stay."""
     database.execute(T, FILL, "create table u (like t including all)", "insert into u select * from t where id < 100")
     captured = make("public.t", "public.u", sections=SLOWLY.replace("workers = 2", f"workers = {workers}"))
     _begin(captured)
@@ -226,7 +226,7 @@ def test_a_table_is_not_locked_before_its_turn(database: Database, make: Any, wo
 
 
 class _Slow:
-    """Takes so long for more than ``rows_max`` rows that Kafka has ended their transaction before it is committed."""
+    """Takes so long for more than ``rows_max`` rows that Kafka ends their transaction before it is committed."""
 
     def __init__(self, inner: Any, topic: str, kafka: str, *, rows_max: int) -> None:
         self._inner = inner

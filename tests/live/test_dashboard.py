@@ -41,11 +41,11 @@ pytestmark = pytest.mark.live
 
 ROOT = Path(__file__).parents[2]
 SECRET = "recognisable-value-of-a-row"
-"""Of a row: it may be in no log."""
+"""A row's value: no log may hold it."""
 
 
 class Dashboard:
-    """A server of the page as a process, and a client that has loaded the page."""
+    """The page's server as a process, and a client that has loaded the page."""
 
     def __init__(self, path: Path, directory: Path, *, token: str | None = None) -> None:
         self.messages = directory / "dashboard.log"
@@ -98,7 +98,7 @@ class Dashboard:
         return document
 
     def begins_anew(self) -> None:
-        """Wait until the process has begun anew, with another port."""
+        """Wait until the process has started anew, with another port."""
         until(lambda: (said := self._all_said()) and int(said[-1]) != self.port)
         assert self.process.poll() is None
         self.port = int(self._all_said()[-1])
@@ -121,7 +121,7 @@ class Dashboard:
 
 @pytest.fixture
 def captured(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Captured]:
-    """Of one table, and a sink that nobody has begun to apply to."""
+    """A capture of one table, and a sink that no job applies to yet."""
     database.execute(
         "create table t (id int primary key, word text)", f"insert into t values (1, 'one'), (2, '{SECRET}')"
     )
@@ -338,7 +338,7 @@ def test_a_body_whose_length_is_not_said_is_refused_before_it_comes(dashboard: D
 
 
 def test_the_api_is_as_it_is_described(dashboard: Dashboard) -> None:
-    """Whatever is asked: no answer is a failure of ours, and each is of the described kind."""
+    """Whatever is asked, no answer is a failure of ours, and each is of the described kind."""
     until(lambda: _has_looked(dashboard))
     dashboard.load_page()
     schema = schemathesis.openapi.from_dict(dashboard.get("/api/openapi.json"))
@@ -429,7 +429,7 @@ def test_a_page_gets_the_rows_of_a_view_and_then_its_changes(captured: Captured,
 
 
 def _until_line(answer: http.client.HTTPResponse, begin: str, *, more: int = 0) -> str:
-    """The first line of a stream that begins so, or one that comes so many lines later."""
+    """A stream's first line with this beginning, or the one this many lines later."""
     while not (line := answer.readline().decode()).startswith(begin):
         assert line, "the stream ended"
     for _ in range(more):

@@ -1,4 +1,4 @@
-"""``lockstep doctor`` over source and Kafka: what it says before capture's first start, and when others meddle."""
+"""``lockstep doctor`` over source and Kafka: before capture's first start, and when others meddle."""
 
 import json
 import subprocess
@@ -88,7 +88,7 @@ topics = {{ partitions = 3, replication_factor = 1 }}
         )
 
     def make_slot(self) -> None:
-        """The slot, and the publication that capture makes before it."""
+        """Make the slot, and before it the publication that capture makes."""
         self.database.execute(
             publication_sql(self.config.publication, [T], version=self.database.connection.info.server_version)
         )
@@ -326,7 +326,7 @@ time.sleep(300)
 
 
 def test_events_are_nobody_elses(endpoints: Endpoints) -> None:
-    # Behind the newest event of a partition come the markers of transactions that wrote to other partitions only.
+    # Behind a partition's newest event come markers of transactions that wrote only to other partitions.
     shape = table()
     log = Log(kafka_settings(endpoints.kafka_bootstrap, partitions=2), f"d{uuid.uuid4().hex[:12]}", [shape])
     for number in range(30):

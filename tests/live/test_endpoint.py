@@ -1,4 +1,4 @@
-"""The way to the server: settings of the server, refusals, poolers and load balancers in between."""
+"""The way to the server: its settings, refusals, and poolers and load balancers in between."""
 
 import subprocess
 import sys
@@ -57,7 +57,7 @@ def reached(source: SourceSettings) -> list[Finding]:
 
 @pytest.fixture
 def alone(database: Database) -> Iterator[Database]:
-    """The server's own settings are put back afterwards."""
+    """Restores the server's own settings afterwards."""
     yield database
     for name in ("max_slot_wal_keep_size", "idle_replication_slot_timeout"):
         if database.value("select count(*) from pg_settings where name = %s", name):
@@ -177,7 +177,7 @@ def test_a_standby_is_refused_before_anything_is_created(
     assert not [topic for topic in topics if topic.startswith(f"{tmp_path.name}.")]
 
 
-# Refusals: what the server itself says, and the SQL that mends it.
+# Refusals: the server's own message, and the SQL that mends it.
 
 
 def refused(source: SourceSettings, *, can_succeed_later: bool = False) -> Finding:

@@ -46,7 +46,7 @@ from tests.spark_session import python_workers
 pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.alone]
 
 PATIENCE_S = 300.0
-"""For anything that takes seconds on a machine with nothing else to do."""
+"""For things that take seconds on an idle machine."""
 
 # Short, so that a server that hangs is noticed within the test.
 QUICK = {
@@ -86,7 +86,7 @@ class Running:
 
     @property
     def now(self) -> int:
-        """The index of what the job tells next."""
+        """The index of the job's next report."""
         return len(self.job.reports)
 
     def name(self, server: str) -> str:
@@ -110,24 +110,24 @@ class Running:
         return 0 if progress is None else progress.watermark_lsn
 
     def wait_reached(self, *servers: str) -> None:
-        """Until these sinks have applied all that is committed now."""
+        """Wait until these sinks have applied everything committed now."""
         with self.pipeline.sql() as connection:
             target = emit_heartbeat(connection)
         for server in servers:
             self.wait(lambda server=server: self.watermark(server) >= target, f"{server}'s sink goes on")  # type: ignore[misc]
 
     def wait_said(self, server: str, *, since: int, words: str = "") -> None:
-        """Until the job has said that this server's sink waits, and why."""
+        """Wait until the job has said that this server's sink waits, and why."""
         self.job.wait_until(
             lambda report: self._is(report, "SinkWaiting", server) and words in report["reason"], PATIENCE_S, since
         )
 
     def wait_going_on(self, server: str, *, since: int) -> None:
-        """Until the job has said that a batch of this server's sink takes long."""
+        """Wait until the job has said that a batch of this server's sink takes long."""
         self.job.wait_until(lambda report: self._is(report, "BatchGoesOn", server), PATIENCE_S, since)
 
     def wait_failed(self, server: str, words: str) -> None:
-        """Until the job has said that this server's sink has stopped, with the way out."""
+        """Wait until the job has said that this server's sink has stopped, with the way out."""
         self.job.wait_until(
             lambda report: self._is(report, "SinkFailed", server) and words in report["error"], PATIENCE_S
         )
@@ -263,7 +263,7 @@ def test_a_full_store_stops_its_sink_alone_and_a_restart_goes_on(running: Runnin
             running.wait_failed(server, words)
             healthy.remove(server)
             running.wait_reached(*healthy)
-        # None is left.
+        # No sink is left.
         assert running.job.finish(PATIENCE_S) == 1
     running.job = running.pipeline.apply(running.spark)
     running.assert_nothing_is_lost()
@@ -403,7 +403,7 @@ def _settings(kind: str, of: Table, **settings: object) -> SinkSettings:
 
 
 def _sinks(name: str, endpoints: Endpoints) -> dict[str, SinkSettings]:
-    """Those that start; all but ``kept`` are to be stopped."""
+    """Those that start; all except ``kept`` must be stopped."""
     return {
         f"{name}kept": _settings("redis", KEPT, url=endpoints.redis_url),
         f"{name}recreated": _settings("redis", RECREATED, url=endpoints.redis_url),
@@ -414,7 +414,6 @@ def _sinks(name: str, endpoints: Endpoints) -> dict[str, SinkSettings]:
 
 
 def _refused_sinks(name: str, endpoints: Endpoints, doorkeeper: FaultyProxy) -> dict[str, SinkSettings]:
-    """Those that never start."""
     login = {"user": f"{name}_nobody", "password": PASSWORD}
     return {
         f"{name}login": _settings("redis", KEPT, url=endpoints.redis_url, login=login),

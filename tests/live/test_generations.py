@@ -24,7 +24,7 @@ ORDERS = table(column("id", "int8"), column("note"))
 def test_up_to_where_a_sink_was_verified_is_told_of_the_epoch_of_capture_alone(
     verified_in: int, shown: str | None, endpoints: Endpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After a restore of the source the sink's own progress is of the epoch before, until its job has read on."""
+    """After a restore of the source, the sink's own progress has the earlier epoch until its job has read on."""
     name = f"gens{uuid.uuid4().hex[:8]}"
     sink = f"{name}_cache"
     log = Log(kafka_settings(endpoints.kafka_bootstrap), name, [ORDERS])

@@ -1,4 +1,4 @@
-"""Updates that leave large values out which the topic doesn't hold: the table waits for a copy, and nothing stops."""
+"""Updates that leave out large values which the topic doesn't hold: the table waits for a copy, and nothing stops."""
 
 import pytest
 
@@ -73,7 +73,7 @@ def test_an_update_of_a_row_that_the_topic_lacks(captured: Captured, name: str) 
     captured.start()
     captured.wait_quiet()
     captured.assert_equal()
-    # No row was completed from values that it had no more, not even for a moment.
+    # No row was completed from values that it no longer had, not even for a moment.
     values = {(row["code"], row["big"]) for row in captured.source_rows("public.u").values()}
     assert {
         (e.after["code"], e.after["big"]) for e in captured.events("public.u") if e.op in "cu" and e.after["n"] >= 0

@@ -1,4 +1,4 @@
-"""What `lockstep init` writes for a database, and that it is a configuration."""
+"""What `lockstep init` writes for a database, and that it is a valid configuration."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def test_who_does_not_own_the_tables_gets_the_sql_for_their_owner(
     database.execute(*(line for line in said[begin + 1 : -1] if not line.startswith("and a superuser")))
     with database.pinned(user=role) as connection:
         connection.execute("select from public.part")
-    # The role of the connection string is the one that capture connects as: it has all that it needs now.
+    # Capture connects with the connection string's role, which has all it needs now.
     text = (tmp_path / "lockstep.toml").read_text().replace("127.0.0.1:9092", endpoints.kafka_bootstrap)
     (tmp_path / "lockstep.toml").write_text(text.replace("= 3  ", "= 1  ").replace("= 2  ", "= 1  "))
     config = load(tmp_path / "lockstep.toml")

@@ -25,7 +25,7 @@ COPIED, LACKING = TableName("public", "t"), TableName("public", "u")
 
 @pytest.fixture
 def interrupted(database: Database, capture: StartCapture) -> Captured:
-    """One table is in the ledger, and of the other there are 40 rows of 50."""
+    """One table is in the ledger. The other has 40 of 50 rows."""
     for table in ("t", "u"):
         database.execute(
             f"create table {table} (id int primary key, a text, big text)",
@@ -34,7 +34,7 @@ def interrupted(database: Database, capture: StartCapture) -> Captured:
             f"insert into {table} values (50, 'x', repeat('b', 9000))",
         )
     captured = capture(str(COPIED), str(LACKING), copy_batch=BatchSize(20, 1 << 20), start=False)
-    # Before the commit that would put the second table into the ledger; rows of it are committed by then.
+    # Before the commit that would put the second table into the ledger; some of its rows are committed by then.
     captured.begin(wrap_publisher=dying(lambda commit: LACKING in commit.state.copied, before=True))
     with pytest.raises(Killed):
         captured.wait_for("streaming from")
@@ -77,7 +77,7 @@ def test_a_shape_that_changed_before_the_copy_goes_on(
 
 
 def test_a_large_value_of_a_row_that_is_gone_before_it_was_copied(database: Database, interrupted: Captured) -> None:
-    """The stream has the row's update, without the value, and nobody ever published it."""
+    """The stream has the row's update without the value, which was never published."""
     database.execute("update u set a = 'y' where id = 50", "delete from u where id = 50", "update u set a = 'z'")
     interrupted.start()
     interrupted.wait_quiet()

@@ -48,7 +48,7 @@ Rows = dict[JsonValue, Mapping[str, JsonValue]]
 
 
 class Pipeline:
-    """A log, the sinks that follow it, and what they have to hold."""
+    """A log, the sinks that follow it, and the rows that they must hold."""
 
     def __init__(self, endpoints: Endpoints, directory: Path) -> None:
         self.name = f"jobs{uuid.uuid4().hex[:8]}"
@@ -58,7 +58,7 @@ class Pipeline:
         self.cache = RedisSettings.model_validate(
             {"url": f"{endpoints.redis_url}?socket_timeout=1", "prefix": self.name, "max_value_bytes": 10_000}
         )
-        # The warehouse keeps its books by the sink's name, so every test has one of its own.
+        # The warehouse's bookkeeping is by the sink's name, so every test has one of its own.
         self.warehouse_name = f"{self.name}w"
         self.warehouse = WarehouseSettings.model_validate({"url": endpoints.warehouse_url})
         self.expected: Rows = {}
@@ -90,7 +90,7 @@ class Pipeline:
         return lsn
 
     def arguments(self, *, sinks: Mapping[str, SinkSettings] | None = None, **settings: Any) -> dict[str, Any]:
-        """What ``run_sinks`` takes for these sinks; ``settings`` are Spark's."""
+        """The arguments of ``run_sinks`` for these sinks; ``settings`` are Spark's."""
         return {
             "pipeline": self.name,
             "kafka": self.log.kafka,
@@ -100,21 +100,19 @@ class Pipeline:
         }
 
     def job(self, spark: SparkSession, **arguments: Any) -> Job:
-        """A job in this process."""
         return Job(spark, partial(run_sinks, **self.arguments(**arguments)))
 
     def apply_once(self, spark: SparkSession, **arguments: Any) -> Job:
-        """The same for what the log holds now. Returns when it is done."""
+        """Apply what the log holds now. Returns when it is done."""
         job = Job(spark, partial(run_sinks, **self.arguments(**arguments), once=True))
         job.finish()
         return job
 
     def process(self, *, once: bool = False, **arguments: Any) -> JobProcess:
-        """A job in a process of its own."""
         return JobProcess(**self.arguments(**arguments), once=once)
 
     def read_again(self, name: str = "cache", settings: SinkSettings | None = None) -> None:
-        """Have the next job read the log from its beginning, as `lockstep apply --from-lsn 0/0` does."""
+        """Make the next job read the log from its beginning, as `lockstep apply --from-lsn 0/0` does."""
         opened = open_sink(name, settings or self.cache, 1)
         try:
             opened.sink.claim()
@@ -152,7 +150,7 @@ def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
 
 @pytest.fixture
 def ending(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches end where the log ends, as those of sinks with many partitions."""
+    """Batches end where the log ends, like those of sinks with many partitions."""
     monkeypatch.setattr("jobs.query.sink_plan.PARTITIONS_MAX", 0)
 
 
@@ -161,7 +159,7 @@ def test_a_running_job_follows_the_log_and_stops_when_asked(pipeline: Pipeline, 
     with pipeline.job(spark) as job:
         job.wait_for("StatusReport")
         pipeline.write(put(3, "third"))
-        # Compaction leaves the tombstone of a deleted row alone; its tag is in the header.
+        # Compaction leaves only the tombstone of a deleted row; its tag is in the header.
         lsn = pipeline.write(Delete(ORDERS, {"id": 1}, tombstone_only=True))
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         assert pipeline.rows() == pipeline.expected
@@ -193,7 +191,7 @@ def test_a_job_purges_what_was_deleted_and_the_log_read_again_brings_none_of_it_
     with pipeline.job(spark, sinks=sinks) as job:
         lsn = pipeline.write(*(Delete(ORDERS, {"id": key}) for key in range(100)))
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
-        # With the progress after that of the deletions. A batch may have been under way, so not with the first, always.
+        # With the progress after the deletions'. A batch may have been under way, so not always with the first.
         for _ in range(50):
             lsn = pipeline.write()
             job.wait_until(lambda seen, lsn=lsn: seen.get("watermark_lsn") == lsn)  # type: ignore[misc]
@@ -239,7 +237,7 @@ def test_nothing_of_a_topic_that_was_recreated_during_a_rest_is_applied(
     with pipeline.job(spark) as job:
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         pipeline.log.recreate_topic(ORDERS)
-        # So many that each partition is longer than it was.
+        # So many that each partition is longer than before.
         pipeline.log.commit([put(number, "after") for number in range(2, 60)])
         assert "was recreated" in job.wait_for("SinkFailed")["error"]
     assert pipeline.rows() == pipeline.expected
@@ -264,7 +262,7 @@ def test_no_watermark_is_raised_by_what_a_recreated_topic_has_got(
 
 @pytest.mark.soak
 def test_a_killed_job_reads_nothing_again_that_it_had_stored(pipeline: Pipeline, spark: SparkSession) -> None:
-    """Read again, rejections would be open again that somebody has closed since."""
+    """Read again, rejections that somebody has closed since would be open again."""
     pipeline.log.commit([put(3, TOO_LONG)])
     lsn = pipeline.write(put(1), put(2))
     with pipeline.process() as job:
@@ -420,7 +418,7 @@ def test_the_older_of_two_jobs_ends_and_the_newer_one_goes_on(pipeline: Pipeline
             newer.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
             assert pipeline.rows() == pipeline.expected
             assert newer.stop() == 0
-    status = pipeline.job_status()  # nobody has told the older one to stop
+    status = pipeline.job_status()  # nobody has stopped the older one
     assert (status.state, "newer job had taken its place" in (status.reason or "")) == (JobState.STOPPED, True)
     assert "another job has begun to apply" in older.wait_for("SinkFailed")["error"]
 
@@ -447,7 +445,7 @@ def test_a_log_that_kafka_has_an_earlier_copy_of_is_refused_before_and_after_a_r
 ) -> None:
     pipeline.write(put(1))
     assert pipeline.apply_once(spark).poll() == 0
-    # As if it had read records that this copy of Kafka hasn't got.
+    # As if it had read records that this copy of Kafka lacks.
     opened = open_sink("cache", pipeline.cache, 1)
     stored = opened.generations.load_progress()
     assert stored is not None
@@ -488,7 +486,7 @@ def test_a_log_that_has_lost_what_a_sink_has_still_to_read_is_refused(pipeline: 
 
 @pytest.mark.soak
 def test_a_log_that_loses_what_a_running_sink_has_still_to_read_stops_it(pipeline: Pipeline) -> None:
-    """A task that goes on would have the records already."""
+    """A task that goes on would already have the records."""
     lsn = pipeline.write(put(1))
     with pipeline.process(conf=ENDING) as job:
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)

@@ -37,7 +37,7 @@ Rows = dict[int, str]
 
 
 class Shop:
-    """A pipeline that captures all of a schema, and what its sinks hold."""
+    """A pipeline that captures a whole schema, and what its sinks hold."""
 
     def __init__(
         self,
@@ -101,20 +101,20 @@ key = ["v"]
         return Job(spark, partial(apply_sinks, load(self.path), sinks=sinks, once=False))
 
     def write(self, *statements: str) -> int:
-        """One transaction; an LSN from after its commit."""
+        """One transaction; returns an LSN from after its commit."""
         with self.database.connection.transaction():
             self.database.execute(*statements)
         return int(self.database.value("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn"))
 
     def wait(self, lsn: int, *sinks: str, config: Config | None = None) -> None:
-        """Until somebody who waits for it, with this configuration, is told that these sinks have it."""
+        """Wait, with this configuration, until these sinks have the LSN."""
         config = config or load(self.path)
         with Waits(config.as_pipeline(), config.sinks) as waits:
             waited = waits.wait(lsn, sinks, timeout_s=_PATIENCE_S)
         assert waited.is_reached, waited.late
 
     def rows(self, sink: str, table: str, *, generation: int = 1) -> Rows | None:
-        """None where the sink has nothing of it."""
+        """None if the sink has nothing of it."""
         name = TableName.parse(table if "." in table else f"public.{table}")
         shape = read_tables(self.captured.client, self.captured.name).get(name)
         if shape is None:

@@ -1,4 +1,4 @@
-"""A pipeline and its commands on a broker that gives each user what the docs say to grant it, and no more."""
+"""A pipeline and its commands on a broker that gives each user exactly what the docs say to grant."""
 
 import uuid
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _LOGIN = 'sasl_mechanism = "SCRAM-SHA-512"\npassword_file = "password"\n'
 
 
 def rights(page: str, heading: str, columns: int) -> list[list[str]]:
-    """The rows of the first table below a heading of a page."""
+    """The rows of the first table below a page's heading."""
     text = (_PAGES / page).read_text().split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
     assert all(len(row) == columns for row in rows)
@@ -41,7 +41,7 @@ def _granted(broker: GuardedKafka, pipeline: str, user: str, *who: str) -> None:
 
 @pytest.fixture
 def pipeline(endpoints: Endpoints, broker: GuardedKafka, tmp_path: Path) -> Iterator[Pipeline]:
-    """Its configuration has the login of the sinks; another file beside it has that of capture."""
+    """Its configuration has the sinks' login; another file beside it has capture's."""
     name = f"t{uuid.uuid4().hex[:10]}"
     (tmp_path / "password").write_text(PASSWORD)
     pipeline = Pipeline(
@@ -107,7 +107,7 @@ def test_a_pipeline_and_its_commands_live_with_the_rights_that_they_are_to_be_gi
 
 @pytest.mark.soak
 def test_who_lacks_a_right_is_told_which_one(pipeline: Pipeline, broker: GuardedKafka) -> None:
-    """Brokers hide a topic from who may not describe it: that must not pass for a topic that doesn't exist."""
+    """Brokers hide a topic from users who may not describe it. That must not pass for a missing topic."""
 
     def told(*command: str, user: str, ends_with: int = 1) -> str:
         path = pipeline.directory / f"{user}.toml"

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.live
 
 @pytest.fixture
 def captured(database: Database, capture: StartCapture) -> Captured:
-    """Not started."""
     database.execute("create table t (id int primary key, a text)", "insert into t values (1, 'x')")
     return capture("public.t", start=False)
 
@@ -48,11 +47,11 @@ def test_an_event_that_is_larger_than_the_clients_queue_is_sent(
 
 
 _NOISE = "(select string_agg(md5(n::text || i), '') from generate_series(1, {parts}) i)"
-"""32 bytes for each part, which are half as many compressed."""
+"""32 bytes for each part, half as many compressed."""
 
 
 def _stopped_with_command(captured: Captured, topic: str, setting: str, value: int) -> str:
-    """The message of the error that has ended capture; its last words are the command that helps."""
+    """The error that has ended capture; its last words are the command that helps."""
     error = captured.wait_error()
     assert isinstance(error, LockstepError)
     assert (error.hint or "").endswith(
@@ -71,7 +70,7 @@ def _set(captured: Captured, topic: str, changes: Mapping[str, str]) -> None:
 def test_a_topic_that_takes_smaller_records_than_the_settings_say_stops_capture_at_the_first_larger_one(
     captured: Captured, database: Database, is_running: bool
 ) -> None:
-    """Whatever fits goes on, in smaller batches. What doesn't is told with both sizes, and nothing is left out."""
+    """What fits goes on, in smaller batches. A larger one is reported with both sizes; nothing is left out."""
     topic = captured.topic("public.t")
     if is_running:
         captured.start()

@@ -1,4 +1,4 @@
-"""How far a capture that has nothing to do is said to be behind, on real servers."""
+"""How far an idle capture is said to be behind, on real servers."""
 
 import pytest
 
@@ -16,7 +16,7 @@ _NEVER_S = 1e6
 
 @pytest.fixture
 def captured(database: Database, capture: StartCapture) -> Captured:
-    """Of one table. There are no heartbeats, so that it publishes nothing by itself."""
+    """Captures one table, without heartbeats, so that it publishes nothing by itself."""
     database.execute("create table t (id int primary key)", "create table others (id int)")
     captured = capture("public.t", start=False)
     captured.configure(heartbeat_interval_s=_NEVER_S)
@@ -33,7 +33,7 @@ def _in_kafka(lag: LagReport) -> Stage:
 
 
 def _reaches(collector: LagCollector, lsn: int) -> bool:
-    # Who asks about jobs has a heartbeat written, and that is published.
+    # A look at jobs writes a heartbeat, which is published.
     return (_in_kafka(collector.collect(with_jobs=False)).lsn or 0) >= lsn
 
 
@@ -47,6 +47,6 @@ def test_wal_of_others_puts_an_idle_capture_behind_no_more(captured: Captured) -
         assert published < written
         until(lambda: _reaches(collector, written))
         captured.stop()
-        # Of a capture that is gone counts what it has published, once the server has noticed that it is gone.
+        # For a capture that is gone, what it has published counts, once the server has noticed its absence.
         until(lambda: not _reaches(collector, written))
         assert _in_kafka(collector.collect(with_jobs=False)).seconds_behind != 0

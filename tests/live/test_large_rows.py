@@ -1,4 +1,4 @@
-"""Rows that are too large for their topic, where capture is to go on: left out, never lost without a word."""
+"""Rows that are too large for their topic while capture must go on: left out, never lost silently."""
 
 import json
 import random
@@ -31,7 +31,7 @@ _random = random.Random(29)
 
 
 def text(size: int) -> str:
-    """One that can't be compressed."""
+    """A text that can't be compressed."""
     return _random.randbytes(size // 2).hex()
 
 
@@ -87,7 +87,7 @@ def test_a_large_row_is_left_out_and_everything_else_comes(database: Database, c
     assert newest(captured, "public.t") == {1: "x", 2: "x", 3: "x", 4: "c"}
     assert not any(LARGE[:100].encode() in (event.value or b"") for event in captured.events("public.t"))
     assert sum("is left out of topic" in line for line in captured.said) == 3
-    # What the topic has of row 1 is older, and nobody may take its value for the one that an update leaves out.
+    # The topic's event of row 1 is older, and must not supply the value that an update leaves out.
     captured.stop()
     shutil.rmtree(captured.config.as_pipeline().values_directory)
     database.execute(
@@ -151,7 +151,7 @@ def test_a_view_takes_nothing_in_before_the_driver_knows_what_was_left_out(
         pipeline.write(Put(TWEETS, {"id": number, "user_id": 1, "body": body}))
 
     def told(task: Task) -> tuple[set[int], set[int]]:
-        """The rows that are rejected, and those of which an earlier rejection is closed."""
+        """The rows that are rejected, and those whose earlier rejection is closed."""
         result = delivered(task)
         assert {event.position.topic for event in result.rejected} <= {topic}
         assert all("too large for its topic" in event.reason for event in result.rejected)

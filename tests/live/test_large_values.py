@@ -171,7 +171,7 @@ def _begins_full_identity(commit: Commit) -> bool:
 @pytest.mark.parametrize("restarted", ["running", "stopped", "crashed"])
 @pytest.mark.soak
 def test_full_identity_for_a_while_whatever_happens_to_the_process(captured: Captured, restarted: str) -> None:
-    """``crashed``: Kafka has the first batch under FULL, and the store hasn't."""
+    """``crashed``: Kafka has the first batch under FULL, and the store doesn't."""
 
     database = captured.database
     captured.start()
@@ -200,7 +200,7 @@ def test_full_identity_for_a_while_whatever_happens_to_the_process(captured: Cap
 )
 @pytest.mark.parametrize("at", [pytest.param(at, marks=() if at == 4 else pytest.mark.soak) for at in range(1, 7)])
 def test_a_crash_between_any_two_steps(captured: Captured, at: int, before: bool) -> None:
-    """After the commit, Kafka has what the store hasn't."""
+    """After the commit, Kafka has what the store lacks."""
     database = captured.database
     captured.start()
     captured.stop()

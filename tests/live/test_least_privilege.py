@@ -1,4 +1,4 @@
-"""A live pipeline with no more rights than its roles are to be given, by the SQL that the package and the docs have."""
+"""A live pipeline with exactly the rights that the SQL of the package and the docs gives its roles."""
 
 import re
 import uuid
@@ -24,7 +24,7 @@ _PAGES = Path(__file__).parents[2] / "docs"
 
 
 def warehouse_sql(role: str, database: str) -> str:
-    """What the page of the warehouse says to run, for these names."""
+    """The SQL of the warehouse's page, for these names."""
     page = (_PAGES / "sinks" / "warehouse.md").read_text()
     found = re.search(r"```sql\n(create role .*?)```", page, re.DOTALL)
     assert found is not None
@@ -32,7 +32,7 @@ def warehouse_sql(role: str, database: str) -> str:
 
 
 def close_to_everybody(database: Database) -> None:
-    """Take away what PostgreSQL gives to every role in a new database."""
+    """Revoke what PostgreSQL gives to every role in a new database."""
     database.execute(f"revoke all on database {database.name} from public", "revoke all on schema public from public")
 
 

@@ -1,4 +1,4 @@
-"""Both ways to read the log, Spark's and that of the tasks, on real brokers: the same records, and the same end."""
+"""Both ways to read the log, Spark's and the tasks', on real brokers: the same records, and the same end."""
 
 import itertools
 import threading
@@ -58,7 +58,7 @@ class Log:
             (producer.commit_transaction if is_committed else producer.abort_transaction)(30)
 
     def ends(self, *topics: str) -> Offsets:
-        """As Spark is told of them: of what is committed."""
+        """The ends that Spark gets: those of committed records."""
         admin = TopicAdmin(self.kafka.client())
         counts = admin.partition_counts(topics)
         return admin.committed_ends([(topic, at) for topic, count in counts.items() for at in range(count)])
@@ -95,7 +95,7 @@ def through_spark(spark: SparkSession, log: Log, topics: Sequence[str]) -> list[
 def through_tasks(
     spark: SparkSession, log: Log, wanted: Sequence[Range], *, tasks_max: int
 ) -> tuple[list[dict[str, Any]], int]:
-    """What a job gets to see, and in how many tasks."""
+    """What a job sees, and in how many tasks."""
     client = portable_client(log.kafka)
 
     def see(tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -123,7 +123,7 @@ def test_tasks_read_what_spark_reads(spark: SparkSession, log: Log) -> None:
             [*some(5, three_partitions, 2, value=None), *some(20, two_partitions, 2), (two_partitions, 0, b"", b"")],
         ),
         (True, [(two_partitions, 1, b"large", b"x" * 900_000)]),
-        (False, some(3, two_partitions, 2)),  # what aborted transactions have left is all that is before the end
+        (False, some(3, two_partitions, 2)),  # before the end there are only remains of aborted transactions
     )
     topics = [three_partitions, two_partitions]
     wanted = ranges({}, log.ends(*topics))
@@ -192,7 +192,7 @@ def test_records_that_are_gone_are_lost(log: Log, reader: LogReader) -> None:
     next(iter(deleted.values())).result(300)
     with pytest.raises(PositionMismatch, match="no longer holds"):
         list(reader.read([Range(topic, 0, 0, 10)]))
-    # From its beginning, wherever that is: who asks for that knows that something is missing.
+    # From its beginning, wherever that is: this caller knows that something is missing.
     assert [row["offset"] for row in rows(list(reader.read([Range(topic, 0, None, 10)])))] == [5, 6, 7, 8, 9]
     assert [row["offset"] for row in rows(list(reader.read([Range(topic, 0, 7, 10)])))] == [7, 8, 9]
 
@@ -244,7 +244,7 @@ def test_a_topic_that_is_gone_and_brokers_that_dont_answer(
 
 
 def followed(reader: LogReader, wanted: Sequence[Range], until: Offsets) -> list[dict[str, Any]]:
-    """The records up to these ends, which have to be told of after the records before them."""
+    """The records up to these ends, which are passed on only after the records before them."""
     seen: list[pa.RecordBatch] = []
     ends: Offsets = {}
     with closing(reader.follow(wanted)) as all_polled:
@@ -271,11 +271,11 @@ def test_who_follows_gets_what_comes_behind_the_ranges(log: Log, reader: LogRead
 
     thread = threading.Thread(target=publish_later)
     thread.start()
-    # Behind the last record of each there is a marker; of partition 1 nothing else is left.
+    # Behind the last record of each there is a marker; partition 1 holds nothing else.
     read = followed(reader, wanted, {(topic, 0): 6, (topic, 1): 4, (topic, 2): 2})
     thread.join()
     assert [(row["partition"], row["key"]) for row in read] == [(0, b"a"), (0, b"c"), (2, b"d")]
-    # The next one begins where it is told to, whatever this one had read ahead.
+    # The next one begins where it should, whatever this one had read ahead.
     read = followed(reader, [Range(topic, 0, 4, 4)], {(topic, 0): 6})
     assert [row["key"] for row in read] == [b"c"]
 

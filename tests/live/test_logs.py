@@ -1,4 +1,4 @@
-"""``lockstep run`` with rows that are refused and a capture that is killed: what is told has no value of a row."""
+"""``lockstep run`` with rows that are refused and a capture that is killed: its output holds no value of a row."""
 
 import base64
 import contextlib
@@ -58,7 +58,7 @@ def pipeline(stack: Any, tmp_path: Path) -> Iterator[Pipeline]:
 
 
 def _write_config(pipeline: Pipeline) -> list[str]:
-    """One more table, what the stores will refuse, logs in JSON, and metrics at the addresses that are returned."""
+    """One more table, values that the stores will refuse, logs in JSON, and metrics at the returned addresses."""
     addresses = [f"127.0.0.1:{pick(None, taken=())}" for _ in range(2)]
     salt = pipeline.directory / "salt"
     salt.write_text(_SALT * 3, encoding="utf-8")
@@ -93,7 +93,7 @@ def _insert(pipeline: Pipeline, code: str, note: str, doc: str, *, big: str = _M
 
 
 def _refuse_equal_documents(endpoints: Endpoints, name: str) -> None:
-    """An index of the warehouse whose errors quote what is in it."""
+    """An index of the warehouse whose errors quote its content."""
     with psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as warehouse:
         tables = warehouse.execute(
             "select table_schema, table_name from information_schema.columns natural join information_schema.tables"
@@ -105,7 +105,7 @@ def _refuse_equal_documents(endpoints: Endpoints, name: str) -> None:
 
 
 def _metrics(addresses: list[str]) -> str:
-    """Of all processes that answer."""
+    """Those of all processes that answer."""
     texts = []
     for address in addresses:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
@@ -129,7 +129,7 @@ def test_no_value_of_a_row_is_in_logs_or_metrics_whatever_is_refused_and_a_kille
     _refuse_equal_documents(pipeline.endpoints, pipeline.name)
     next(member for member in psutil.Process(group.pid).children() if "capture" in member.cmdline()).kill()
 
-    _insert(pipeline, f"{_MARK}-text", f"{_MARK}-note", f"{_MARK}-text")  # not a number: the search's turn
+    _insert(pipeline, f"{_MARK}-text", f"{_MARK}-note", f"{_MARK}-text")  # not a number, which the search refuses
     _insert(pipeline, f"{_MARK}-equal", "2", f"{_MARK}-copied")  # the warehouse's index
     _insert(pipeline, f"{_MARK}-large", "3", f"{_MARK}-large", big=_MARK * _CACHE_BYTES_MAX)  # the cache's limit
     _insert(pipeline, _MARK + secrets.token_hex(1_300), "4", f"{_MARK}-key")  # longer than the search's ids may be

@@ -1,4 +1,4 @@
-"""What a sink's store has lost is told, whenever that happens: a job doesn't go on without its rows."""
+"""A loss in a sink's store is reported, whenever it happens: a job doesn't go on without its rows."""
 
 import shutil
 import uuid
@@ -30,7 +30,7 @@ from tests.view_jobs import ViewPipeline, traffic
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 Lose = Callable[[str], None]
-"""Takes the data of ``ITEMS`` from generation 1 of a sink, as somebody does by hand."""
+"""Removes the data of ``ITEMS`` from generation 1 of a sink, as somebody does by hand."""
 
 
 @pytest.fixture(
@@ -190,11 +190,11 @@ def _lose_result(pipeline: ViewPipeline, kind: str) -> None:
             shutil.rmtree(pipeline.directory / "lake" / f"{pipeline.sink}_g1")
 
 
-# Redis, whose keys can't be told from keys that never were
+# Redis, whose keys can't be distinguished from keys that never existed
 
 
 def _check_loss(pipeline: Pipeline, spark: SparkSession, lose: Callable[[], None], *, runs: bool) -> None:
-    """``lose`` takes the sink's progress away, while its job ``runs`` or between two of them."""
+    """``lose`` removes the sink's progress, while its job ``runs`` or between two of them."""
     try:
         lsn = pipeline.both(1, "first")
         with pipeline.job(spark) as job:

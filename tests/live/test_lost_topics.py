@@ -31,7 +31,6 @@ _TABLES = (
 
 @pytest.fixture
 def captured(database: Database, capture: StartCapture) -> Captured:
-    """Not started."""
     database.execute(*_TABLES)
     return capture("public.t", "public.u", start=False)
 
@@ -161,7 +160,7 @@ def _assert_refused(database: Database, captured: Captured, words: str, *tables:
 
 
 def _slot_at_rest(database: Database, captured: Captured) -> Slot | None:
-    """PostgreSQL takes in what was confirmed last, and ends its sender, a moment after capture has ended."""
+    """PostgreSQL processes the last confirmation, and ends its sender, a moment after capture has ended."""
     slots: list[Slot | None] = []
 
     def is_at_rest() -> bool:
@@ -270,7 +269,7 @@ def _open_transaction(captured: Captured, topic: str) -> Producer:
 def test_a_transaction_that_never_ends_keeps_a_reader_for_its_patience_alone(
     captured: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Brokers that have lost a commit's marker show one. That the end is where it was is no answer."""
+    """Brokers that have lost a commit's marker show such a transaction. An unmoved end is no answer."""
     monkeypatch.setattr(reading, "KAFKA_SILENT_S", 5.0)
     create_missing_topics(captured.config.as_pipeline(), lambda _: None)
     topic = captured.topic("public.t")
@@ -285,7 +284,7 @@ def test_a_transaction_that_never_ends_keeps_a_reader_for_its_patience_alone(
 def test_a_table_that_is_taken_out_in_the_middle_of_a_transaction_takes_nothing_of_the_others_along(
     captured: Captured, database: Database
 ) -> None:
-    """A restart counts the changes of the transaction to find those that were published: that table's too."""
+    """A restart counts the transaction's changes to find those that were published: the table's too."""
     captured.start()
     captured.settle()
     captured.stop()

@@ -31,7 +31,7 @@ _FEW_LOCKS = {
     "max_worker_processes": "2",
     "autovacuum_worker_slots": "1",
 }
-"""PostgreSQL has some hundred more than that makes, of memory that it doesn't need otherwise."""
+"""PostgreSQL has some hundred locks more than that makes, in memory that it doesn't need otherwise."""
 _DEFAULT_LOCKS = {"max_locks_per_transaction": "64", "max_connections": "100"}
 _ROWS_EACH = 2
 _COPYING = "copying public.m at"
@@ -76,7 +76,7 @@ def small(small_server: str) -> Iterator[Database]:
 
 
 def _make(database: Database, partitions: int) -> None:
-    """``m`` with so many partitions, and a few rows in each."""
+    """``m`` with this many partitions, and a few rows in each."""
     database.execute(
         "create table m (id int, a text, primary key (id)) partition by range (id)",
         "create index on m (a)",
@@ -90,7 +90,7 @@ def _make(database: Database, partitions: int) -> None:
 
 
 def _ids(captured: Captured, *, seconds: float = 60.0) -> list[int]:
-    """The keys that have a row, as a reader of the topic and as a sink know them."""
+    """The keys that have a row, for a reader of the topic and for a sink."""
     captured.settle(seconds=seconds)
     ids, by_tag = (
         sorted(orjson.loads(key)["id"] for key in captured.rows("public.m", by_tag=how)) for how in (False, True)
@@ -104,7 +104,7 @@ def _filled(*partitions: int) -> set[int]:
 
 
 def _wait(captured: Captured, words: str, *, seconds: float, times: int = 1) -> None:
-    """Until capture has said something so often, and no table lacks its copy."""
+    """Wait until capture has said something this often, and no table lacks its copy."""
 
     def holds() -> bool:
         if captured.error is not None:
@@ -118,7 +118,7 @@ def _wait(captured: Captured, words: str, *, seconds: float, times: int = 1) -> 
 
 
 def _check_everything(captured: Captured, database: Database, partitions: int, *, seconds: float = 300.0) -> None:
-    """The first copy, new partitions, writers, a repair and a whole copy, each in so many seconds."""
+    """The first copy, new partitions, writers, a repair and a whole copy, each in this many seconds."""
     captured.begin()
     _wait(captured, "streaming from", seconds=seconds)
     expected = _filled(*range(partitions))
@@ -135,7 +135,7 @@ def _check_everything(captured: Captured, database: Database, partitions: int, *
     expected = expected - {0} | {first} | {number * 10 + 5 for number in range(partitions)}
     _wait(captured, "partitions came", seconds=seconds)
     assert set(_ids(captured, seconds=seconds)) == expected
-    # Of more partitions than can be locked together, though it is about no more keys than are read at once.
+    # From more partitions than can be locked together, with no more keys than are read at once.
     repaired = [{"id": number * 10} for number in range(KEYS_AT_ONCE)]
     request_repair(database.connection, M, repaired, slot=captured.config.slot)
     _wait(captured, f"published {KEYS_AT_ONCE - 1} rows and 1 deletes again", seconds=seconds)

@@ -1,4 +1,4 @@
-"""Prometheus scrapes a pipeline that runs, and answers with what was written."""
+"""Prometheus scrapes a running pipeline, and answers with what was written."""
 
 import contextlib
 import json
@@ -35,7 +35,7 @@ def pipeline(stack: Any, tmp_path: Path) -> Iterator[Pipeline]:
 
 @contextlib.contextmanager
 def _prometheus(directory: Path, targets: list[str]) -> Iterator[str]:
-    """Prometheus that scrapes these every second, and its address."""
+    """A Prometheus that scrapes these every second; yields its address."""
     program = needs("prometheus")
     settings = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
@@ -64,7 +64,7 @@ def _prometheus(directory: Path, targets: list[str]) -> Iterator[str]:
 
 
 def _asked(url: str, expression: str) -> list[float]:
-    """The values of an instant query; none as long as nobody answers."""
+    """The values of an instant query; none while nobody answers."""
     query = urllib.parse.urlencode({"query": expression})
     try:
         with urllib.request.urlopen(f"{url}/api/v1/query?{query}", timeout=10) as answer:

@@ -1,4 +1,4 @@
-"""Kafka that lets in tokens of OpenID Connect alone, which end while they are used: capture, jobs and commands."""
+"""Kafka that accepts only OpenID Connect's tokens, which expire while they are used: capture, jobs and commands."""
 
 import base64
 import json
@@ -32,13 +32,13 @@ from tests.services import KAFKA_OVERRIDES
 pytestmark = pytest.mark.live
 
 LIFE_S = 8
-"""Brokers end a connection whose token has ended."""
+"""Brokers end a connection whose token has expired."""
 
 USER, SECRET = "lockstep", "s3cret"
 
 
 class Issuer:
-    """A server of OpenID Connect: it gives whoever has the secret a signed token of ``LIFE_S``."""
+    """A server of OpenID Connect: it gives everybody with the secret a signed token of ``LIFE_S``."""
 
     def __init__(self, key: RSAPrivateKey) -> None:
         self.issued = 0
@@ -65,12 +65,12 @@ class Issuer:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def settings(self) -> dict[str, str | int]:
-        """Those of librdkafka's."""
+        """librdkafka's settings."""
         return {"sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.token.endpoint.url": self.url}
 
 
 def _token(key: RSAPrivateKey) -> str:
-    """A signed token, which says when it ends by itself."""
+    """A signed token, which states its own end."""
 
     def part(content: bytes) -> bytes:
         return base64.urlsafe_b64encode(content).rstrip(b"=")
@@ -82,7 +82,7 @@ def _token(key: RSAPrivateKey) -> str:
 
 
 class _Validating(Kafka):
-    """A broker that may read the keys of whoever issues tokens from a file."""
+    """A broker that may read the issuer's keys from a file."""
 
     def prepare(self, ports: Ports, directory: Path) -> Launch:
         launch = super().prepare(ports, directory)
@@ -93,7 +93,7 @@ class _Validating(Kafka):
 
 @dataclass(frozen=True, slots=True)
 class Brokers:
-    """Brokers, and who issues the tokens that they take."""
+    """Brokers, and the issuer of the tokens that they accept."""
 
     address: str
     issuer: Issuer

@@ -1,4 +1,4 @@
-"""Open rejections are counted from the dead-letter topic, and what can't be read of it isn't taken for nothing."""
+"""Open rejections are counted from the dead-letter topic, and unreadable ones aren't ignored."""
 
 import uuid
 

@@ -39,7 +39,7 @@ def _copied_rows(captured: Captured, table: str = "public.m") -> int:
     return sum(event.op == "r" for event in captured.events(table))
 
 
-# What the stream has of the old rows of a partition is the partition's identity, whatever the table's is.
+# The partition's replica identity decides which old values the stream has, whatever the table's is.
 
 
 def test_a_partition_with_less_of_its_old_rows_than_its_table_is_published_whole(
@@ -123,7 +123,7 @@ def test_a_partition_whose_old_rows_will_lack_the_key_is_told_before_one_changes
     captured.assert_equal()
 
 
-# Partitions that nobody looked at while they were there.
+# Partitions that nobody looked at while they existed.
 
 _ROWS = (
     "create table p (id int primary key, v text) partition by range (id)",
@@ -245,7 +245,7 @@ def test_an_append_only_table_has_each_row_of_a_new_partition_once(database: Dat
         "insert into log select n, 'y' from generate_series(101, 104) n",
     )
     captured.wait_quiet()
-    database.execute("create table log_4 (day int, v text)")  # as those do that create partitions in advance
+    database.execute("create table log_4 (day int, v text)")  # as by people who create partitions in advance
     database.execute("alter table log attach partition log_4 for values from (300) to (400)")
     captured.wait_quiet()
     assert [event.op for event in captured.events("public.log")] == ["r"] * 5 + ["c"] * 4

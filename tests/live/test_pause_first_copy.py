@@ -60,7 +60,7 @@ def _begin(captured: Captured) -> None:
 
 
 def _restart_quickly(captured: Captured) -> None:
-    """Stop it, and start it with no limit any more, paused as it is."""
+    """Stop it, and start it without a limit, still paused."""
     captured.stop()
     captured.path.write_text(captured.path.read_text().replace("rows_per_s = 400", "rows_per_s = 0"))
     captured.config = load(captured.path)
@@ -111,7 +111,7 @@ def test_a_paused_copy_waits_over_a_restart_and_goes_on(
     state = _state(captured)
     assert state is not None
     assert (state.phase, state.first_copy_paused) == (SnapshotPhase.DONE, False)
-    # What was under way when it was paused comes again, and no more.
+    # Only the range that was under way at the pause comes again.
     assert sum(_ids(captured).values()) < 1.5 * ROWS
 
 
@@ -134,7 +134,7 @@ def test_rows_of_an_append_only_table_come_once(database: Database, make: Make, 
 def test_a_copy_that_waits_ends_with_its_slot(
     database: Database, make: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """To wait on would be for nothing, and everybody who is asked says so."""
+    """Waiting would be in vain, and everybody who is asked says so."""
     database.execute("create table t (id int primary key, a text)", FILL)
     captured = make()
     _begin(captured)

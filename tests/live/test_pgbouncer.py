@@ -29,7 +29,7 @@ HOST = "127.0.0.1"
 
 @pytest.fixture
 def pooler(endpoints: Endpoints, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[URL]:
-    """One in front of the warehouse's server, with the pooling of the parameter."""
+    """A PgBouncer in front of the warehouse's server, with the parameter's pooling."""
     program = needs("pgbouncer")
     server = conninfo_to_dict(endpoints.warehouse_dsn)
     password = password_of(endpoints.warehouse_dsn)

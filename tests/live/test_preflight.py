@@ -1,4 +1,4 @@
-"""Preflight against a real server: what is wrong is found, and the SQL of the finding mends it."""
+"""Preflight against a real server: problems are found, and the finding's SQL mends them."""
 
 import re
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ def mend(database: Database, finding: Finding) -> None:
 
 
 def make(database: Database, *statements: str) -> None:
-    """Run statements with what publications can do since 15; skip the test on a server that can't."""
+    """Run statements with features of publications since 15; skips the test on a server without them."""
     try:
         database.execute(*statements)
     except psycopg.errors.SyntaxError:

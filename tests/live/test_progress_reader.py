@@ -1,4 +1,4 @@
-"""The progress topic is followed without losing a record's bounds: a watermark that lacks some would say too much."""
+"""The progress topic is followed without losing a record's bounds: without some, a watermark would say too much."""
 
 import time
 import uuid
@@ -46,7 +46,7 @@ class Log:
         self._lsn = 100
 
     def publishes_progress(self, *, every_s: float) -> TransactionalPublisher:
-        """A publisher that isn't started yet, and isn't closed by this."""
+        """A publisher that isn't started yet, and that this doesn't close."""
         return TransactionalPublisher(
             self.settings.client(),
             self.prefix,
@@ -56,10 +56,8 @@ class Log:
         )
 
     def publish(self, topic: str) -> int:
-        """Commit one event of a topic with its progress record; returns the record's LSN once readers see it.
-
-        A commit returns before the brokers have written its markers.
-        """
+        """Commit one event of a topic with its progress record; returns the record's LSN once readers see it. A commit
+        returns before the brokers have written its markers."""
         self._lsn += 1
         self.publisher.send(topic, b'{"id":1}', b"{}")
         committed = replace(state(), commit_lsn=self._lsn, seq=1, end_lsn=self._lsn, commit_time_ms=0)
@@ -81,7 +79,7 @@ class Log:
         cluster.create([plan for plan in control_topic_plans(self.prefix, self.settings.topics) if plan.name == topic])
 
     def delete_progress_records(self, *, kept: int) -> None:
-        """As Kafka does by their age: all but the last ones, each of which is followed by its marker."""
+        """As Kafka does by age: all except the last ones, each of which is followed by its marker."""
         topic = control_topic(self.prefix, PROGRESS)
         (end,) = TopicAdmin(self.settings.client()).end_offsets([(topic, 0)]).values()
         admin = AdminClient(dict(self.settings.client()))
@@ -97,7 +95,7 @@ def log(endpoints: Endpoints) -> Iterator[Log]:
 
 
 class FailsOnce:
-    """Something real, one of whose methods fails in the call after ``calls`` good ones, and only then; -1: never."""
+    """Something real, one method of which fails once, in the call after ``calls`` good ones; -1: never."""
 
     def __init__(self, real: Any, method: str, *, calls: int) -> None:
         self._real = real
@@ -146,7 +144,7 @@ def test_where_a_topic_ends_counts_what_is_held(log: Log) -> None:
 
 
 def test_a_reader_goes_on_behind_the_marker_of_the_last_record(log: Log) -> None:
-    """Else each look would take the marker for news, and read."""
+    """Otherwise each look would take the marker for news, and read."""
     topic = control_topic(log.prefix, PROGRESS), 0
     reader = log.reader()
     for table_of in (log.orders, log.customers):  # the first answer, and a later one
@@ -213,7 +211,7 @@ def test_records_that_kafka_has_deleted_unread_are_made_good_by_bounds_of_all_to
 
 
 def test_records_of_a_recreated_topic_that_has_grown_are_made_good_by_bounds_of_all_topics(log: Log) -> None:
-    """By its offsets alone it looks like the topic from before."""
+    """By its offsets alone it looks like the earlier topic."""
     log.publish(log.orders)
     reader = log.reader()
     reader.new_records()
@@ -226,7 +224,7 @@ def test_records_of_a_recreated_topic_that_has_grown_are_made_good_by_bounds_of_
 
 
 def test_bounds_lie_behind_all_that_was_sent_be_it_few_or_many(log: Log) -> None:
-    """Deliveries tell of few, and brokers are asked about many. Each transaction has a marker behind its events."""
+    """Deliveries report few, and brokers are asked about many. Each transaction has a marker behind its events."""
     publisher = log.publishes_progress(every_s=0.0)
     publisher.start()
     end = 0
@@ -242,7 +240,7 @@ def test_bounds_lie_behind_all_that_was_sent_be_it_few_or_many(log: Log) -> None
 
 
 def test_records_come_with_the_identities_of_the_topics_that_they_bound(log: Log) -> None:
-    """As of after they were read: a topic that was recreated since the records before has another one."""
+    """As of after they were read: a topic that was recreated since the previous records has another one."""
     log.publish(log.orders)
     reader = ProgressReader(log.settings.client(), log.prefix, log.topics, watched=log.topics)
     reader.new_records()
@@ -277,10 +275,8 @@ def test_a_bell_rings_once_what_is_published_is_committed(log: Log) -> None:
 
 
 def hearing(bell: LogBell, log: Log) -> list[int]:
-    """Publish until the bell says what it rings for. Returns the records' LSNs.
-
-    It learns where the topic ends by what comes first, which may be the first record.
-    """
+    """Publish until the bell says what it rings for. Returns the records' LSNs. It learns the topic's end from the
+    first thing that comes, which may be the first record."""
     published: list[int] = []
 
     def is_heard() -> bool:

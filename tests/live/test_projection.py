@@ -1,4 +1,4 @@
-"""What a sink sees: names, masks, computed columns and filters, in every store and in every way rows get there."""
+"""What a sink sees: names, masks, computed columns and filters, in every store and in every way that rows arrive."""
 
 import itertools
 import json
@@ -36,7 +36,7 @@ where = {{ "{name}.account" = "owner <> 'nobody'" }}
 
 @pytest.fixture(scope="module")
 def pipeline(stack: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    """With its rows applied nowhere yet."""
+    """Its rows aren't applied anywhere yet."""
     name = f"shown{os.getpid()}_{next(_numbers)}"
     os.environ |= {f"LOCKSTEP_SINK_{name}_{kind}_SALT".upper(): SALT for kind in ("search", "cache", "warehouse")}
     more = dict.fromkeys(("search", "cache", "warehouse"), _settings(name))
@@ -113,7 +113,7 @@ def test_every_store_shows_what_its_settings_say_and_a_comparison_agrees(
     with pipeline.sql() as sql:
         pipeline.wait_streaming(capture)
         sql.execute(f"update {name}.account set owner = 'Albert' where id = 1")
-        sql.execute(f"update {name}.account set owner = 'nobody' where id = 2")  # was there, and isn't to be any more
+        sql.execute(f"update {name}.account set owner = 'nobody' where id = 2")  # was there, and shouldn't be any more
         sql.execute(f"insert into {name}.account values (5, 'Eve', 50, null)")
         sql.execute(f"delete from {name}.account where id = 5")
         sql.execute(f"insert into {name}.account values (6, 'Fred', 50, null), (7, null, 1, null)")
@@ -133,7 +133,7 @@ def test_every_store_shows_what_its_settings_say_and_a_comparison_agrees(
     assert "secret" not in str(entry)
     assert _cached(pipeline, "entry", "1:2") == {"account_id": 1, "line": 2, "note": None}
 
-    # A row of which an expression fails is refused, by every sink, and nothing else is.
+    # Every sink refuses a row for which an expression fails, and nothing else.
     refused = json.loads(pipeline.run("rejections", "list", "--json"))
     rejected = {(rejection["sink"], json.dumps(rejection["key"])) for rejection in refused["rejections"]}
     assert {sink for sink, _ in rejected} == {f"{name}_{kind}" for kind in ("search", "cache", "warehouse")}
@@ -155,13 +155,13 @@ def test_every_store_shows_what_its_settings_say_and_a_comparison_agrees(
     assert (found_document["name"], found_document["inverse"]) == ("Do", 4)
     assert json.loads(pipeline.run("rejections", "list", "--json"))["rejections"] == []
     assert [_verify(pipeline, kind).is_equal for kind in ("search", "cache", "warehouse")] == [True] * 3
-    # All versions are there, as they were to be seen.
+    # All versions are there, as they should be seen.
     assert _versions(pipeline, 1) == [("snapshot", "Al", "10.5", False), ("update", "Al", "10.5", True)]
     assert _versions(pipeline, 2) == [("snapshot", "Bo", "7", False), ("delete", None, None, False)]
     assert _versions(pipeline, 4) == [("update", "Do", "25", True)]
     assert _versions(pipeline, 5) == [("insert", "Ev", "50", False), ("delete", None, None, False)]
 
-    # A column that comes later, and what its rows have from before, masks or not.
+    # A later column, and the values that earlier rows have in it, with masks or without.
     with pipeline.sql() as sql:
         sql.execute(f"alter table {name}.account add column region text default 'north'")
         sql.execute(f"update {name}.account set owner = 'Alice' where id = 1")

@@ -1,4 +1,4 @@
-"""A few rounds of random statements; `python -m tests.random_statements` runs as many as one has time for."""
+"""A few rounds of random statements; `python -m tests.random_statements` runs more."""
 
 import itertools
 import time

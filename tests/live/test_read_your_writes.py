@@ -1,4 +1,4 @@
-"""Waits for a token while rows are written: whoever is told that a row is there finds it, by key and by search."""
+"""Waits for a token while rows are written: after a wait, the row is found by key and by search."""
 
 import itertools
 import os
@@ -65,7 +65,7 @@ def client(running: Running) -> Iterator[Client]:
 
 
 def _read_after_waits(running: Running, client: Client, count: int) -> None:
-    """So many writes, each waited for and read at once, by many at a time, while others write without a pause."""
+    """Write this often, by many at a time; wait for each and read at once, while others write without a pause."""
     numbers, stop = itertools.count(), threading.Event()
 
     def load() -> None:

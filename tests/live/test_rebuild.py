@@ -1,4 +1,4 @@
-"""A sink is rebuilt beside the one that readers see, under traffic, and switched to and back without a gap."""
+"""A sink is rebuilt beside the live generation, under traffic, and switched to and back without a gap."""
 
 import itertools
 import os
@@ -44,7 +44,7 @@ KINDS = ("search", "cache", "warehouse")
 
 
 def _change_runs(chosen: str) -> list[Any]:
-    """All kinds, of which each change is tested with one: the contract suite switches generations of all of them."""
+    """All kinds, with each change tested for one: the contract suite switches generations of all of them."""
     return [kind if kind == chosen else pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS]
 
 
@@ -87,7 +87,7 @@ class Followed(Pipeline):
         self.wait_applied(self.job)
 
     def restart(self) -> None:
-        """Stop what applies to the sinks, and begin again."""
+        """Stop the job, and begin again."""
         self.job.stop()
         self.job = self.apply(self.spark)
         self.wait_applied(self.job)
@@ -103,13 +103,13 @@ def _followed(endpoints: Endpoints, directory: Path, spark: SparkSession) -> Ite
 
 @pytest.fixture(scope="module")
 def pipeline(endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[Followed]:
-    """One for all tests that leave it as it was, but for the numbers of its generations."""
+    """One for all tests that leave it unchanged, apart from its generations' numbers."""
     yield from _followed(endpoints, tmp_path_factory.mktemp("rebuild"), spark)
 
 
 @pytest.fixture
 def own_pipeline(endpoints: Endpoints, tmp_path: Path, spark: SparkSession) -> Iterator[Followed]:
-    """For a test that leaves tables or topics otherwise than they were."""
+    """For a test that changes tables or topics."""
     yield from _followed(endpoints, tmp_path, spark)
 
 
@@ -124,7 +124,7 @@ def _reads(pipeline: Pipeline) -> dict[str, AbstractContextManager[Read]]:
 
 
 def _changed(pipeline: Pipeline, kind: str, line: str) -> Path:
-    """The configuration with a line more for one sink, in a file of its own."""
+    """The configuration with one more line for one sink, in a file of its own."""
     section = f"[sinks.{pipeline.name}_{kind}]"
     path = pipeline.directory / f"{pipeline.name}-{kind}.toml"
     path.write_text(pipeline.path.read_text().replace(section, f"{section}\n{line}"))
@@ -200,7 +200,7 @@ def test_a_killed_rebuild_goes_on_and_a_second_one_at_the_same_time_is_refused(p
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
     assert _generations(config, sink)[-1] == (live + 1, False, "building")
-    with _lock_of_a_rebuild(config, sink) as holder:  # the server learns late that whoever held it has gone
+    with _lock_of_a_rebuild(config, sink) as holder:  # the server learns late that the holder is gone
         goes_on = pipeline.rebuild(pipeline.spark, sink, path=path)
         waiting = "select count(*) from pg_locks where pg_backend_pid() = any(pg_blocking_pids(pid))"
         wait_until(lambda: holder.execute(waiting).fetchone()[0], what="the rebuild waits for its lock")  # type: ignore[index]
@@ -269,14 +269,14 @@ def test_a_new_sink_is_built_from_a_log_that_holds_one_event_per_key(own_pipelin
     """Long after the snapshot: rows were deleted, keys changed, and compaction has left each key's last event."""
     pipeline = own_pipeline
     topics = list(pipeline.config.topics().values())
-    # Without any time for deletes the sinks that are a moment late may miss some: this test doesn't compare those.
+    # Without any time for deletes, sinks that are a moment late may miss some; this test doesn't compare those.
     compact_soon(pipeline.client, *topics)
     with traffic(pipeline, seed=40, pause_s=0.02) as writes:
         wait_until(lambda: writes.transactions > 100, what="some traffic")
     with pipeline.sql() as sql:
 
         def is_compacted() -> bool:
-            # Each partition needs another record for its segment to be rolled.
+            # Each partition needs another record to roll its segment.
             sql.execute(f"update {pipeline.name}.account set balance = balance + 1")
             sql.execute(f"update {pipeline.name}.entry set note = 'n'")
             time.sleep(1)
@@ -285,7 +285,7 @@ def test_a_new_sink_is_built_from_a_log_that_holds_one_event_per_key(own_pipelin
             return len(records) < 1.6 * len(keys) and sum(value is None for _, _, value, _ in records) < len(keys) / 20
 
         wait_until(is_compacted, what="the topics are compacted")
-    # Else no sink may go on after a pause, however short.
+    # Otherwise no sink could go on after a pause, however short.
     configure(pipeline.client, topics, {"delete.retention.ms": "3600000"})
     name = f"{pipeline.name}_late"
     section = f'\n[sinks.{name}]\ntype = "redis"\nurl = "{pipeline.endpoints.redis_url}"\n'
@@ -293,7 +293,7 @@ def test_a_new_sink_is_built_from_a_log_that_holds_one_event_per_key(own_pipelin
     path.write_text(pipeline.path.read_text() + section)
     with traffic(pipeline, seed=41, pause_s=0.1):
         built = pipeline.rebuild(pipeline.spark, name, path=path).finish()
-    assert (built.report.is_equal, built.is_live) == (True, True)  # nobody else was
+    assert (built.report.is_equal, built.is_live) == (True, True)  # no other was
     assert _generations(load(path), name) == [(1, True, "ready")]
 
 
@@ -301,7 +301,7 @@ def test_the_log_is_read_from_any_position_and_the_watermark_never_lies(
     pipeline: Followed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sink = f"{pipeline.name}_cache"
-    # The command as it is, in the Spark that is open here.
+    # The command itself, in the Spark that is open here.
     monkeypatch.setattr("lockstep.apply.apply_sinks", partial(apply_sinks, opened=pipeline.spark))
 
     def applied(*options: str, code: int = 0) -> str:
@@ -349,7 +349,7 @@ def test_the_log_is_read_from_any_position_and_the_watermark_never_lies(
 
 
 def _wal_end(pipeline: Pipeline) -> str:
-    """A position up to which all is published, as text."""
+    """A position up to which everything is published, as text."""
     with pipeline.sql() as sql:
         target = emit_heartbeat(sql)
 
@@ -373,7 +373,7 @@ def _progress(pipeline: Pipeline, sink: str) -> Progress:
 
 @pytest.mark.soak
 def test_after_a_column_was_renamed_and_one_added_a_rebuild_is_the_way_out(own_pipeline: Followed) -> None:
-    """Rows from before keep their values under the new names."""
+    """Earlier rows keep their values under the new names."""
     pipeline = own_pipeline
     sink = f"{pipeline.name}_cache"
     with pipeline.sql() as sql:

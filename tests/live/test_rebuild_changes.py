@@ -1,4 +1,4 @@
-"""What a build stands on changes under it: tables get another shape, topics are made anew or lose records."""
+"""A build's inputs change: tables get another shape, topics are recreated or lose records."""
 
 import itertools
 import os
@@ -45,12 +45,10 @@ class Captured(Pipeline):
         self.stream()
 
     def stream(self) -> None:
-        """Start capture."""
         self.capture = self.start("lockstep", "capture", "--config", str(self.path))
         self.wait_streaming(self.capture)
 
     def stop_capture(self) -> None:
-        """Stop it in its orderly way."""
         assert self.stop(self.capture) == 0
 
     def build(self, sink: str, *flags: str, path: Path | None = None) -> Rebuild:
@@ -58,7 +56,7 @@ class Captured(Pipeline):
         return self.rebuild(self.spark, sink, path=path, **{_FLAGS[flag]: True for flag in flags})
 
     def carry_out(self, commands: list[list[str]]) -> Rebuild | None:
-        """Run these commands, and wait for capture's copies. The last one's rebuild, if it was one."""
+        """Run these commands, and wait for capture's copies. Returns the last one's rebuild, if it was one."""
         last = None
         for command in commands:
             last = None
@@ -102,7 +100,7 @@ def _generations(pipeline: Pipeline, sink: str) -> list[tuple[int, bool, str]]:
 
 
 def _offered(text: str) -> list[list[str]]:
-    """The commands that an error's way out names, in their order."""
+    """The commands of an error's way out, in their order."""
     hint = "\n".join(text[text.rindex("let capture copy what is missing: ") :].splitlines()[:2])
     return [command.split() for command in re.findall(r"lockstep ((?:snapshot|generations|rebuild) [^,\n]+)", hint)]
 
@@ -115,7 +113,7 @@ def test_a_column_that_is_retyped_in_the_middle_lets_the_build_begin_again(pipel
         build.wait_for("SinkStarted", sink=sink, generation=1)
         with pipeline.sql() as sql:
             sql.execute(f"alter table {pipeline.name}.entry alter doc type text")
-            # The generation that is being built has a column of type jsonb for it: this row is rejected there.
+            # The new generation has a column of type jsonb for it: this row is rejected there.
             sql.execute(f"insert into {pipeline.name}.entry values (-1, 1, 'n', 'no json')")
         built = build.finish()
     assert "generation 1 can't become right any more" in build.said
@@ -175,7 +173,7 @@ def test_a_topic_that_is_recreated_ends_the_build_that_reads_it(pipeline: Captur
 
 
 def _trim(pipeline: Pipeline) -> None:
-    """Delete all that the topics hold now. Kafka refuses that for a topic that is compacted only."""
+    """Delete everything that the topics hold now. Kafka refuses that for a topic that is only compacted."""
     cluster, topics = TopicAdmin(pipeline.client), list(pipeline.config.topics().values())
     counts = cluster.all_partition_counts()
     ends = cluster.end_offsets([(topic, n) for topic in topics for n in range(counts[topic])])
@@ -215,7 +213,7 @@ def test_from_topics_that_were_trimmed_a_sink_is_built_once_the_tables_were_copi
     assert mended.finish().is_live
     assert _generations(pipeline, sink) == [(1, True, "ready")]
 
-    # Trimmed while it is read: what Spark has noted of the beginning is of no use any more.
+    # Trimmed while it is read: the beginning that Spark has noted is of no use any more.
     warehouse = f"{pipeline.name}_warehouse"
     build = pipeline.build(warehouse, "--trimmed")
     build.wait_for("SinkStarted", sink=warehouse, generation=1)

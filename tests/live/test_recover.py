@@ -41,7 +41,7 @@ _SETTINGS = "[source.options.'public.log']\nappend_only = true\n"
 
 @pytest.fixture
 def captured(capture: StartCapture) -> Captured:
-    """Has run, and is stopped."""
+    """A capture that has run, and is stopped."""
     return _stopped(capture)
 
 
@@ -82,7 +82,7 @@ def _tags_per_key(captured: Captured, table: str) -> dict[bytes, list[str]]:
 
 
 def _assert_recovered(captured: Captured) -> None:
-    """Equal to a new reader, and to one that keeps the greatest tag, as sinks do."""
+    """Equal for a new reader, and for one that keeps the greatest tag, as sinks do."""
     captured.assert_equal("public.t")
     for tags in _tags_per_key(captured, "public.t").values():
         assert tags == sorted(tags)
@@ -137,7 +137,7 @@ def test_what_a_restore_has_undone_is_undone_on_the_topics(own: OwnServer, captu
     assert state is not None
     assert state.end_lsn < published
     captured.start()
-    # The old large value must not be taken from what was published of the server before.
+    # The old large value must not come from what was published of the earlier server.
     database.execute("update t set v = 'after' where id = 1")
     _assert_recovered(captured)
     newest = list(read_progress(captured.client, captured.name))[-1]
@@ -151,7 +151,7 @@ def test_what_a_restore_has_undone_is_undone_on_the_topics(own: OwnServer, captu
 def test_on_another_server_a_table_that_is_not_copied_is_the_one_of_its_name(
     database: Database, own: OwnServer, capture: StartCapture
 ) -> None:
-    """There, the number that it had is another table's. A copy would repeat the rows of an append-only table."""
+    """There, its number is another table's. A copy would repeat the rows of an append-only table."""
     other = own.database
     captured = _stopped(capture, publication="all tables")
     database.drop_slot(captured.config.slot)
@@ -168,7 +168,7 @@ def test_on_another_server_a_table_that_is_not_copied_is_the_one_of_its_name(
     assert other.value("select 'somebodys'::regclass::oid") == number
     captured.database = other
     captured.configure(dsn=other.dsn)
-    # Its WAL may be longer, and a slot of this name may be there: lag, and so wait, don't take it for the source.
+    # Its WAL may be longer, and it may have a slot of this name. Lag and wait don't take it for the source.
     other.execute(
         f"select pg_create_logical_replication_slot('{captured.config.slot}', 'pgoutput')",
         "select pg_logical_emit_message(false, 'filler', repeat('x', 10000000)) from generate_series(1, 5)",
@@ -203,7 +203,7 @@ def test_a_recovery_that_is_killed_goes_on_when_capture_is_started(
         with pytest.raises(KeyboardInterrupt):
             _recover(captured)
     assert _state(captured).phase is SnapshotPhase.RECOVERING
-    with monkeypatch.context() as patch:  # once more, with the slot made and nothing published of that
+    with monkeypatch.context() as patch:  # once more, with the slot made and nothing of it published
         patch.setattr(TransactionalPublisher, "commit", _dying_when(SnapshotPhase.DONE))
         captured.begin()
         captured.wait_error()
@@ -237,7 +237,7 @@ def test_a_chosen_table_is_copied_alone_also_an_append_only_one(captured: Captur
     database.execute("update t set v = 'after' where id = 2")
     captured.settle()
     events = [(event.op, event.parsed["after"] and event.after["line"]) for event in captured.events("public.log")]
-    # The copy takes the place of what was there before it.
+    # The copy replaces what was there before it.
     assert events == [("r", "first"), ("t", None), ("r", "first"), ("r", "unseen")]
     rows = captured.rows("public.t")
     assert (rows[b'{"id":1}']["v"], rows[b'{"id":2}']["v"]) == ("old", "after")
@@ -304,7 +304,7 @@ def test_a_promoted_server_is_followed_only_if_it_has_all_that_was_published(
 
 @pytest.mark.soak
 def test_a_standby_that_is_not_promoted_yet_is_waited_for(own: OwnServer, capture: StartCapture) -> None:
-    """In a failover the address may lead to it before it has replayed all, or has its slot."""
+    """In a failover the address may lead to it before it has replayed everything, or has its slot."""
     captured = _stopped(capture, of=own.database)
     own.keep()
     own.take_back(as_standby=True)
@@ -320,7 +320,7 @@ def test_a_standby_that_is_not_promoted_yet_is_waited_for(own: OwnServer, captur
 def test_a_capture_that_stands_by_takes_over_from_one_that_is_killed(
     captured: Captured, database: Database, tmp_path: Path
 ) -> None:
-    with captured.path.open("a") as file:  # both have the address; who stands by leaves it alone
+    with captured.path.open("a") as file:  # both have the address; the standby leaves it alone
         file.write(f'[metrics]\ncapture = "127.0.0.1:{pick(None, taken=())}"\n')
     with _standing_by(captured, tmp_path / "first.log") as first:
         until(lambda: "streaming from" in (tmp_path / "first.log").read_text())

@@ -46,7 +46,7 @@ _AFTER = (
     "insert into t values (62, 'after', 1, 'new value')",
 )
 _STAY = range(1, 6)
-"""These rows exist all the time; ``n`` is 1 in them."""
+"""These rows always exist; their ``n`` is 1."""
 
 
 class Recovered:
@@ -72,7 +72,7 @@ class Recovered:
         self.captured.settle()
 
     def put_back(self) -> None:
-        """What was committed since ``save`` never was."""
+        """Undo everything that was committed since ``save``."""
         self.captured.stop()
         self._own.take_back()
 
@@ -111,7 +111,7 @@ class Recovered:
         assert job.finish() == 0, job.told()
 
     def wait_applied(self, job: Job, *, since: int) -> None:
-        """Wait until each sink reports all that is committed now; LSNs from before ``since`` may be greater."""
+        """Wait until each sink reports everything committed now; LSNs from before ``since`` may be greater."""
         self.captured.settle()
         target = emit_heartbeat(self.database.connection)
 
@@ -160,10 +160,8 @@ def _history(endpoints: Endpoints, schema: str, query: str) -> set[Any]:
 def test_a_column_that_has_a_lost_ones_number_is_another_one_in_each_sink(
     recovered: Recovered, endpoints: Endpoints, spark: SparkSession
 ) -> None:
-    """The jobs are stopped meanwhile: they see the last shape of the lost time, and then the one with the number.
-
-    In the other table a column of a lost one's name comes when that is over.
-    """
+    """The jobs are stopped meanwhile: they see the last shape of the lost time, then the one with the number. In the
+    other table, a column with a lost one's name comes after that."""
     kinds = ("search", "warehouse")
     recovered.save()
     recovered.captured.start()

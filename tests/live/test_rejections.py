@@ -1,4 +1,4 @@
-"""Rows that a store can't hold, beside a running job: kept, listed, retried, discarded, and closed by themselves."""
+"""Rows that a store can't hold, beside a running job: stored, listed, retried, discarded, and closed by themselves."""
 
 import itertools
 import json
@@ -40,14 +40,14 @@ LABELS = table(column("name"), column("note"), name=TableName("public", "labels"
 EXTRAS = table(name=TableName("public", "extras"))
 KINDS = ("search", "cache", "warehouse")
 _ONE_AT_EACH_CHANGE = [KINDS[0], *(pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS[1:])]
-TOO_LONG = "very secret " * 1_000  # for the cache's max_value_bytes
+TOO_LONG = "very secret " * 1_000  # exceeds the cache's max_value_bytes
 _names = itertools.count(1)
 _ids = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """A change that a store refuses, and the same row as it can hold it; None where no other row has that key."""
+    """A change that a store refuses, and the same row as it can hold it; None if no other row has that key."""
 
     bad: Put
     good: Put | None
@@ -170,7 +170,7 @@ tables = ["public.labels"]
         return DeadLetters(self.log.kafka.client(), self.name, sink=self.sink(kind), generation=generation)
 
     def rejected(self, put: Put, *, lsn: int | None = None, of: Table | None = None) -> RejectedEvent:
-        """The event of a row as a job would reject it, of a transaction of this LSN; else of the next one."""
+        """The event of a row as a job would reject it, of a transaction of this LSN, or of the next one."""
         at = self.log.lsn if lsn is None else lsn
         value = value_bytes(put.table, "u", put.row, lsn=at, seq=1)
         key = key_bytes(put.table, put.row)
@@ -352,7 +352,7 @@ def test_a_table_is_set_aside_before_more_are_open_than_allowed(
             failure = job.wait_for("SinkFailed")["error"]
         assert "max_open_rejections allows, 2 of 1: 2 x the row's JSON has N bytes" in failure
         assert "lockstep rejections" in failure
-        # Nothing of the batch counts as done, and nothing of it was kept.
+        # Nothing of the batch counts as done, and nothing of it was stored.
         assert running.open("cache").keys() == {first.key}
         assert discard(strict, running.sink("cache"), Selection(), agreed=lambda _: True, say=lambda _: None) == 0
         assert f"`lockstep resume {running.sink('cache')} {ORDERS.name}`" in failure
@@ -367,7 +367,7 @@ def test_a_table_is_set_aside_before_more_are_open_than_allowed(
         running.log.close()
 
 
-# What may be there, and mustn't harm.
+# What may be there, and must do no harm.
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def wait(captured: Captured, condition: Any) -> None:
 
 
 def forge(captured: Captured, table: str, key: Key, row: Key | None) -> None:
-    """Write an event to the topic that the source knows nothing of, with the oldest tag of all."""
+    """Write an event to the topic that the source knows nothing of, with the oldest possible tag."""
     producer = Producer({**captured.client, "partitioner": "murmur2_random"})
     event = {"op": "u", "tag": "0" * 28, "before": None, "after": row}
     shape = captured.schemas(table)[-1].table
@@ -147,7 +147,7 @@ def test_repairs_keep_their_place_under_traffic(database: Database, capture: Sta
 
     with beside(write):
         for _ in range(4):
-            # Nobody writes row 61: of the others, a repair leaves out what changes while it reads.
+            # Nobody writes row 61. Of the others, a repair leaves out those that change while it reads.
             repair(captured, [{"id": number} for number in range(70)])
     captured.assert_equal()
     events = captured.events("public.t")
@@ -381,7 +381,7 @@ _LARGE = (
 
 
 def _spoil(captured: Captured, key: bytes) -> None:
-    """Let the store believe something else of a row's large value, while capture is stopped."""
+    """Make the store hold a wrong large value of a row, while capture is stopped."""
     config = captured.config
     topic = captured.topic("public.t")
     ids = TopicAdmin(captured.client).topic_ids([topic])
@@ -411,7 +411,7 @@ def test_large_values_are_right_after_a_repair(database: Database, capture: Star
     captured.assert_equal()
     assert not any(
         "events for the values" in line for line in captured.said
-    )  # of the other rows nothing was read again
+    )  # nothing of the other rows was read again
 
 
 @pytest.mark.parametrize(
@@ -433,7 +433,7 @@ def test_a_process_that_dies_in_a_repair_leaves_nothing_wrong(
     ask(captured, [{"id": number} for number in range(1, 9)])
     assert isinstance(captured.wait_error(), Killed)
     captured.start()
-    # The store was made to forget the values of a row before it was published.
+    # The store was made to forget a row's values before it was published.
     database.execute("update t set n = n + 1")
     captured.assert_equal()
     assert_in_order(captured.events("public.t"))

@@ -1,8 +1,8 @@
 """Clusters of Kafka and of Spark, and a capture with its standby: whichever process is killed, no row is lost.
 
 This takes twelve minutes for each version of Kafka: twelve processes are killed, one after the other, and each is
-started again. Where two cores run all of them, every start and every election takes seconds, and what a sink asks of a
-broker that died is given up after a minute.
+started again. If two cores run all of them, every start and every election takes seconds, and a sink's request to a
+dead broker is given up after a minute.
 """
 
 import itertools
@@ -43,7 +43,7 @@ _WORKERS = 3
 _PATIENCE_S = 300.0
 
 _VERSIONS = (versions.KAFKA, versions.KAFKA_NEWEST)
-"""The one that the stack runs, and the newest."""
+"""The stack's version, and the newest."""
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def pipeline(endpoints: Endpoints, kafka: KafkaCluster, workers: SparkCluster, t
     settings = {
         "master": f'"{workers.master}"',
         "package": f'"{package(tmp_path / "code.zip")}"',
-        # Every batch in a task per partition, so that all workers have their share of each.
+        # Every batch has a task per partition, so that all workers take part in each.
         "small_batch_rows": "0",
         "conf": "{ " + ", ".join(f'"{name}" = "{value}"' for name, value in conf.items()) + " }",
     }
@@ -89,7 +89,7 @@ def pipeline(endpoints: Endpoints, kafka: KafkaCluster, workers: SparkCluster, t
 
 
 class Captures:
-    """A capture and its standby. Which one is at work is the brokers' decision, and may change at any time."""
+    """A capture and its standby. The brokers decide which one is at work, and that may change at any time."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -114,7 +114,7 @@ class Captures:
         return next((running for running in self.processes if row[0] in _ports(running)), None)
 
     def lose_the_one_at_work(self) -> None:
-        """kill -9; the other one takes over, and a new one stands by."""
+        """kill -9. The other one takes over, and a new one stands by."""
         wait_until(lambda: self.at_work() is not None, what="a capture is at work")
         lost = self.at_work()
         assert lost is not None
@@ -133,10 +133,8 @@ def _ports(running: Process) -> set[int]:
 
 
 class Deployment:
-    """All processes of the pipeline. Each ``lose_...`` kills one, sees the others go on, and starts it again.
-
-    ``turn`` says which one where there are several, so that the second turn loses another one than the first.
-    """
+    """All processes of the pipeline. Each ``lose_...`` kills one, sees the others go on, and starts it again. ``turn``
+    chooses among several, so that the second turn loses another one than the first."""
 
     def __init__(self, pipeline: Pipeline, kafka: KafkaCluster, workers: SparkCluster, captures: Captures) -> None:
         self._pipeline = pipeline
@@ -180,19 +178,19 @@ class Deployment:
         self.wait_applied()
 
     def wait_applied(self) -> None:
-        """Until all that is committed now is published, and every sink has it."""
+        """Wait until everything committed now is published, and every sink has it."""
         self._pipeline.wait_published(*self._captures.processes, timeout_s=_PATIENCE_S)
         self._pipeline.wait_applied(self.driver, timeout_s=_PATIENCE_S)
 
     def stop(self) -> None:
-        """All of our own processes, in their orderly way."""
+        """Stop all of our own processes in order."""
         for running in (self.driver, *self._captures.processes):
             running.terminate()
             assert self._pipeline.wait_ended(running) == 0, running.told()
 
     @contextmanager
     def explaining(self, what: str) -> Iterator[None]:
-        """A failure of this block says what happened then, and how far everybody is; the output, how long it took."""
+        """A failure of this block reports what happened then, and how far everybody is; the output, its duration."""
         began = time.monotonic()
         try:
             yield
@@ -213,7 +211,7 @@ class Deployment:
 
 
 class Follower(threading.Thread):
-    """A read-committed reader that is there all the time, as a sink is: what it was once shown may not change."""
+    """A read-committed reader that is there all the time, like a sink. What it has seen may not change."""
 
     def __init__(self, client: Mapping[str, str | int], partitions: Collection[tuple[str, int]]) -> None:
         super().__init__(daemon=True)
@@ -247,7 +245,7 @@ class Follower(threading.Thread):
         assert not self.is_alive(), "the reader doesn't end"
 
     def wait_seen(self, counts: Mapping[tuple[str, int], int]) -> None:
-        """Until it has been shown as many events of each partition."""
+        """Wait until it has seen this many events of each partition."""
         deadline = time.monotonic() + _PATIENCE_S
         while missing := {
             at: f"{len(self.events[at])} of {count}" for at, count in counts.items() if len(self.events[at]) < count
@@ -258,7 +256,7 @@ class Follower(threading.Thread):
 
 @contextmanager
 def following(pipeline: Pipeline) -> Iterator[Follower]:
-    """A reader for the length of the block."""
+    """A reader until the block ends."""
     topics = pipeline.config.topics().values()
     partitions = range(pipeline.config.kafka.topics.partitions)
     follower = Follower(pipeline.client, [*itertools.product(topics, partitions)])
@@ -308,7 +306,7 @@ def test_each_process_is_killed_twice_and_no_row_is_lost_doubled_or_out_of_order
 
 
 class TransactionLost(Exception):
-    """The broker's defect itself: what it called committed is shown to nobody, and its partition still waits."""
+    """The broker's defect itself: nobody sees what it called committed, and its partition still waits."""
 
 
 @pytest.mark.parametrize(
@@ -323,7 +321,7 @@ class TransactionLost(Exception):
     indirect=True,
 )
 def test_a_committed_transaction_ends_though_its_partition_had_no_leader(kafka: KafkaCluster) -> None:
-    """By the program that docs/kafka-marker-loss.md prints, with what the page says of either kind of broker."""
+    """With the program that docs/kafka-marker-loss.md prints, and what the page says of either kind of broker."""
     (program,) = blocks(DOCS / "kafka-marker-loss.md", "python")
     node = NODES[-1]
     with Prompted(program, kafka.bootstrap, str(node)) as running:
@@ -345,7 +343,7 @@ def _told(values: list[str]) -> list[str]:
 
 
 class Prompted:
-    """A program that asks for Enter. It is killed where it takes too long, so that reading from it ends, too."""
+    """A program that asks for Enter. It is killed if it takes too long, which also ends reading from it."""
 
     def __init__(self, program: str, *arguments: str) -> None:
         self._running = subprocess.Popen(

@@ -98,7 +98,7 @@ def test_begin_has_the_lsn_of_its_commit(published_table: Database) -> None:
 
 
 def test_rows_written_while_the_publication_lacks_their_table_never_come(database: Database) -> None:
-    # The server says nothing about it, which is why the publication has to be looked at and not only named.
+    # The server says nothing about it, so naming the publication isn't enough: it must be looked at.
     database.execute(
         "create table t (id int primary key, v varchar(20))", f"create publication {PUBLICATION} for table t"
     )
@@ -176,7 +176,7 @@ def test_options_of_the_dsn_do_not_unpin_the_session(database: Database) -> None
 
 
 class InFlight:
-    """A transaction that has written, while a slot is created in a thread and has to wait for it."""
+    """A transaction that has written, while a thread creates a slot, which has to wait for it."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -206,7 +206,7 @@ class InFlight:
         until(lambda: self._database.connection.execute(waiting, (self.name, row[0])).fetchone())
 
     def created(self) -> Any:
-        """The slot, once it is there."""
+        """The slot, once it exists."""
         self._thread.join(300)
         return self._created[0]
 
@@ -229,7 +229,7 @@ def test_a_transaction_in_flight_while_the_slot_is_created_is_in_the_stream_and_
 ) -> None:
     published_table.execute("insert into t values (1, 'before')")
     # The slot first waits for transactions that are writing, then for those that began to write in the meantime. Only a
-    # transaction that begins after that and is still open when the slot is there spans its consistent point.
+    # transaction that begins after that and is still open when the slot exists spans its consistent point.
     first = in_flight.writer
     first.execute("insert into t values (2, 'first')")
     in_flight.start()

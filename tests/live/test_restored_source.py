@@ -20,7 +20,7 @@ pytestmark = pytest.mark.live
 
 
 def _kept(own: OwnServer, capture: StartCapture, **settings: str) -> Captured:
-    """A capture that has run and is stopped, over a source whose files of then are kept."""
+    """A capture that has run and is stopped, over a source whose files of that time are saved."""
     own.database.execute("create table t (id int primary key)", "insert into t values (1)")
     captured = capture("public.t", of=own.database, **settings)
     captured.settle()
@@ -93,7 +93,7 @@ def test_a_volume_that_was_taken_back_and_written_to_since_is_refused_as_well(
 def test_a_volume_from_before_a_transaction_that_was_published_in_part_is_refused_as_well(
     own: OwnServer, capture: StartCapture
 ) -> None:
-    """The last whole transaction is there still. What commits below the other one would be taken for published."""
+    """The last whole transaction still exists. Commits below the other one would count as published."""
     captured = _kept(own, capture, batch=BatchSize(100, 1 << 20))
     captured.configure(heartbeat_interval_s=600.0)
     own.database.execute("insert into t select n from generate_series(2, 2000) n")
@@ -113,7 +113,7 @@ def test_a_volume_from_before_a_transaction_that_was_published_in_part_is_refuse
 
 @pytest.mark.soak
 def test_postgresql_can_shut_down_while_capture_runs(own: OwnServer, capture: StartCapture) -> None:
-    """It waits for readers that haven't confirmed all of its WAL, and what no transaction wrote is never confirmed."""
+    """It waits for readers that haven't confirmed all of its WAL, and WAL without a transaction is never confirmed."""
     own.database.execute("create table t (id int primary key)")
     captured = capture("public.t", of=own.database, start=False)
     captured.configure(heartbeat_interval_s=600.0)

@@ -1,6 +1,6 @@
 """A first copy that goes on inside of tables: what is copied again after an interruption, and what isn't.
 
-Capture dies here before the commit of a range, as a killed process does: what it sent for it is lost.
+Capture dies here before the commit of a range, like a killed process: what it sent for the range is lost.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ def _state(captured: Captured) -> CaptureState:
 
 
 def _interrupt(captured: Captured, ranges: int = 2) -> None:
-    """Start it, and let it die after so many ranges."""
+    """Start it, and let it die after this many ranges."""
     captured.begin(wrap_publisher=_dying_after(ranges))
     with pytest.raises(Killed):
         captured.wait_for("streaming from")
@@ -101,7 +101,7 @@ def test_only_the_missing_ranges_are_copied(database: Database, make: Any, secti
     captured.start()
     points = _points(captured)
     assert points.keys() == set(range(1, ROWS + 1))
-    # Of the range that was under way, rows may come again.
+    # Rows of the range that was under way may come again.
     assert sum(len(tags) == 1 for tags in points.values()) >= ROWS - (len(before) - done)
     assert done > 0
     assert _ranges(captured) == []
@@ -251,7 +251,7 @@ def test_a_large_value_of_a_row_that_moved_to_a_copied_range(database: Database,
 
 
 def _counts(events: list[Published]) -> Counter[int]:
-    """How often each row was published since the table was emptied last."""
+    """How often each row was published since the table was last emptied."""
     counts: Counter[int] = Counter()
     for event in events:
         if event.op == "t":
@@ -274,7 +274,7 @@ def _log(database: Database, rows: int = ROWS) -> None:
 
 @pytest.mark.parametrize("sections", [pytest.param(ALONE, marks=pytest.mark.soak), WORKERS])
 def test_no_row_without_a_key_comes_twice(database: Database, make: Any, sections: str) -> None:
-    """While others insert all the time, also into blocks that were copied and into those that weren't."""
+    """While others insert all the time, into blocks that were copied and into those that weren't."""
     _log(database)
     captured = make(source=LOG)
     ended = threading.Event()
@@ -346,7 +346,7 @@ def test_an_interrupted_copy_in_the_stream_doubles_no_row_either(database: Datab
 
 @pytest.mark.soak
 def test_the_first_snapshot_does_not_show_what_commits_after_it(database: Database) -> None:
-    """Also of a transaction that is in the middle of it, with a part that has a number of its own."""
+    """Even of a transaction that is in the middle of it, with a part that has a number of its own."""
     database.execute("create table t (id int)", "insert into t values (1)")
     name = database.slot_name()
     with contextlib.ExitStack() as opened:

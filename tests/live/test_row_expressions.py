@@ -96,7 +96,7 @@ def test_values_are_postgresqls_and_what_fails_there_is_refused(judge: psycopg.C
                 expected = _answered(judge, f"select ({sql})::{of} as c from things where id = {key}")["c"]
             except (psycopg.DataError, psycopg.NotSupportedError):
                 expected = "an error"
-            # What has no digits is passed on, and not computed with: such a row is rejected.
+            # A value without digits is passed on, but not computed with: such a row is rejected.
             is_named = "NaN" in str(expected) or "Infinity" in str(expected) or "b" in of
             got = "an error" if computed.row is None else computed.row["c"]
             if got != expected and (key == 2 or not (is_named and got == "an error")):  # row 2 has none of these

@@ -17,7 +17,7 @@ SETUP = (
 )
 
 
-# What is run in the middle, one transaction per string. Rows are written before and after it as well.
+# Run in the middle, one transaction per string. Rows are written before and after as well.
 # tests/conformance/cases/schema_changes.py has more, without a restart of capture.
 CHANGES = {
     "add with a default of text": ("alter table t add d text default 'it''s \"7\", {x}'",),
@@ -50,7 +50,7 @@ CHANGES = {
 }  # fmt: skip
 
 
-# Others show the same, but for what a type or an order adds.
+# Others show the same, except what a type or an order adds.
 SELDOM = {
     "add with a volatile default",
     "rewrite without another type",
@@ -88,7 +88,7 @@ def test_a_change_of_the_shape_is_followed(database: Database, capture: StartCap
     captured.assert_equal()
 
 
-# Older rows aren't written again, so only what is recorded of the shapes says what they have in an added column.
+# Older rows aren't written again, so only the recorded shapes say what they have in an added column.
 ADDED = {
     "then another replica identity": (
         "alter table t add d int default 7",

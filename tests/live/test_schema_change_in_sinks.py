@@ -74,7 +74,6 @@ class Followed:
         return JobProcess(**self._arguments())
 
     def apply_once(self) -> None:
-        """Apply what the log holds now."""
         assert Job(self.spark, partial(run_sinks, **self._arguments(), once=True)).finish() == 0
 
     def _arguments(self, **settings: Any) -> dict[str, Any]:
@@ -87,7 +86,6 @@ class Followed:
         }
 
     def rebuild(self, kind: str, *, switch_over: bool = False) -> Rebuild:
-        """A rebuild in this process."""
         return Rebuild(self.spark, self.config, self.sinks[kind], switch_over=switch_over)
 
     def rebuild_process(self, kind: str) -> subprocess.Popen[bytes]:
@@ -103,7 +101,7 @@ class Followed:
             )
 
     def wait_applied(self, job: Job) -> None:
-        """Wait until each sink has everything that is committed now."""
+        """Wait until each sink has everything committed now."""
         target = emit_heartbeat(self.captured.database.connection)
 
         def is_applied(name: str) -> Callable[[dict[str, Any]], bool]:
@@ -162,7 +160,7 @@ Follow = Callable[..., Followed]
 
 @pytest.fixture
 def follow(capture: StartCapture, endpoints: Endpoints, tmp_path: Path, spark: SparkSession) -> Iterator[Follow]:
-    """Captures table t and follows it with sinks, of all kinds or of those that are named; ends it with the test."""
+    """Captures table t and follows it with sinks, of all or the named kinds; ends it with the test."""
     opened: list[Followed] = []
 
     def start(*kinds: str, settings: str = "") -> Followed:
@@ -215,7 +213,7 @@ def test_a_default_reaches_the_rows_of_running_sinks_without_one_being_written(
 def test_rows_go_on_to_be_applied_while_others_get_a_default(
     database: Database, follow: Follow, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """The watermark alone waits: it says that rows from before are as at the source, too."""
+    """Only the watermark waits: it also says that earlier rows are as at the source."""
     monkeypatch.setattr("jobs.query.column_backfill.ROWS", 1)  # so that it takes a while
     rows = 15_000 if kind == "cache" else 4000
     database.execute(SETUP[0], SETUP[1], f"insert into t select n, 'a' || n, n from generate_series(1, {rows}) n")
@@ -231,7 +229,7 @@ def test_rows_go_on_to_be_applied_while_others_get_a_default(
             followed.wait_shown(kind, key, d=7)
         batches = {report["batch_id"] for report in job.reports[since:] if report["report"] == "StatusReport"}
         assert len(batches) <= 1, "the batch goes on meanwhile"
-        # Rows that others are about to get a default for.
+        # Rows that are about to get a default.
         database.execute(f"delete from t where id = {rows}", f"update t set d = 8, a = 'late' where id = {rows - 1}")
         lsn = emit_heartbeat(database.connection)
         followed.wait_shown(kind, rows - 1, d=8, a="late")
@@ -341,7 +339,7 @@ def test_every_sink_stops_when_a_column_is_another_one(
 
 @pytest.mark.soak
 def test_a_key_that_got_another_type_is_rebuilt_with_every_row(database: Database, follow: Follow) -> None:
-    """The copy deletes the keys of before, and to a store 1 and "1" are one key."""
+    """The copy deletes the earlier keys, and to a store 1 and "1" are one key."""
     database.execute(
         "create table t (id int primary key, a text)", "insert into t select n, n from generate_series(1, 200) n"
     )
@@ -366,7 +364,7 @@ def test_a_key_that_got_another_type_is_rebuilt_with_every_row(database: Databas
 def test_a_column_that_took_the_name_of_one_that_was_dropped_comes_with_a_copy(
     database: Database, follow: Follow
 ) -> None:
-    """The rows that are there have the old one's values, and only a copy replaces them."""
+    """The stored rows have the old one's values, and only a copy replaces them."""
     database.execute(*SETUP)
     followed = follow("cache")
     with followed.job() as job:

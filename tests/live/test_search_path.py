@@ -1,4 +1,4 @@
-"""Who may create functions in a schema that is searched has none of them run by us, and changes no text."""
+"""A role that may create functions in a searched schema can't make us run them, and changes no text."""
 
 import psycopg
 import pytest
@@ -11,7 +11,7 @@ from tests.databases import Database
 
 pytestmark = pytest.mark.live
 
-# By their arguments they fit calls of ours better than the functions that these mean, or as well.
+# By their arguments they fit our calls better than the intended functions, or as well.
 _TRAPS = (
     "concat_ws(text, smallint, xid) returns text",
     "format_type(oid, integer) returns text",

@@ -141,7 +141,7 @@ def test_beside_an_outbox_a_tables_topic_that_was_lost_is_created_as_it_has_to_b
     )
     source = "outbox = 'public.outbox'"
     captured = capture("public.t", source=source, start=False)
-    captured.configure(heartbeat_interval_s=600)  # so that only what is published shows that the topic is gone
+    captured.configure(heartbeat_interval_s=600)  # so that only a publication shows that the topic is gone
     captured.start()
     captured.settle()
     topic, cluster = captured.topic("public.t"), TopicAdmin(captured.client)

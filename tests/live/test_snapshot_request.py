@@ -1,4 +1,4 @@
-"""`lockstep snapshot`: requests where no capture reads, or none ever did, and how far the first copy is."""
+"""`lockstep snapshot`: requests while no capture reads, or before any did, and how far the first copy is."""
 
 import json
 from typing import Any

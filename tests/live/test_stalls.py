@@ -25,11 +25,11 @@ _QUICK = {"spark": "retry_s = 1.0", "search": "timeout_s = 4.0"}
 _PATIENCE_S = 300.0
 _LOOK_S = 0.5
 _QUIET_LOOKS = 20
-"""At half a second each: longer than it takes to say that a stage hangs."""
+"""At half a second each: longer than it takes to report that a stage hangs."""
 
 
 class Running:
-    """A pipeline with three sinks, whose processes and servers may be held up, and who looks at it."""
+    """A pipeline with three sinks, whose processes and servers may be frozen, and an observer of it."""
 
     def __init__(self, stack: Services, directory: Path) -> None:
         self.stack = stack
@@ -51,11 +51,11 @@ class Running:
             )
 
     def look(self) -> LagReport:
-        self.pause.wait(_LOOK_S)  # looks that come at once would cost the servers what they are asked about
+        self.pause.wait(_LOOK_S)  # looks without a pause would slow the servers that they ask about
         return self.lag.collect()
 
     def until_worst(self, is_it: Callable[[Stage], bool]) -> Stage:
-        """The stage that needs somebody most, once it is this one."""
+        """The stage that most needs somebody, once it is this one."""
         seen: list[Stage | None] = []
 
         def found() -> Stage | None:
@@ -69,7 +69,7 @@ class Running:
         return stage
 
     def until_well(self) -> LagReport:
-        """Until everybody has everything again."""
+        """Wait until everybody has everything again."""
 
         def found() -> LagReport | None:
             lag = self.look()
@@ -120,7 +120,7 @@ def running(stack: Services, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @contextmanager
 def held(process: Process) -> Iterator[None]:
-    """The whole group of a process stands still."""
+    """Freezes a process's whole group."""
     os.killpg(process.pid, signal.SIGSTOP)
     try:
         yield
@@ -167,7 +167,7 @@ def test_a_capture_that_hangs_and_lost_its_reader_is_named_by_one_lag(
 
 
 def test_a_job_that_hangs_is_named_also_on_an_idle_source(running: Running) -> None:
-    os.kill(running.job.pid, signal.SIGSTOP)  # the driver alone
+    os.kill(running.job.pid, signal.SIGSTOP)  # only the driver
     try:
         stage = running.until_worst(
             # On a busy machine it is waited for longer than a sign of life counts.

@@ -29,7 +29,7 @@ SINKS = {
     "file": 'type = "warehouse"\nurl = "duckdb:///{0}/dwh.duckdb"\nlock_timeout_s = 30.0\nhistory = ["{1}.account"]\n',
 }
 PLACES = {"lake": "lake/{0}_live", "file": "dwh.duckdb"}
-"""What is there once the sink has begun."""
+"""What exists once the sink has begun."""
 ANOTHER_SHAPE = {"lake": 'partition_by = {{ "{0}.account" = ["owner"] }}\n', "file": ""}
 
 
@@ -83,10 +83,8 @@ with duckdb.connect(sys.argv[1], read_only=True) as connection:
 
 
 def _ask(file: Path, query: str) -> list[list[object]]:
-    """As people do it beside a job: open, ask, close, and again when somebody else has the file.
-
-    In a process of its own: whoever closes the file gives up its process's lock, and here the job runs in this one.
-    """
+    """As people do beside a job: open, ask, close, and again if somebody else has the file. In a process of its own:
+    closing the file gives up its process's lock, and here the job runs in this one."""
     answers: list[str] = []
 
     def asked() -> bool:

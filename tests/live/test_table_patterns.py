@@ -1,4 +1,4 @@
-"""Tables that patterns of ``source.tables`` take in: at the first start, while capture runs, and while it is down."""
+"""Tables that patterns of ``source.tables`` match: at the first start, while capture runs, and while it is down."""
 
 import pytest
 from confluent_kafka import Producer
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.live
 
 
 def _names(captured: Captured) -> list[str]:
-    """The captured tables as a process that reads the file by now has them."""
+    """The captured tables, for a process that reads the file now."""
     captured.config = load(captured.path)
     return [str(name) for name in captured.config.source.table_names]
 
@@ -113,7 +113,7 @@ def test_a_table_that_comes_while_capture_runs_is_told_of_and_joins_once_it_is_p
 def test_a_table_that_the_stream_shows_joins_before_its_first_transaction_is_published(
     database: Database, capture: StartCapture
 ) -> None:
-    """Nobody looks at the catalogue in this hour. Who waits for that transaction isn't told that sinks have it."""
+    """Nobody looks at the catalogue within this hour. A wait for that transaction doesn't report that sinks have it."""
     database.execute("create table t (id int primary key)")
     database.execute("create publication whole for tables in schema public with (publish_via_partition_root = true)")
     captured = capture("public.*", source="publication = 'whole'")

@@ -72,7 +72,7 @@ _INVALID = b"insert into t values (2, E'\\xff')"
 
 @pytest.fixture
 def ascii_captured(endpoints: Endpoints, tmp_path: Path) -> Iterator[Captured]:
-    """Of a database whose text is any bytes, not started."""
+    """A capture of a database whose text is any bytes, not started."""
     database = Database(endpoints.source_dsn, options="encoding 'SQL_ASCII' lc_collate 'C' lc_ctype 'C'")
     try:
         database.execute("create table t (id int primary key, a text)", "insert into t values (1, 'x')")

@@ -1,4 +1,4 @@
-"""A table leaves capture as ``lockstep tables remove`` says: each step is one that the next look finds done."""
+"""A table leaves capture as ``lockstep tables remove`` says: the next look finds each step done."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def test_a_table_leaves_by_the_steps_that_are_told(
     text = captured.path.read_text()
     before = next(line for line in text.splitlines() if line.startswith("tables = "))
     settings = report.changes.source
-    # A setting that isn't told again stays as it is.
+    # A setting that isn't mentioned again stays as it is.
     lines = [*([] if settings[0].startswith("tables") else [before]), *settings]
     captured.path.write_text(text.replace(before, "\n".join(lines)))
 
@@ -60,7 +60,7 @@ def test_a_table_leaves_by_the_steps_that_are_told(
     report = _look(captured, "public.leaves")
     assert (_state(report), report.is_done, report.changes) == (Removal.OUT, True, None)
     assert any(topic in sentence for sentence in report.kept)
-    # Who goes on looking with the earlier file, and who begins to, goes by what is captured.
+    # Processes with the earlier file, running or starting, go by what is captured.
     with looking, LagCollector(earlier.as_pipeline(), {}, resolve=followed) as begun:
         for collector in (looking, begun):
             until(lambda collector=collector: _captured_by(collector) == ["public.t"])

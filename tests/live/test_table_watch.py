@@ -1,4 +1,4 @@
-"""What the catalogue says of a table is recorded as of a place in the stream, not earlier."""
+"""The catalogue's facts about a table are recorded as of a place in the stream, not earlier."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,7 +36,7 @@ def captured(database: Database, capture: StartCapture) -> Captured:
 
 @pytest.fixture
 def inspect(database: Database, captured: Captured) -> Inspect:
-    """Looks at the tables as a capture that is as far as a state; returns the shapes that are recorded so far."""
+    """Looks at the tables like a capture at this state; returns the shapes that are recorded so far."""
     pipeline, sql = captured.config.as_pipeline(), database.connection
     published = PublishedTables(pipeline, sql, sql.info.dbname)
     visible, recorded = VisibleCommits(sql, KeepAlive()), _state(captured).memberships
@@ -86,7 +86,7 @@ def test_a_table_that_is_altered_again_is_recorded_when_the_stream_is_past_that_
 def test_a_table_that_is_dropped_under_the_look_is_looked_at_again(
     captured: Captured, inspect: Inspect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PostgreSQL fails where a relation is gone between two steps of one query, which is too short for a test."""
+    """PostgreSQL fails if a relation vanishes between two steps of one query, which is too short for a test."""
 
     def fail(*_: object) -> None:
         raise psycopg.errors.InternalError_("could not open relation with OID 16384")

@@ -83,12 +83,12 @@ class Pipeline:
         }
 
     def job(self, spark: SparkSession, *tables: Table) -> Job:
-        """Where ``tables`` are named, no others are captured."""
+        """If ``tables`` are named, no others are captured."""
         captured = [table.name for table in tables] or self.log.table_names
         return Job(spark, partial(run_sinks, **self._arguments() | {"tables": captured}))
 
     def apply_once(self, spark: SparkSession) -> int:
-        """The exit code."""
+        """Returns the exit code."""
         return run_sinks(**self._arguments(), once=True, opened=spark)
 
     def process(self) -> JobProcess:
@@ -106,17 +106,17 @@ class Pipeline:
             return load_asides(opened.records, 1).get(of.name)
 
     def tries(self, of: Table) -> int:
-        """How often it was tried again, and in vain."""
+        """How often it was tried again in vain."""
         aside = self.aside(of)
         return 0 if aside is None else aside.tries
 
     def is_tried(self, of: Table, tries: int) -> bool:
-        """Whether it is tried again now, or was after so many ``tries``."""
+        """Whether it is tried again now, or was after this many ``tries``."""
         aside = self.aside(of)
         return aside is None or aside.state is not AsideState.FAILED or aside.tries > tries
 
     def make_due(self, of: Table) -> None:
-        """The time has come to try it again. No job runs."""
+        """Makes the next try due. No job runs."""
         with closing_sink(self.opened()) as opened:
             asides = load_asides(opened.records, 1)
             opened.records.save(
@@ -124,7 +124,7 @@ class Pipeline:
             )
 
     def has_done(self, of: Table, number: int) -> bool:
-        """Whether the job has done what the order of this number asks for, or has refused it."""
+        """Whether the job has obeyed or refused the order of this number."""
         return is_done(Order(Wish.APPLY, number), self.aside(of))
 
     def wait_aside(self, of: Table, state: AsideState | None) -> Aside | None:
@@ -256,7 +256,7 @@ def test_what_may_have_lost_its_deletes_is_not_resumed_and_its_neighbours_go_on(
         newest = pipeline.write(Put(ORDERS, {"id": 2, "note": "second"}))
         pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
         assert pipeline.status().has_failed_tables
-        # Since it is to be applied again, nobody may be told that the sink has all.
+        # The table is to be applied again, so nobody may hear that the sink has everything.
         assert pipeline.progress().watermark_lsn < newest
         assert job.stop() == 0
     assert pipeline.rows(ITEMS) == {1: "first"}
@@ -267,7 +267,7 @@ def test_what_may_have_lost_its_deletes_is_not_resumed_and_its_neighbours_go_on(
 def test_a_topic_that_was_recreated_while_its_table_was_aside_is_not_read_on(
     has_failed: bool, pipeline: Pipeline, spark: SparkSession
 ) -> None:
-    """Its first records would be passed over: its job goes on at the offset that it had in the earlier topic."""
+    """Its first records would be skipped: its job goes on at its offset in the earlier topic."""
     retyped = table(column("id", "int8"), column("note", "int4"), name=TableName("public", "items"))
     pipeline.both(1, "first")
     with pipeline.job(spark) as job:
@@ -318,7 +318,7 @@ def test_a_table_that_is_tried_again_and_whose_topic_is_gone_holds_up_no_neighbo
         pipeline.order(Wish.APPLY, ITEMS)
     with pipeline.job(spark):
         pipeline.wait_refused(ITEMS, f"topic {pipeline.log.topic(ITEMS)} doesn't exist any more")
-        # Nobody can say how far a topic is that there isn't.
+        # Nobody can say how far a missing topic is.
         newest = pipeline.log.commit([Put(ORDERS, {"id": 2, "note": "second"})], progress=False)
         pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
         failed = pipeline.aside(ITEMS)
@@ -337,7 +337,7 @@ create trigger refuses before insert or update on {table} for each row execute f
 
 
 def _refuse_items(warehouse: psycopg.Connection, pipeline: Pipeline) -> str:
-    """Put a trigger on the warehouse's table that refuses most rows. Returns the schema that has its function."""
+    """Put a trigger on the warehouse's table that refuses most rows. Returns the schema of its function."""
     found = warehouse.execute(
         "select quote_ident(schemaname), quote_ident(schemaname) || '.' || quote_ident(tablename) from pg_tables"
         " where schemaname like %s and tablename like '%%items%%'",
@@ -353,7 +353,7 @@ def _refuse_items(warehouse: psycopg.Connection, pipeline: Pipeline) -> str:
 def test_a_table_that_was_refused_in_its_first_batch_may_have_rows_without_their_deletes(
     pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession
 ) -> None:
-    """Nothing of it counts as applied, and rows of it may be there. So it isn't new when it is resumed."""
+    """Nothing of it counts as applied, and rows of it may exist. So it isn't new when it is resumed."""
     lsn = pipeline.write(Put(ORDERS, {"id": 1, "note": "first"}))
     with pipeline.job(spark, ORDERS) as job:
         pipeline.wait_watermark(lsn)

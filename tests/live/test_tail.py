@@ -1,4 +1,4 @@
-"""A table's events as they come, also where others write to its topic."""
+"""A table's events as they come, even if others write to its topic."""
 
 import itertools
 import os
@@ -41,7 +41,7 @@ FOREIGN = {
 
 @pytest.fixture
 def pipeline(endpoints: Endpoints) -> Pipeline:
-    """Its topic has an event, what others wrote, and a delete with its tombstone."""
+    """Its topic has an event, foreign records, and a delete with its tombstone."""
     kafka = kafka_settings(endpoints.kafka_bootstrap, partitions=1)
     name = f"tail{os.getpid()}_{next(_numbers)}"
     log = Log(kafka, name, [T])
@@ -68,7 +68,7 @@ def _is_taken(
 
 
 def _followed(pipeline: Pipeline, *, as_json: bool) -> tuple[Sequence[str], Sequence[str]]:
-    """What is written and what is said until three events have come."""
+    """The output and the messages until three events have come."""
     lines = list(follow(pipeline, str(T.name), start=FromStart(), count=3, as_json=as_json, stopping=lambda: False))
     return [line.text for line in lines if not line.is_remark], [line.text for line in lines if line.is_remark]
 
@@ -110,7 +110,7 @@ def _pipeline(log: Log) -> Pipeline:
 
 
 def _shown(log: Log, start: Start, *, key: str | None = None, count: int) -> list[dict[str, Any]]:
-    """The events that are followed from ``start``. Their rows' notes say which ones they are."""
+    """The events that are followed from ``start``. Their rows' notes identify them."""
     pipeline = _pipeline(log)
     lines = follow(pipeline, str(T.name), start=start, key=key, count=count, as_json=True, stopping=lambda: False)
     return [orjson.loads(line.text) for line in lines if not line.is_remark]
@@ -128,14 +128,14 @@ def test_from_an_lsn_only_what_was_committed_after_it_is_shown(log: Log) -> None
     lsns = [log.commit([Put(T, {"id": number, "note": f"v{number}"})], progress=number == 5) for number in range(1, 6)]
     after = _shown(log, FromLsn(lsns[2]), count=2)
     assert sorted(_notes(after)) == [(4, "v4"), (5, "v5")]
-    # Where a commit begins, as its tag says: it is shown as well.
+    # At the begin of a commit, according to its tag: it is shown as well.
     assert sorted(_notes(_shown(log, FromLsn(lsns[1]), count=3))) == [(3, "v3"), (4, "v4"), (5, "v5")]
     assert len(_shown(log, FromLsn(0), count=5)) == 5
 
 
 def test_from_a_time_only_what_was_published_since_is_shown(log: Log) -> None:
     log.commit([Put(T, {"id": 1, "note": "early"})])
-    # The broker's own times have milliseconds, and the next one is another one by then.
+    # The broker's own times have milliseconds, and the next one differs by then.
     early = _published_ms(log)
     wait_until(lambda: time.time_ns() // 1_000_000 > early, what="the clock has moved on")
     log.commit([Put(T, {"id": 1, "note": "late"})])

@@ -1,4 +1,4 @@
-"""TLS to every server: what is connected to, what isn't, and what is said then."""
+"""TLS to every server: which connections are made, which are refused, and with which message."""
 
 import uuid
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ KINDS = ("source", "source's stream", "kafka", "search", "cache", "warehouse")
 
 
 class Servers:
-    """All servers with TLS. ``show`` has one show a certificate, and gives its port."""
+    """All servers with TLS. ``show`` makes one show a certificate, and returns its port."""
 
     def __init__(self, stack: ExitStack, folder: Path, endpoints: Endpoints, certificates: Certificates) -> None:
         self.certificates = certificates

@@ -38,7 +38,7 @@ create function noise(length int) returns text language sql volatile
         (select left(string_agg(md5(random()::text), ''), length) from generate_series(0, length / 32)), '');
 """
 
-# How many items, so that headers, padding and the items themselves weigh in turn.
+# This many items, so that headers, padding and the items themselves weigh in turn.
 _COUNTS = "select generate_series(0, 9) union select generate_series(10, 300, 29)"
 
 
@@ -47,7 +47,7 @@ def _lists(start: str, items: Sequence[str], end: str, separator: str = ",") -> 
     return tuple(f"'{start}' || dense('{item}', '{separator}', n) || '{end}'" for item in quoted)
 
 
-# Type -> SQL of the densest texts that we know of, each for n items. What the type refuses for n = 0 is left out.
+# Type -> SQL of the densest texts that we know of, each for n items. Types that refuse n = 0 skip it.
 SHAPES: dict[str, tuple[str, ...]] = {
     "text": ("dense('x', '', n)", "dense('é', '', n)", "dense('𝄞', '', n)", "dense(E'\\n', '', n)"),
     "varchar(500)": ("dense('x', '', n)",),
@@ -139,7 +139,7 @@ UNKNOWN = ("pair", "pair[]", "xml", "jsonpath", "tsquery")
 
 
 def texts(database: Database, type_name: str, shape: str) -> list[tuple[bytes, int]]:
-    """The texts of a shape as PostgreSQL prints them, and the size of the value in memory, not compressed."""
+    """The texts of a shape as PostgreSQL prints them, and the size of the uncompressed value in memory."""
     with database.reading() as connection:
         cursor = connection.execute(
             f"""select value, pg_column_size(value) from (
@@ -235,7 +235,7 @@ TABLES: dict[str, tuple[str, str, str]] = {
 
 _AT_EACH_CHANGE = ("one text", "main", "document", "low target", "partitioned")
 ALWAYS_LONG = ("compressed", "low target", "high target", "partitioned", "generated")
-"""Tables of which the rule can't say no of any of these rows."""
+"""Tables for which the rule can't say no for any of these rows."""
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ _UPDATES = (
 
 
 def followed(database: Database, slot: str, start: Lsn) -> Follower:
-    """Follow all that is in the slot; its rows must be those of the table."""
+    """Follow everything in the slot; its rows must be the table's."""
     follower = Follower(rule_of(database))
     for _, message in database.stream(slot, start):
         match message:

@@ -114,14 +114,14 @@ def test_the_stacks_brokers_write_the_markers_of_every_committed_transaction(end
 
 @contextmanager
 def _writing_without_a_pause(bootstrap: str, topic: str) -> Iterator[None]:
-    """So much that a consumer always gets more, and is never told that it has reached the end."""
+    """So much that a consumer always gets more, and never hears that it has reached the end."""
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
     producer.produce(topic, key=b"k", value=b"first")
     producer.flush(30)
 
     def write(over: threading.Event) -> None:
         while not over.is_set():
-            with suppress(BufferError):  # full: what is in it keeps the reader busy
+            with suppress(BufferError):  # full: its content keeps the reader busy
                 producer.produce(topic, key=b"k", value=b"later")
             producer.poll(0.0002)
 

@@ -42,7 +42,7 @@ def test_a_truncate_goes_on_where_it_was_interrupted(
     assert isinstance(captured.wait_error(), Killed)
     captured.start()
     captured.assert_equal()
-    # What is interrupted is not repeated: a key is deleted once.
+    # Interrupted work isn't repeated: a key is deleted once.
     deleted = [event.key for event in captured.events("public.t") if event.op == "d"]
     assert len(deleted) == len(set(deleted))
 
@@ -167,7 +167,7 @@ def test_a_row_without_its_configured_key_stops_capture_before_it_is_published(
     assert "a row of public.t is null in code, which is in its key" in text
     assert "a-secret" not in text
     assert captured.rows("public.t").keys() == {b'{"code":"c1"}', b'{"code":"c2"}', b'{"code":"c9"}'}
-    # The way out that the message has: rows can be told apart by another key.
+    # The message's way out: another key distinguishes the rows.
     captured.configure(options={})
     captured.start()
     captured.assert_equal()
@@ -207,7 +207,7 @@ def test_the_copy_of_an_append_only_table_in_the_stream_begins_by_emptying_it(
     assert [(event.op, event.parsed["after"] and event.after["at"]) for event in events] == [
         ("r", 1), ("c", 2), ("t", None), ("r", 1), ("r", 2),
     ]  # fmt: skip
-    # Of the tag of the copy, so that it takes away all that came before and nothing of what comes after.
+    # With the copy's tag, it removes everything before it and nothing after it.
     assert events[1].tag < events[2].tag == events[3].tag == events[4].tag
 
 
@@ -231,7 +231,7 @@ _PRIMARY_AGAIN = "drop constraint t_pkey, add primary key (id)"
 def test_no_table_is_copied_with_another_kind_of_key(
     database: Database, capture: StartCapture, name: str, change: str, back: str, says: str
 ) -> None:
-    """The stream tells of a changed key only with the next row of its table."""
+    """The stream shows a changed key only with the table's next row."""
     database.execute(
         "create table t (id int primary key, other int not null default 0)",
         "insert into t values (1)",

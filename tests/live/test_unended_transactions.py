@@ -1,4 +1,4 @@
-"""Who holds up a copy is named with the statement that ends it: transactions that have written and haven't ended."""
+"""A transaction that has written and hasn't ended holds up a copy: it is named, with the statement that ends it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.live
 
 @pytest.fixture(scope="module")
 def server_dsn() -> Iterator[str]:
-    """Of a server that takes prepared transactions, which the shared one doesn't."""
+    """A server that takes prepared transactions, unlike the shared one."""
     with temporary_directory() as directory, source_server(versions.POSTGRES_MAJOR, directory) as dsn:
         yield dsn
 
@@ -38,7 +38,7 @@ def own(server_dsn: str) -> Iterator[Database]:
 
 
 def _written(connection: psycopg.Connection[Any]) -> int:
-    """The xid of 32 bits of a transaction that is begun and has written."""
+    """The 32-bit xid of a transaction that has begun and has written."""
     row = connection.execute("insert into t values (7) returning xmin::text::bigint").fetchone()
     assert row is not None
     return int(row[0])

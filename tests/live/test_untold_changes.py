@@ -1,4 +1,4 @@
-"""What the stream doesn't tell, also where it was changed and changed back while nobody looked."""
+"""Changes that the stream doesn't show, even if they were undone while nobody looked."""
 
 import pytest
 
@@ -258,7 +258,7 @@ def test_columns_whose_names_move_on_while_capture_is_behind_keep_their_values(
 
 
 def test_a_rewrite_that_keeps_the_shape_is_seen_at_the_next_row(database: Database, capture: StartCapture) -> None:
-    """No value of a row from before completes an update. No look at the tables comes in between."""
+    """No earlier value of a row completes an update. No look at the tables comes in between."""
     database.execute(
         "create table t (id int primary key, a int, large text)",
         "alter table t alter large set storage external",

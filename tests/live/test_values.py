@@ -29,7 +29,7 @@ ALL = known(SCALARS | ARRAYS, versions.POSTGRES_MAJOR)
 
 @dataclass(frozen=True)
 class Recorded:
-    """What both paths made of the rows. Rows are numbered from 1, one more than there are values: the last is NULL."""
+    """The rows as both paths give them, numbered from 1. There is one more than there are values: the last is NULL."""
 
     database: Database
     tables: dict[str, Table]
@@ -60,7 +60,7 @@ def _events(
 @pytest.fixture(scope="module")
 def recorded(shared_database: Database) -> Recorded:
     database = shared_database
-    # The roles of the tests below change defaults; what the values mean was settled by this session before.
+    # The roles of the tests below change defaults; this session fixed what the values mean before.
     extensions = [f"create extension {name}" for name in EXTENSIONS]
     database.execute(*extensions, TYPES, "set timezone = 'America/New_York'", "set lc_monetary = 'C'")
     names = {kind: TableName("public", f"t{number}") for number, kind in enumerate(ALL)}
@@ -114,7 +114,7 @@ def test_every_row_came(recorded: Recorded) -> None:
 @pytest.mark.parametrize("kind", ALL)
 def test_postgresql_reads_the_same_value_out_of_the_event(recorded: Recorded, kind: str) -> None:
     delimiter = ";" if kind.endswith("box[]") else ","
-    # Images are compared, bit by bit: equality would take -0 for 0 and 1.10 for 1.1, and some types have none.
+    # Images are compared bit by bit: to equality -0 is 0 and 1.10 is 1.1, and some types have none.
     query = f"select record_image_eq(row(%s::text::{kind}), row(v)) from {recorded.tables[kind].name} where id = %s"
     with closing(recorded.database.reading()) as judge:
         for number, row in recorded.streamed[kind].items():
@@ -172,7 +172,7 @@ _DEFAULTS = {
 
 @pytest.fixture
 def other_defaults(recorded: Recorded) -> Iterator[str]:
-    """A role that has other defaults than everybody else, in a database that has them, too."""
+    """A role with other defaults than everybody else, in a database that has other ones, too."""
     database = recorded.database
     role = database.role(login="login superuser replication")
     for name, value in _DEFAULTS.items():

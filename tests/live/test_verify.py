@@ -1,4 +1,4 @@
-"""`lockstep verify` on running pipelines: it finds every kind of break by hand, and nothing where there is none."""
+"""`lockstep verify` on running pipelines: it finds every kind of manual damage, and nothing if there is none."""
 
 import os
 import threading
@@ -40,7 +40,7 @@ BY_SOAK = [KINDS[0], *(pytest.param(kind, marks=pytest.mark.soak) for kind in KI
 ROWS, ENTRIES = 40, 2000
 
 MISSING, OLD, TYPE, RESURRECTED, NULLED, MOVED, DOUBLED, JSON, MICROSECOND, OLD_TAG, NEWEST_TAG, REJECTED = range(1, 13)
-# Rows that nobody ever wrote. Others for each sink: a repair of one tells the others through the topic.
+# Rows that nobody ever wrote, others for each sink: a repair of one reaches the others through the topic.
 EXTRA = {kind: 9000 + index for index, kind in enumerate(KINDS)}
 MOVED_TO = {kind: 9100 + index for index, kind in enumerate(KINDS)}
 NOBODYS_TAG = "f" * TEXT_LENGTH
@@ -120,7 +120,7 @@ class Tool(Protocol):
         """Set some columns."""
 
     def copy(self, row: int) -> bool:
-        """Store the row twice; False where the server doesn't let one."""
+        """Store the row twice; False if the server prevents that."""
 
     def set_tag(self, row: int, tag: str) -> None: ...
 
@@ -185,7 +185,7 @@ class Search:
         return True
 
     def set_tag(self, row: int, tag: str) -> None:
-        # The version is what the server compares; the tag in the document is for readers.
+        # The server compares the version; the tag in the document is for readers.
         version = "" if tag == FIRST_TAG else f"?version={2**63 - 1}&version_type=external"
         self.call("PUT", f"_doc/{row}{version}", {**self.source(row), "_tag": tag})
 
@@ -223,7 +223,7 @@ class Warehouse:
             self.run(f"update {self.account} set {name} = %s where id = %s", value, row)
 
     def copy(self, row: int) -> bool:
-        return False  # its primary key doesn't let one
+        return False  # its primary key prevents it
 
     def set_tag(self, row: int, tag: str) -> None:
         self.run(f"update {self.account} set _tag = %s where id = %s", tag, row)
@@ -243,13 +243,13 @@ def row_of(running: Running, row: int) -> dict[str, Any]:
 
 
 def break_in_all_ways(running: Running, kind: str) -> bool:
-    """Whether there is a second copy among them."""
+    """Returns whether there is a second copy among them."""
     tool = TOOLS[kind](running)
     template = row_of(running, OLD_TAG)
     tool.remove(MISSING)
     tool.put(EXTRA[kind], FIRST_TAG, {**template, "id": EXTRA[kind]})
     tool.change(OLD, {"owner": "owner of yesterday"})
-    # Where a column has a type, another number of digits is as close as it gets.
+    # In a typed column, another number of digits is the closest.
     tool.change(TYPE, {"balance": "1.00" if kind == "warehouse" else 1})
     tool.put(RESURRECTED, FIRST_TAG, {**template, "id": RESURRECTED})
     tool.change(NULLED, {"owner": None})
@@ -306,7 +306,7 @@ def broken(running: Running, request: pytest.FixtureRequest) -> Broken:
     )
 
 
-# Sinks that are right.
+# Intact sinks.
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def test_a_right_sink_is_equal_while_everything_is_being_written(running: Runnin
             assert writer.transactions > before
 
 
-# Sinks that aren't.
+# Broken sinks.
 
 
 def test_each_break_is_found_and_nothing_else(broken: Broken) -> None:
@@ -495,7 +495,7 @@ def test_rows_that_are_written_without_a_pause_are_compared_with_the_log(running
                 connection.execute(update.encode())
 
     with beside(write):
-        # Only looks at the source are counted as rounds: with one, none of these rows is seen as the sink has it.
+        # Only looks at the source count as rounds: with one, none of these rows is seen as the sink has it.
         report = verified(running.config, running.options("cache", rounds_max=1), progress=steps.append)
 
     assert any("compared with the log" in step.what for step in steps)

@@ -1,4 +1,4 @@
-"""What a comparison found is kept in the sink, and shown by the commands."""
+"""A comparison's result is stored in the sink, and the commands show it."""
 
 import fcntl
 import json
@@ -75,7 +75,7 @@ def test_what_a_comparison_found_is_kept_and_shown(pipeline: Pipeline) -> None:
 
 
 def _is_locked(path: Path) -> bool:
-    """Looked up, since to try it could get in the way of whoever is to take it."""
+    """Looked up, since an attempt could disturb the process that should take it."""
     return f":{path.stat().st_ino} " in Path("/proc/locks").read_text()
 
 

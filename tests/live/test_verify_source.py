@@ -69,7 +69,7 @@ def side(database: Database, *names: TableName, load: Load | None = None, public
 
 @pytest.mark.parametrize(("own_share", "paused"), [(1.0, 0.0), (0.25, 0.75), (0.0, 1.0)])
 def test_the_source_gets_a_pause_for_what_it_took_itself(database: Database, own_share: float, paused: float) -> None:
-    """Each row takes a second of a clock, of which a share is our own work: for so long the server waited for us."""
+    """Each row takes a second of a clock. A share of it is our own work, during which the server waited for us."""
     database.execute("create table t (id int primary key)", "insert into t select generate_series(1, 40)")
     clock, slept = [0.0], [0.0]
 
@@ -193,7 +193,7 @@ def test_keys_that_the_type_cannot_have_are_no_rows(database: Database) -> None:
 
 
 def test_another_text_of_a_key_is_another_key(database: Database) -> None:
-    """The sink has it under that text, so whoever asks for the row doesn't find it there."""
+    """The sink has it under that text, so a reader who asks for the row doesn't find it there."""
     database.execute("create table t (id int primary key)", "insert into t values (1)")
     source = side(database)
 
@@ -300,7 +300,7 @@ def test_a_table_that_is_altered_meanwhile_is_to_be_compared_again(database: Dat
     table = shape_of(source)
     database.execute("alter table t drop column v")
 
-    # Trying the same again can't help: what was read of this table so far has the earlier shape.
+    # Trying again can't help: the rows of this table read so far have the earlier shape.
     with pytest.raises(LockstepError, match="another shape") as raised:
         list(source.scan(table))
     assert not isinstance(raised.value, Unavailable)

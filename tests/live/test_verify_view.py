@@ -1,6 +1,6 @@
 """`lockstep verify` of a view: its query on the source judges the rows that its store holds.
 
-No job runs here: what a job writes is written at once, and the progress claims all that is to come.
+No job runs here: the test writes at once what a job would write, and the progress claims everything to come.
 """
 
 import os
@@ -95,11 +95,11 @@ class Kept:
         self.opened.generations.save_progress(Progress({}, EVERYTHING, 0, 0, {}))
 
     def note(self, time: NotedTime) -> None:
-        """Say as of which time the store has the result, as a job does."""
+        """Record as of which time the store has the result, as a job does."""
         self.opened.records.save(noted_name(1), time.to_json())
 
     def follow(self, *, time_ms: int = 0) -> None:
-        """Bring what the source holds now into the store, as of this time of the view."""
+        """Bring the source's present content into the store, as of this time of the view."""
         self._lsn += 8
         events: dict[tuple[TableName, bytes], RowEvent] = {}
         pipeline = self._pipeline
@@ -129,7 +129,7 @@ class Kept:
         return RowEvent(self.table.name, key, tag, row, Position("", 0, 0))
 
     def break_row(self, key: Mapping[str, JsonValue], row: Mapping[str, JsonValue] | None) -> None:
-        """Write a row that the query doesn't have, or remove one, with the contract's own means."""
+        """Write a row that the query doesn't have, or remove one, by the contract's own means."""
         self._lsn += 8
         event = self._written(key, row, str(Tag(0, self._lsn, 1)))
         assert self.opened.sink.apply(Batch([event], fence=self.opened.sink.fence())).applied == 1
@@ -163,7 +163,7 @@ def pipeline(endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> 
 
     def is_copied() -> bool:
         assert capture.poll() is None, capture.told()
-        with suppress(LockstepError):  # its topics aren't there yet
+        with suppress(LockstepError):  # its topics don't exist yet
             return made.state() is not None and names <= read_tables(made.client, name).keys()
         return False
 

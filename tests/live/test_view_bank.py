@@ -1,4 +1,4 @@
-"""A bank: transfers between accounts of two tables. Who reads the view's rows sees only what existed at some commit."""
+"""A bank: transfers between accounts of two tables. Readers of the view see only what existed at some commit."""
 
 import shutil
 from collections.abc import Callable
@@ -25,7 +25,7 @@ ACCOUNTS = ViewSettings(
 
 
 class Reader(Poller):
-    """Polls the rows as any user of the warehouse would, in one statement. ``seen`` has each that differs."""
+    """Polls the rows as any user of the warehouse would, in one statement. ``seen`` has each result that differs."""
 
     def __init__(self, pipeline: ViewPipeline) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Reader(Poller):
                     self.seen.append(state)
 
     def check(self, states: list[State]) -> None:
-        """All that was seen existed, and came in the order of the commits."""
+        """Everything seen existed, and came in the order of the commits."""
         at = 0
         for state in self.seen:
             assert state in states, f"a state that never was: {sum(balance for *_, balance in state)} in all"

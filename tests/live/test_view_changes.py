@@ -40,7 +40,7 @@ class Writer:
         self.rows: Rows = {}
 
     def step(self, *changes: tuple[int, int, str | None], parts: int = 1) -> int:
-        """One step, in so many Kafka transactions. Returns its LSN."""
+        """One step, in this many Kafka transactions. Returns its LSN."""
         self.lsn += 8
         tag = Tag(1, self.lsn, 0)
         for part in range(parts):
@@ -61,7 +61,7 @@ class Writer:
 
 @dataclass
 class Reader:
-    """What a reader makes of the frames. ``seen`` has the rows after each synced and commit, by LSN."""
+    """A reader's rows from the frames. ``seen`` has the rows after each synced and commit, by LSN."""
 
     frames: AsyncIterator[bytes]
     rows: Rows = field(default_factory=dict)
@@ -111,7 +111,7 @@ def writer(endpoints: Endpoints) -> Iterator[Writer]:
 def follow(
     writer: Writer, work: Callable[[ViewChanges], Awaitable[None]], *, live: list[int | None] | None = None
 ) -> None:
-    """Run readers in a loop of their own. ``live`` is the generation that is live, which they may change."""
+    """Run readers in a loop of their own. ``live`` is the live generation, which they may change."""
     generation = live or [1]
 
     async def main() -> None:
@@ -204,7 +204,7 @@ def test_a_reader_that_is_slow_gets_several_steps_as_one(writer: Writer, monkeyp
 
 
 def test_only_rows_that_are_there_are_told_to_a_state_that_is_built_anew(writer: Writer) -> None:
-    """Also where the topic still has records of a row that is gone, as for readers who are a while behind."""
+    """Even if the topic still has records of a deleted row, as for readers who are a while behind."""
     writer.step((1, 1, "stays"), (1, 2, "goes"), (1, 3, "comes back"))
     writer.step((1, 1, "newer"), (1, 2, None), (1, 3, None))
     writer.step((1, 3, "again"))

@@ -1,4 +1,4 @@
-"""Jobs that keep views, on real servers: at its LSN the sink has the rows that the query has in PostgreSQL there."""
+"""Jobs of views, on real servers: at its LSN the sink has the rows that the query has in PostgreSQL there."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ def test_a_view_that_ended_in_its_first_batch_is_refused_once_deletes_may_be_gon
 
     keep_tombstones(1)
     pipeline.write(Put(USERS, {"id": 1, "name": "n"}), progress=False)
-    for _ in range(2):  # there is no state yet that could lack a delete, so nobody has missed one
+    for _ in range(2):  # there is no state yet that could lack a delete
         assert "no progress record is newer" in pipeline.apply_once(spark, settings).told()
     keep_tombstones(86_400_000)
     tweets = [{"id": number, "user_id": 1, "body": "b" * 300} for number in (1, 2)]

@@ -1,4 +1,4 @@
-"""What a view can't do: it says so, keeps nothing half, and its rows stay readable as they were."""
+"""What a view can't do: it says so, leaves nothing half done, and its rows stay readable as they were."""
 
 import shutil
 from collections.abc import Callable

@@ -83,7 +83,7 @@ def test_a_view_has_the_rows_of_its_query(
         try:
             expected = answered(judge, question)
         except (psycopg.errors.NumericValueOutOfRange, psycopg.errors.DivisionByZero):
-            # Which rows PostgreSQL looks at depends on its plan. A view fails for those of the result alone.
+            # PostgreSQL's plan decides which rows it evaluates. A view fails only for those of the result.
             with suppress(EvaluationError):
                 view.step(step)
             return
@@ -137,7 +137,7 @@ _NOT_IN_JSONB, _NOT_IN_JSON = ("q_json",), ("n_float8", "o_float4")
 def _events(
     judge: psycopg.Connection, query: LiteralString, columns: Sequence[Column]
 ) -> Iterator[dict[str, JsonValue]]:
-    """The rows that a query of these columns gives, as events have them."""
+    """A query's rows with these columns, as events have them."""
     cursor = judge.execute(query)
     encoders = [json_encoder(column.value_type, column.is_array) for column in columns]
     assert cursor.pgresult is not None

@@ -1,4 +1,4 @@
-"""Rows of a view's tables age out, on real servers: whoever is killed, whatever is lost, and where nothing happens."""
+"""Rows of a view's tables age out, on real servers: whoever is killed, whatever is lost, and while nothing happens."""
 
 import shutil
 from collections.abc import Callable
@@ -82,7 +82,7 @@ def test_rows_age_out_on_a_quiet_database_whoever_is_killed_and_whatever_is_lost
 def test_a_job_that_rests_takes_rows_away_when_their_time_has_come(
     view_pipelines: Callable[..., ViewPipeline], spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It rests until there is something to read, and a heartbeat gives it nothing."""
+    """It waits until there is something to read, and a heartbeat gives it nothing."""
     pipeline = view_pipelines(view=RECENT, query="", tables=(USERS, SEEN))
     settings = pipeline.settings("redis")
     pipeline.write(Put(USERS, {"id": 1, "name": "n"}), seen(1, NOON_MS - 30 * MINUTE_MS), at_ms=NOON_MS)

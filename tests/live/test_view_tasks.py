@@ -62,7 +62,7 @@ def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
 
 
 class Writer(threading.Thread):
-    """Gives all rows of the result another version by each transaction, in both tables at once."""
+    """Gives all rows of the result another version in each transaction, in both tables at once."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__(daemon=True)
@@ -116,7 +116,7 @@ def rows_of(pipeline: Pipeline, view: str, generation: int | None = None) -> Row
 
 
 class Reader(threading.Thread):
-    """Polls a view as long as it lives, and keeps what can't have been at any commit, or was later before."""
+    """Polls a view all the time, and records states that can't have been at any commit, or go back."""
 
     def __init__(self, pipeline: Pipeline, view: str) -> None:
         super().__init__(daemon=True)
@@ -204,7 +204,7 @@ def test_a_view_gets_four_tasks_and_one_again_and_readers_see_no_half_of_it(
             for generation in (1, 2, 3):
                 until(partial(_has_all, pipeline, view, generation, version=writer.version))
         assert job.stop() == 0
-    # Who changes the setting alone is told what to run. The live generation has four tasks.
+    # Changing only the setting leads to a hint at the command. The live generation has four tasks.
     with pipeline.apply(spark, views[0]) as job:
         differs = job.wait_for("DefinitionDiffers", sink=views[0])
         assert (differs["generation"], differs["settings"]) == (2, ["tasks"])

@@ -1,4 +1,4 @@
-"""Transactions that the stream shows before any statement of the source sees them, as with a standby that is slow."""
+"""Transactions that the stream shows before any statement of the source sees them, as with a slow standby."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ Show = Callable[[], None]
 
 @contextmanager
 def _unseen(database: Database, *statements: str) -> Iterator[tuple[int, Show]]:
-    """Commit these in one transaction that nobody sees until it is shown; its process and how that is done."""
+    """Commit these in one transaction that nobody sees until it is shown; yields its process and what shows it."""
 
     def commit() -> None:
         with psycopg.connect(database.dsn) as connection:
@@ -42,7 +42,7 @@ def _unseen(database: Database, *statements: str) -> Iterator[tuple[int, Show]]:
 def test_a_table_that_nobody_sees_so_far_joins_before_its_first_transaction_is_published(
     database: Database, capture: StartCapture
 ) -> None:
-    """Else whoever waits for that transaction would be told that sinks have it, though none knows of the table."""
+    """Otherwise a wait for that transaction would report that sinks have it, though none knows of the table."""
     database.execute(
         "create table t (id int primary key)",
         "insert into t values (1)",
@@ -60,7 +60,7 @@ def test_a_table_that_nobody_sees_so_far_joins_before_its_first_transaction_is_p
         assert len(captured.events("public.t")) == 1, "nothing behind it is published"
         show()
         captured.wait_for("public.late is copied: 1 rows")
-    captured.config = load(captured.path)  # Kafka says which tables there are
+    captured.config = load(captured.path)  # Kafka says which tables exist
     captured.assert_equal()
     assert [event.after for event in captured.events("public.late")] == [{"id": 1}]
 
@@ -118,7 +118,7 @@ def test_rows_that_were_rewritten_by_a_transaction_that_nobody_sees_complete_no_
 def test_an_event_trigger_has_the_catalogue_looked_at_once_it_shows_what_was_altered(
     database: Database, capture: StartCapture
 ) -> None:
-    """Nobody looks at the catalogue by himself in this hour."""
+    """Nobody else looks at the catalogue within this hour."""
     database.execute(
         "create type mood as enum ('calm', 'angry')",
         "create table t (id mood primary key)",
