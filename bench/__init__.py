@@ -1,5 +1,5 @@
-"""Speed, measured: every figure stands beside its own limit, taken in the same run on the same machine.
+"""Speed, measured: every figure has its own limit beside it, from the same run on the same machine.
 
-`python -m bench` starts its own servers and runs the real `lockstep capture` and `lockstep apply` against them.
-It prints a table and writes JSON. Nothing is asserted: a slow machine gives low figures, not an error.
+`python -m bench` starts its own servers and runs the real `lockstep capture` and `lockstep apply` against them. It
+prints a table and writes JSON. It asserts nothing: a slow machine gives low figures, not an error.
 """

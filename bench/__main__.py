@@ -64,7 +64,7 @@ PHASES: Mapping[str, Phase] = {
 
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:
-    """Read the command line; unknown phases end the program with a message."""
+    """Read the command line. Unknown phases end the program with a message."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     parser.add_argument(
@@ -91,14 +91,14 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace, say: Say) -> dict[str, Any]:
-    """Measure; returns the document with the figures as they are under ``figures``."""
+    """Measure. Returns the document, with the figures under ``figures``."""
     sizes, began, started = QUICK if options.quick else FULL, time.monotonic(), datetime.now(UTC)
     facts = machine.facts()
     warning = machine.busy_warning(os.getloadavg()[0], os.cpu_count() or 1)
     if warning:
         say(warning)
     say(f"rows are encoded by {facts['rows_are_encoded_by']}, and written to sinks by {facts['rows_are_written_by']}")
-    # Its minutes are too few for the JVM's second compiler, whose work would be a third of what is measured.
+    # Its minutes are too few for the JVM's second compiler, whose work would be a third of the result.
     rig = Rig(options.stack, say=say, light=options.only == ["everyday"])
     runs: list[list[Figure]] = []
     details: list[dict[str, Any]] = []
@@ -115,7 +115,7 @@ def run(options: argparse.Namespace, say: Say) -> dict[str, Any]:
             runs.append(figures + peer.beside(figures))
             details.append(phase_details)
     finally:
-        # The end takes seconds and must not be interrupted: it is what leaves no process behind.
+        # The end takes seconds and must not be interrupted, so that no process is left behind.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         say("stopping")
@@ -143,7 +143,6 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Returns the exit code: 0 measured, 1 failed, 130 interrupted."""
     options = arguments(words)
     console = Console(stderr=True)
     began = time.monotonic()
@@ -151,7 +150,7 @@ def main(words: Sequence[str]) -> int:
     def say(sentence: str) -> None:
         console.print(f"{time.monotonic() - began:6.1f} s  {sentence}", markup=False, highlight=False, soft_wrap=True)
 
-    # Also where a shell started us in the background, which leaves SIGINT ignored.
+    # Also if a shell started us in the background, which makes SIGINT ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     try:

@@ -1,7 +1,7 @@
 """Building a sink from the log's beginning, beside the store's own bulk limit, and comparing it with the source.
 
-The limit is what the store does with the same final rows. They are prepared beforehand: nothing is read, parsed,
-folded or compared while the limit is measured.
+The limit is what the store does with the same final rows, prepared beforehand: nothing is read, parsed, folded or
+compared while it is measured.
 """
 
 import json
@@ -20,7 +20,7 @@ PHASE = "bootstrap"
 
 _TRANSACTION_ROWS = 1_000
 _ROWS_PER_S_MIN = 500
-"""Slower than this is stuck, whatever the machine."""
+"""A lower rate means that it is stuck, on any machine."""
 
 _SHARE = {SEARCH: 0.7, WAREHOUSE: 0.45, CACHE: 0.65}
 _WHAT = {
@@ -31,7 +31,7 @@ _WHAT = {
 
 
 def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, Any]]:
-    """Fill the log with two events per key, then build and compare each sink from it. Returns figures and details.
+    """Fill the log with two events per key, then build and compare each sink. Returns figures and details.
 
     Raises LockstepError when a command fails, takes too long, or leaves a sink that isn't equal to the source.
     """
@@ -50,7 +50,8 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
             CACHE: lambda: limits.written_to_redis(pipeline),
         }
         for kind, limit in of_store.items():
-            # The store is a running process and is compared warm, so it is built once before. Ours is new each time.
+            # The store keeps running and is compared warm, so each sink is built once before. Our processes are new
+            # each time.
             say(f"building {kind}, for the store to be warm")
             _build(pipeline, kind, keys)
             say(f"building {kind} beside that")
@@ -81,7 +82,7 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
 
 
 def _fill(pipeline: Pipeline, capture: Child, keys: int) -> None:
-    """Insert the rows, update each once, and wait until capture has published that."""
+    """Insert the rows, update each once, and wait until capture has published both."""
     whole = max(1, keys // _TRANSACTION_ROWS) * _TRANSACTION_ROWS
     with pipeline.sql() as connection:
         pipeline.load(connection, first=1, rows=whole, per_transaction=_TRANSACTION_ROWS)
@@ -91,7 +92,7 @@ def _fill(pipeline: Pipeline, capture: Child, keys: int) -> None:
 
 
 def _build(pipeline: Pipeline, kind: str, keys: int) -> dict[str, Any]:
-    """Run the command; its result. Raises LockstepError when it fails or the sink isn't equal to the source."""
+    """Run the command; returns its result. Raises LockstepError when it fails or the sink isn't equal to the source."""
     rebuild = pipeline.start_rebuild(sink_name(pipeline.name, kind))
     text = pipeline.wait_end(rebuild, timeout_s=300 + 2 * keys / _ROWS_PER_S_MIN)
     start = text.rfind("\n{\n")

@@ -1,4 +1,4 @@
-"""Which cores of the machine a server has to itself while something is measured. Only Linux can do that."""
+"""Gives servers cores of their own while something is measured. Only Linux can do that."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """The numbers of this process' cores, in two groups without a core in common."""
+    """This process' cores, in two disjoint groups."""
 
     first: frozenset[int]
     rest: frozenset[int]
@@ -22,22 +22,19 @@ class Cores:
 
 
 def split_cores() -> Cores | None:
-    """One core, and the others; None where there is one only."""
+    """One core, and the others; None if there is only one."""
     cores = sorted(os.sched_getaffinity(0))
     return None if len(cores) == 1 else Cores(frozenset(cores[:1]), frozenset(cores[1:]))
 
 
 @contextmanager
 def placed(cores: Cores | None, *, first: Sequence[int], rest: Sequence[int]) -> Iterator[None]:
-    """Processes, by their ids, with their families: what they start meanwhile has their cores too.
-
-    All have all cores again in the end. Without cores nothing is changed.
-    """
+    """Place processes, their families and new children on these groups, finally on all. Without cores: no change."""
     if cores is None:
         yield
         return
     try:
-        # In this order: a server may be a child of whoever is placed with the rest.
+        # In this order: a server may be a child of a process that is placed with the rest.
         for pids, group in ((rest, cores.rest), (first, cores.first)):
             for pid in pids:
                 _place(pid, group)
@@ -49,7 +46,7 @@ def placed(cores: Cores | None, *, first: Sequence[int], rest: Sequence[int]) ->
 
 @contextmanager
 def this_thread_first(cores: Cores | None) -> Iterator[None]:
-    """The calling thread on the first group, where its process is on the other one."""
+    """Place the calling thread on the first group, while its process is on the other."""
     if cores is None:
         yield
         return
@@ -68,7 +65,7 @@ def _place(pid: int, cores: frozenset[int]) -> None:
 
 
 def _place_threads(pid: int, cores: frozenset[int]) -> None:
-    # A core is a thread's, and not its process'.
+    # Cores belong to threads, not to processes.
     with suppress(FileNotFoundError, ProcessLookupError):
         for thread in list(Path(f"/proc/{pid}/task").iterdir()):
             with suppress(ProcessLookupError):

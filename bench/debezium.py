@@ -1,7 +1,7 @@
-"""Debezium in Kafka Connect, doing what the phases `drain` and `latency` measure of capture: same rows, same servers.
+"""Debezium in Kafka Connect, with capture's part of the phases `drain` and `latency`: same rows, same servers.
 
-It publishes at least once: a restart may repeat events. It has a slot of its own, and a topic with as many partitions
-as ours. It is left out where its jars can't be fetched.
+It publishes at least once: a restart may repeat events. It has its own slot, and a topic with as many partitions as
+ours. It is left out if its jars can't be fetched.
 """
 
 import os
@@ -33,14 +33,14 @@ _HEAP_MB = 2048
 _ROWS_PER_S_MIN = 1_000
 _EVERY_S = 0.05
 _POLL_MS = 10
-"""How long it sleeps when nothing was there. Its default of 500 would be most of the latency."""
+"""How long it sleeps without events. Its default of 500 would be most of the latency."""
 
 
 class Connect:
-    """One worker of Kafka Connect with one connector, which goes on where the one before it stopped."""
+    """One worker of Kafka Connect with one connector, which continues where the former one stopped."""
 
     def __init__(self, rig: Rig, pipeline: Pipeline) -> None:
-        """Makes publication, topic and configuration; nothing runs yet. Raises StackError without its jars."""
+        """Makes publication, topic and configuration. Starts nothing. Raises StackError without its jars."""
         self._rig = rig
         self._pipeline = pipeline
         self._slot = f"{pipeline.config.slot}_debezium"
@@ -85,16 +85,15 @@ class Connect:
         wait_until(streaming, what="Debezium streams", every_s=0.2)
 
     def wait_events(self, child: Child, *, before: int, rows: int) -> list[Step]:
-        """Wait until the topic has so many events more. Raises LockstepError when that takes too long."""
+        """Wait until the topic has this many more events. Raises LockstepError when that takes too long."""
         return wait_events(self._pipeline, child, before=before, rows=rows)
 
 
 def wait_events(pipeline: Pipeline, child: Child, *, before: int, rows: int) -> list[Step]:
-    """Wait until a pipeline's topic has so many records more than ``before``; how many there were when.
+    """Wait until a pipeline's topic has this many records more than ``before``. Returns how many there were when.
 
-    Records of transactions that aren't committed count, and so do the marks of committed ones.
-
-    Raises LockstepError when that takes too long, or when the process that publishes has ended.
+    Records of uncommitted transactions count, and so do the markers of committed ones. Raises LockstepError when that
+    takes too long, or when the publishing process has ended.
     """
     steps: list[Step] = []
     cluster, topic = TopicAdmin(pipeline.client), pipeline.topic
@@ -112,10 +111,7 @@ def wait_events(pipeline: Pipeline, child: Child, *, before: int, rows: int) -> 
 
 
 def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, Any]]:
-    """Drain a backlog and then follow single transactions. Returns figures and details, or none without its jars.
-
-    Raises LockstepError when it fails or takes too long.
-    """
+    """Drain a backlog, then follow single transactions. Returns nothing without its jars. Raises LockstepError."""
     try:
         jars.fetch(["debezium"])
     except StackError as error:
@@ -125,7 +121,7 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
         connect = Connect(rig, pipeline)
         child = connect.start()
         connect.wait_streaming(child)
-        # It remembers its position once it has published something.
+        # It stores its position once it has published something.
         pipeline.insert(connection, -1)
         connect.wait_events(child, before=0, rows=1)
         rig.stop(child)
@@ -176,7 +172,7 @@ def _follow(
         first = sizes.drain_rows
         say(f"warm-up: {sizes.latency_warm_s:.0f} s at {sizes.latency_rate} transactions/s")
         warm = commit_steadily(pipeline, connection, first=first, rate=sizes.latency_rate, seconds=sizes.latency_warm_s)
-        wait_for_all(warm, watcher.seen)  # else the start's backlog would be measured
+        wait_for_all(warm, watcher.seen)  # otherwise the start's backlog would be measured
         say(f"measuring: {sizes.latency_s:.0f} s")
         cpu = CpuMeter(rig.server_pids | {"debezium": child.process.pid})
         began = time.time()
@@ -242,7 +238,7 @@ def _connector(pipeline: Pipeline, slot: str) -> dict[str, str]:
 
 
 def password_of(passfile: Path) -> str:
-    """Of the one line that a stack's file has. Raises LockstepError when it isn't such a line."""
+    """The password in a stack's file of one line. Raises LockstepError when it isn't such a file."""
     fields = passfile.read_text(encoding="utf-8").strip().split(":")
     if len(fields) != 5:
         raise LockstepError(f"{passfile} isn't the password file of a stack")

@@ -29,12 +29,12 @@ SECOND_HALF = "... second half"
 PYTHON_SECOND_HALF = "without compiled code, second half"
 
 _ROWS_PER_S_MIN = 1_000
-"""Slower than this is stuck, whatever the machine."""
+"""A lower rate means that it is stuck, on any machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A batch that a read-committed reader can see: when it could, and how many events there were by then."""
+    """When a read-committed reader could see a batch, and how many events there were by then."""
 
     at: float
     events: int
@@ -52,8 +52,8 @@ class Rates:
 def rates(*, started: float, first_event: float, steps: Sequence[Step], rows: int) -> Rates:
     """Times are Unix seconds; the last step is the end. Raises ValueError when there are no steps.
 
-    The second half begins with the step nearest to half of the rows. Where one batch holds everything, there is no
-    second half and its rate is NaN.
+    The second half begins with the step nearest to half of the rows. If one batch holds everything, there is no second
+    half and its rate is NaN.
     """
     end = steps[-1].at
     half = min(steps, key=lambda step: abs(step.events - rows / 2))
@@ -66,7 +66,7 @@ def rates(*, started: float, first_event: float, steps: Sequence[Step], rows: in
 
 
 class Follower:
-    """Follows the pipeline's progress records as a read-committed reader: one small record per Kafka transaction."""
+    """Reads the pipeline's progress records, read-committed: one small record per Kafka transaction."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._topic = pipeline.topic
@@ -103,16 +103,13 @@ class Follower:
         return [step for step in steps if step.events]
 
     def published_at(self, capture: Child, *, after_lsn: int, rows: int) -> float:
-        """When the next transaction that ends after ``after_lsn`` is published, or was already.
-
-        Raises LockstepError when that takes too long.
-        """
+        """When the first transaction that ends after ``after_lsn`` is or was published. Raises LockstepError."""
         if self._last is not None and self._last[1] > after_lsn:
             return self._last[0]
         return next(at for at, record in self._records(capture, rows) if record.lsn > after_lsn)
 
     def _records(self, capture: Child, rows: int) -> Iterator[tuple[float, ProgressRecord]]:
-        """Progress records as they come, without an end. Raises LockstepError when they don't come any more."""
+        """Progress records as they arrive, endlessly. Raises LockstepError when no more arrive."""
         deadline = time.monotonic() + 60 + rows / _ROWS_PER_S_MIN
         while True:
             message = self._consumer.poll(0.1)
@@ -133,7 +130,7 @@ class Follower:
             yield at, record
 
     def first_event_at(self) -> float:
-        """When capture handed the first event of the backlog to its producer. Raises as ``first_event_at``."""
+        """When capture handed the first event of the backlog to its producer. Raises as ``first_event_at`` does."""
         return first_event_at(self._consumer, self._topic, self._base)
 
     def close(self) -> None:
@@ -141,9 +138,10 @@ class Follower:
 
 
 def first_event_at(consumer: Consumer, topic: str, base: Mapping[int, int]) -> float:
-    """When the first event at or after these offsets was handed to its producer, by the event's own time stamp.
+    """When the first event at or after these offsets was handed to its producer, by its own time stamp, in Unix
+    seconds.
 
-    In Unix seconds. Raises LockstepError when the events can't be read back.
+    Raises LockstepError when the events can't be read back.
     """
     consumer.assign([TopicPartition(topic, partition, offset) for partition, offset in base.items()])
     earliest: dict[int, float] = {}
@@ -164,8 +162,6 @@ def _bytes(value: object) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Drained:
-    """A backlog that capture has drained."""
-
     rate: Rates
     seconds_from_first_event: float
     seconds_to_first_event: float
@@ -177,8 +173,8 @@ class _Drained:
 def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, Any]]:
     """Write a backlog, read it with the null reader, drain it with capture. Returns figures and details.
 
-    Where capture has compiled code, another one is drained without. Raises LockstepError when capture fails or takes
-    too long.
+    If capture has compiled code, another backlog is drained without it. Raises LockstepError when capture fails or
+    takes too long.
     """
     rows, warm = sizes.drain_rows, sizes.drain_warm_rows
     with rig.pipeline("drain") as pipeline, pipeline.sql() as connection:
@@ -216,11 +212,11 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
 def _backlog(
     pipeline: Pipeline, connection: psycopg.Connection[Any], sizes: Sizes, *, first: int, rows: int, say: Say
 ) -> Lsn:
-    """Write it; where the WAL ends then."""
+    """Write it. Returns the end of the WAL after it."""
     began = time.monotonic()
     pipeline.load(connection, first=first, rows=rows, per_transaction=sizes.drain_transaction_rows)
     target = wal_end(connection)
-    # Else the server writes its pages while somebody is measured.
+    # Otherwise the server would write its pages during a measurement.
     connection.execute("checkpoint")
     say(f"backlog of {rows:,} rows written in {time.monotonic() - began:.1f} s")
     return target
@@ -289,7 +285,6 @@ def _figures(drained: _Drained, floor: Drained, rows: int) -> list[Figure]:
 
 
 def _python_figures(python: _Drained, drained: _Drained, rows: int) -> list[Figure]:
-    """The figures without compiled code, beside those with it."""
     what = "the same with compiled code"
     return [
         _figure(

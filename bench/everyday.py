@@ -1,8 +1,8 @@
-"""What everyday traffic costs: small transactions at a steady rate into a cache, a warehouse and a search engine.
+"""The cost of everyday traffic: small transactions at a steady rate into a cache, a warehouse and a search engine.
 
-Each transaction inserts a row and updates three. Processor time and memory are those of all processes but the one that
-writes and asks. Beside it, in the same run: Debezium in Kafka Connect with `bench.glue`, where its jars can be fetched.
-Ours is measured first, so the glue has the warmer servers. In the end all rows of all stores are compared.
+Each transaction inserts a row and updates three. Processor time and memory are those of all processes except the one
+that writes and asks. Beside it, in the same run, is Debezium in Kafka Connect with `bench.glue`, if its jars can be
+fetched. Ours is measured first, so the glue has the warmer servers. In the end all rows of all stores are compared.
 """
 
 import contextlib
@@ -34,14 +34,14 @@ from stack import jars
 from stack.errors import StackError
 
 ROWS = 2_000
-"""There from the beginning, and updated by chance."""
+"""They exist from the beginning, and are updated at random."""
 
 _UPDATES = 3
 _RATE_OF_A_WRITER = 100
 _SAMPLE_GAP_S = (0.5, 1.5)
 _POLL_S = 0.015
 _SEARCH_POLL_S = 0.1
-"""Each question is a search: more of them would load the store. Times are too long by half of it."""
+"""Each question is a search: more of them would load the store. Times are too long by half of this."""
 
 _FIRST_ROW_S = 300.0
 _SEEN_S = 60.0
@@ -54,7 +54,7 @@ Processes = Mapping[str, Sequence[psutil.Process]]
 
 
 class Commits:
-    """The newest row that was committed. Safe to use from several threads."""
+    """The newest committed row. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -68,14 +68,14 @@ class Commits:
             self._changed.notify_all()
 
     def next(self, timeout_s: float) -> tuple[int, float] | None:
-        """Wait for the next one: its row, and when its commit returned, of ``time.monotonic``. None: there is none."""
+        """Wait for the next one. Returns its row, and its commit's end by ``time.monotonic``; None if there is none."""
         with self._changed:
             before = self.count
             return self._last if self._changed.wait_for(lambda: self.count > before, timeout_s) else None
 
 
 class _Thread(threading.Thread):
-    """Works until it is told to finish; what it raised is raised by ``finish``."""
+    """Works until ``finish``, which raises what it raised."""
 
     def __init__(self, name: str, work: Callable[[threading.Event], None]) -> None:
         super().__init__(name=name, daemon=True)
@@ -99,7 +99,7 @@ class _Thread(threading.Thread):
 
 @contextlib.contextmanager
 def _beside(threads: Sequence[_Thread]) -> Iterator[None]:
-    """Threads that run meanwhile. Raises LockstepError when one has failed."""
+    """Run threads during the block. Raises LockstepError when one has failed."""
     for thread in threads:
         thread.start()
     try:
@@ -110,7 +110,7 @@ def _beside(threads: Sequence[_Thread]) -> Iterator[None]:
 
 
 class Writers:
-    """Transactions at a steady rate; each rate goes on with ids where the one before it stopped."""
+    """Transactions at a steady rate. Each rate continues with the ids after the former one's."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -119,7 +119,7 @@ class Writers:
         self.commits = Commits()
 
     def threads(self, rate: int) -> list[_Thread]:
-        """Not started. As many connections as the rate needs: one waits for its commits, which are durable."""
+        """Not started. As many connections as the rate needs, since each waits for its durable commits."""
         count = -(-rate // _RATE_OF_A_WRITER)
         return [_Thread(f"writer {k}", partial(self._write, rate / count, k)) for k in range(count)]
 
@@ -137,7 +137,7 @@ class Writers:
                 row = self._row()
                 with connection.transaction():
                     self._pipeline.insert_rows(connection, first=row, rows=1)
-                    # In one order, so that no two transactions wait for each other.
+                    # In one order, so that no two transactions deadlock.
                     for updated in sorted(chance.sample(range(ROWS), _UPDATES)):
                         connection.execute(update, (row, updated))
                 self.commits.put(row)
@@ -188,7 +188,7 @@ def glue_names(name: str) -> Names:
 
 @contextlib.contextmanager
 def stores_of(pipeline: Pipeline, names: Names) -> Iterator[list[Store]]:
-    """Cache, warehouse and search engine, each with a client of its own. One thread at a time may use a store."""
+    """Cache, warehouse and search engine, each with a client of its own. Only one thread at a time may use a store."""
     endpoints = pipeline.endpoints
     cache: Any = redis.Redis.from_url(endpoints.redis_url)
     search = OpenSearch(endpoints.opensearch_url, timeout=_SEEN_S)
@@ -208,7 +208,7 @@ def stores_of(pipeline: Pipeline, names: Names) -> Iterator[list[Store]]:
             try:
                 return warehouse.execute(query, (row,)).fetchone() is not None
             except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-                return False  # it is still starting
+                return False  # still starting
 
         def found(row: int) -> bool:
             body = {"query": {"term": {"id": row}}, "size": 0}
@@ -217,7 +217,7 @@ def stores_of(pipeline: Pipeline, names: Names) -> Iterator[list[Store]]:
             except TransportError as error:
                 if error.status_code != _NO_SHARD:
                     raise
-                return False  # the index was created just now
+                return False  # the index is new
             return bool(answer["hits"]["total"]["value"])
 
         def searched() -> dict[int, int]:
@@ -268,13 +268,11 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A pipeline that runs."""
-
     name: str
     pipeline: Pipeline
     children: Sequence[Child]
     processes: Callable[[], Processes]
-    """Those that aren't servers, as of now."""
+    """The present processes that aren't servers."""
     names: Names
 
     def check(self) -> None:
@@ -283,7 +281,7 @@ class Running:
 
 
 def our_processes(supervisor_pid: int) -> Processes:
-    """Of ``lockstep run``, by what they are."""
+    """The processes of ``lockstep run``, by group."""
     supervisor = psutil.Process(supervisor_pid)
     groups: dict[str, list[psutil.Process]] = {group: [] for group in OUR_PROCESSES}
     groups["supervisor"].append(supervisor)
@@ -367,7 +365,7 @@ def _side(rig: Rig, sizes: Sizes, say: Say, running: Running, own: Sequence[str]
 
 
 def _wait_started(running: Running, stores: Sequence[Store]) -> float:
-    """Wait for a row in every store; from the start to the first one in OpenSearch, in seconds."""
+    """Wait for a row in every store. Returns the seconds from the start to the first row in OpenSearch."""
     began = min(child.started for child in running.children)
 
     def has_row(store: Store) -> bool:
@@ -383,7 +381,7 @@ def _wait_started(running: Running, stores: Sequence[Store]) -> float:
 
 
 def _wait_equal(running: Running, stores: Sequence[Store]) -> None:
-    """Wait until every store has the rows of the source, which nobody changes now."""
+    """Wait until every store has the source's rows, which don't change meanwhile."""
     query = f"select id, customer_id from {running.pipeline.name}".encode()
     with running.pipeline.sql() as connection:
         rows = dict(connection.execute(query).fetchall())

@@ -1,4 +1,4 @@
-"""What everyday traffic cost, as figures and as a table of 80 columns. Pure."""
+"""The cost of everyday traffic, as figures and as a table of 80 columns. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,14 +25,10 @@ _TIMES_MAX = {"all processes": 1.0, "our own processes": 1.0, "kafka": 1.3, "ope
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one rate cost."""
-
     rate: int
-    """Transactions a second that were asked for; 0: nobody wrote."""
+    """Requested transactions per second; 0: nobody wrote."""
     seconds: float
-    """How long it was measured."""
     transactions: int
-    """Committed meanwhile."""
     cpu_s: Mapping[str, float]
     """Processor seconds by group of processes."""
     memory_mb: Mapping[str, float]
@@ -41,12 +37,12 @@ class Cost:
     """By store, seconds from commit to row, of some of the transactions."""
 
     def percent(self, *groups: str) -> float:
-        """Of a core, of these groups or of all."""
+        """Per cent of a core, of these groups or of all."""
         return 100 * sum(self.cpu_s.get(group, 0.0) for group in groups or self.cpu_s) / self.seconds
 
     @property
     def per_transaction_ms(self) -> float:
-        """Processor time of all groups. Needs a transaction."""
+        """Processor time of all groups. Needs at least one transaction."""
         return 1000 * sum(self.cpu_s.values()) / self.transactions
 
     def seen_ms(self, store: str, percent: float) -> float | None:
@@ -56,8 +52,6 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One pipeline, at all rates."""
-
     name: str
     own: Sequence[str]
     """Groups that aren't servers."""
@@ -74,7 +68,7 @@ class Side:
 
 
 def figures_of(ours: Side, glue: Side | None) -> list[Figure]:
-    """Ours, beside the glue's where that was measured. The targets are of 50 transactions a second and of idle."""
+    """Ours, beside the glue's if that was measured. The targets are for 50 transactions a second and for idle."""
     figures = [
         _figure(f"{cost.rate}/s: processor time a transaction", cost.per_transaction_ms, "ms", beside, None)
         for cost, beside in (
@@ -127,7 +121,7 @@ def _figure(name: str, value: float, unit: str, beside: float | None, target: Ta
 
 
 def report_of(ours: Side, glue: Side | None) -> dict[str, Any]:
-    """All that was measured, for JSON, with the rows of the table that ``table`` shows."""
+    """All measurements, for JSON, with the rows that ``table`` shows."""
     sides = [ours] if glue is None else [ours, glue]
     columns = [(side, cost) for rate in ours.rates for side in sides for cost in [side.at(rate)]]
     rows: dict[str, list[float | None]] = {}
@@ -141,7 +135,7 @@ def report_of(ours: Side, glue: Side | None) -> dict[str, Any]:
     for store in dict.fromkeys(store for _, cost in columns for store in cost.seen_s):
         for percent in (50, 99):
             rows[f"{store} p{percent} ms"] = [cost.seen_ms(store, percent) for _, cost in columns]
-    # It was measured once on each side, and stands in the side's first column.
+    # Measured once per side, and shown in the side's first column.
     rows["first row s"] = [side.first_row_s if cost.rate == side.rates[0] else None for side, cost in columns]
     return {
         "columns": [f"{_SHORT[side.name]} {f'{cost.rate}/s' if cost.rate else 'idle'}" for side, cost in columns],
@@ -151,7 +145,7 @@ def report_of(ours: Side, glue: Side | None) -> dict[str, Any]:
 
 
 def table(report: Mapping[str, Any]) -> Table:
-    """What ``report_of`` has, in 80 columns: per cent of a core by group, then all else."""
+    """The content of ``report_of``, in 80 columns: per cent of a core by group, then everything else."""
     lines = Table(title="everyday traffic, % of a core", title_justify="left", box=None, padding=(0, 1, 0, 0))
     lines.add_column("", no_wrap=True)
     for name in report["columns"]:

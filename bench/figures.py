@@ -1,4 +1,4 @@
-"""What a measurement says: a value with its target and its limit. Pure."""
+"""The result of a measurement: a value with its target and its limit. Pure."""
 
 import statistics
 from collections.abc import Sequence
@@ -27,10 +27,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One measured value. A figure without a target is there to explain others.
-
-    ``spread`` has the lowest and the highest value of several runs.
-    """
+    """One measured value. Without a target it explains others. ``spread``: lowest and highest of several runs."""
 
     phase: str
     name: str
@@ -42,12 +39,11 @@ class Figure:
 
     @property
     def ratio(self) -> float | None:
-        """The value as a share of its limit."""
         return self.value / self.limit.value if self.limit is not None and self.limit.value else None
 
     @property
     def passed(self) -> bool | None:
-        """Whether the target is met; None where there is none, or nothing to compare it with."""
+        """Whether the target is met; None without a target, or without a limit to compare with."""
         if self.target is None:
             return None
         reached = self.ratio if self.target.of_limit else self.value
@@ -57,14 +53,14 @@ class Figure:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least ``percent`` % of the values don't exceed. Needs one value at least."""
+    """The smallest value that at least ``percent`` % of the values don't exceed. Needs at least one value."""
     ordered = sorted(values)
     rank = -(-len(ordered) * percent // 100)
     return ordered[max(0, min(len(ordered), int(rank)) - 1)]
 
 
 def median_run(runs: Sequence[Sequence[Figure]]) -> list[Figure]:
-    """Several runs of the same phases as one: of each figure the run with the median ratio (or value).
+    """Several runs of the same phases as one: for each figure, the run with the median ratio (or value).
 
     A value stays beside the limit of its own run; medians of both would pair numbers that were never measured together.
     """

@@ -1,7 +1,7 @@
-"""The first copy of a table, without copy workers and with two, and what transactions of the source notice of it.
+"""The first copy of a table, with no copy workers and with two, and its effect on transactions of the source.
 
-Its limit is one COPY whose rows are encoded as the topic needs them, and go nowhere: no broker, no ledger. Debezium's
-snapshot of the same rows runs beside it where its jars can be fetched.
+Its limit is one COPY whose rows are encoded for the topic, and go nowhere: no broker, no ledger. Debezium's snapshot of
+the same rows runs beside it if its jars can be fetched.
 """
 
 import os
@@ -51,7 +51,7 @@ _TRANSACTIONS_MIN = 20
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """One first copy, whoever took it. ``worker_mb`` is the largest peak of a child's memory, 0 without any."""
+    """One first copy by any program. ``worker_mb`` is the largest peak of a child's memory, 0 without children."""
 
     rate: Rates
     cpu_us: float
@@ -69,7 +69,7 @@ class Bare:
 
 @dataclass(frozen=True, slots=True)
 class Noticed:
-    """Milliseconds that 95 % of the source's transactions take at most: without a copy, and during one."""
+    """The time of the source's transactions that 95 % don't exceed, in milliseconds, without a copy and during one."""
 
     quiet_ms: float
     alone_ms: float
@@ -78,14 +78,12 @@ class Noticed:
 
 @dataclass(frozen=True, slots=True)
 class Transactions:
-    """What transactions of the source notice of a copy.
-
-    ``shared`` is with all cores shared by the source, Kafka and capture. ``apart`` is with a core that only the source
-    and its client have, as with a server of its own: None where there is one core only.
-    """
+    """The effect of a copy on transactions of the source."""
 
     shared: Noticed
+    """The source, Kafka and capture share all cores."""
     apart: Noticed | None
+    """The source and its client have a core of their own, as on a separate server. None if there is only one core."""
 
 
 def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, Any]]:
@@ -103,7 +101,6 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
 def figures_of(
     alone: Copied, side_by_side: Copied, bare: Bare, transactions: Transactions, debezium: Copied | None
 ) -> list[Figure]:
-    """The figures of one run. Pure."""
     copy = Limit(value=bare.rows_per_s, what="one COPY, encoded, that goes nowhere")
     copy_cpu = Limit(value=bare.cpu_us, what="... its own")
     share = Target(bound="at least", amount=_OF_LIMIT_MIN, of_limit=True)
@@ -191,10 +188,10 @@ def _first_copy(rig: Rig, sizes: Sizes, *, workers: int, say: Say) -> tuple[Copi
 
 @contextmanager
 def _filled(rig: Rig, rows: int, workers: int) -> Iterator[tuple[Pipeline, psycopg.Connection[Any]]]:
-    """A pipeline whose table has so many rows, and whose capture was never started."""
+    """A pipeline whose table has this many rows, and whose capture was never started."""
     with rig.pipeline(f"snapshot{workers}", snapshot=f"workers = {workers}") as pipeline, pipeline.sql() as connection:
         pipeline.insert_rows(connection, first=0, rows=rows)
-        # Else the first who reads the rows marks them, and the server writes their pages meanwhile.
+        # Otherwise the first reader marks the rows, and the server writes their pages meanwhile.
         connection.execute(f"vacuum analyze {pipeline.name}".encode())
         connection.execute("checkpoint")
         yield pipeline, connection
@@ -212,7 +209,7 @@ def _copied(pipeline: Pipeline, child: Child, steps: list[Step], rows: int, used
 
 
 def _bare_copy(pipeline: Pipeline) -> Bare:
-    """Read all rows by one COPY and encode them, by compiled code where that is built."""
+    """Read all rows by one COPY and encode them, by compiled code if it is built."""
     config = pipeline.config
     with connect(config.source, application="bench") as connection, connection.transaction():
         table = load_tables(connection, [pipeline.table], config.publication, config.source.keys)[pipeline.table]
@@ -228,7 +225,7 @@ def _bare_copy(pipeline: Pipeline) -> Bare:
 
 
 class _Children:
-    """Watches the memory of a process's children, from beside it."""
+    """Watches the memory of a process's children, in a thread."""
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
@@ -247,7 +244,6 @@ class _Children:
 
     @property
     def megabytes(self) -> float:
-        """The largest peak."""
         return max((peak.megabytes for peak in self._peaks.values()), default=0.0)
 
     def __enter__(self) -> "_Children":
@@ -260,7 +256,7 @@ class _Children:
 
 
 def _noticed(rig: Rig, sizes: Sizes, say: Say, cores: Cores | None) -> Noticed:
-    """Short transactions of the source, at a steady rate, on tables that nobody copies."""
+    """Short transactions of the source, at a steady rate, on tables that aren't copied."""
     quiet_ms, alone_ms = _latency(rig, sizes, cores, workers=0, is_quiet_first=True)
     _, workers_ms = _latency(rig, sizes, cores, workers=WORKERS, is_quiet_first=False)
     where = "" if cores is None else ", the source on a core of its own"
@@ -269,7 +265,7 @@ def _noticed(rig: Rig, sizes: Sizes, say: Say, cores: Cores | None) -> Noticed:
 
 
 def _latency(rig: Rig, sizes: Sizes, cores: Cores | None, *, workers: int, is_quiet_first: bool) -> tuple[float, float]:
-    """(without a copy, 0 where that isn't asked for; during one)."""
+    """(without a copy, 0 if not requested; during one)."""
     rows, rate = sizes.snapshot_rows, sizes.snapshot_rate
     with (
         _filled(rig, rows, workers) as (pipeline, connection),
@@ -304,7 +300,7 @@ def _wait_events_begin(pipeline: Pipeline, child: Child) -> None:
 
 
 class _Bank:
-    """Tables and transactions like those of pgbench: three updates, a question and an insert."""
+    """Tables and transactions like pgbench's: three updates, a query and an insert."""
 
     def __init__(self, pipeline: Pipeline, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection
@@ -322,10 +318,7 @@ class _Bank:
         return self
 
     def p95_ms(self, rate: int, *, seconds: float, until: Callable[[], bool] = lambda: False) -> float:
-        """Commit at this rate, one after the other, until a condition holds, and for so long at most.
-
-        At least so many that there is a slowest twentieth.
-        """
+        """Commit at this rate until a condition holds, or for so long; enough transactions for a slowest twentieth."""
         took_s: list[float] = []
         began_s = time.monotonic()
         while len(took_s) < _TRANSACTIONS_MIN or (time.monotonic() < began_s + seconds and not until()):
@@ -353,7 +346,7 @@ class _Bank:
 
 
 def _debezium(rig: Rig, sizes: Sizes, say: Say) -> tuple[Copied | None, str]:
-    """Its snapshot; None, and why, where its jars can't be fetched."""
+    """Its snapshot; None, and the reason, if its jars can't be fetched."""
     try:
         jars.fetch(["debezium"])
     except StackError as error:

@@ -1,9 +1,9 @@
-"""A view beside Flink SQL, which keeps the same query over the same topics in the same run, one after the other.
+"""A view beside Flink SQL, which maintains the same query over the same topics in the same run, one after the other.
 
-Both write their result to a compacted topic of one partition, and a read-committed reader of it says when a change is
-visible. Ours also has it in the cache before that. Flink is measured at least once, where a row is visible as soon as
-it is computed, and exactly once, where it is visible at the next checkpoint. What both have in the end is compared with
-the query on the source, and with each other. Flink is left out where its jars can't be fetched.
+Both write their result to a compacted topic of one partition, and a read-committed reader of it sees when a change is
+visible. Ours is in the cache even before that. Flink is measured at least once, where a row is visible as soon as it is
+computed, and exactly once, where it is visible at the next checkpoint. Both final results are compared with the query
+on the source, and with each other. Flink is left out if its jars can't be fetched.
 """
 
 import time
@@ -30,7 +30,7 @@ from views.state.file import FILE_NAME
 PHASE = "beside Flink SQL"
 
 _QUIET_S = 0.5
-"""Rows are compared when no record has come for so long: each look at all of them takes the processor."""
+"""Rows are compared when no record has come for so long: each comparison of all rows takes the processor."""
 
 _SETTLE_S = 60.0
 _BUILD_S = 600.0
@@ -39,34 +39,35 @@ _START_S = 180.0
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What one program took to keep the view. ``events`` are those of the backlog that it was built from.
+    """The cost of maintaining the view in one program.
 
-    The start is until the first event could be read, and nothing of it is in the times of the building. Ours is the
-    start of Spark, and Flink's that of its cluster in the JVM, with the planning of the query.
+    The start lasts until the first event could be read, and isn't part of the times of building. Ours is Spark's start,
+    Flink's that of its cluster in the JVM, with the planning of the query.
     """
 
     start_s: float
     start_cpu_s: float
     events: int
+    """In the backlog from which it was built."""
     build_s: float
     build_cpu_s: float
     visible_ms: Mapping[str, float]
     transactions: int
     cpu_s: Mapping[str, float]
-    """Processor seconds during these transactions: ``self``, and those of servers."""
+    """Processor seconds during these transactions: ``self``, and the servers'."""
     memory_mb: float
     rows: int
     differing: int
-    """Rows in the end that aren't those of the query on the source."""
+    """Rows in the end that differ from the query on the source."""
 
     @property
     def build_rate(self) -> float:
-        """Events a second."""
+        """Events per second."""
         return self.events / self.build_s
 
     @property
     def build_cpu_us(self) -> float:
-        """Of an event."""
+        """Per event."""
         return 1e6 * self.build_cpu_s / self.events
 
     @property
@@ -77,7 +78,7 @@ class Kept:
 def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, Any]]:
     """Returns figures and details, or none without Flink's jars.
 
-    Raises LockstepError when one of them fails or takes too long, and when our rows aren't those of the source.
+    Raises LockstepError when one of them fails or takes too long, and when our rows differ from the source's.
     """
     try:
         jars.fetch(["flink"])
@@ -97,8 +98,6 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
 
 
 class _Run:
-    """One pipeline, and what was started on it."""
-
     def __init__(self, rig: Rig, sizes: Sizes, say: Say, timeline: Timeline) -> None:
         self._rig = rig
         self._sizes = sizes
@@ -124,7 +123,7 @@ class _Run:
             least, _ = self._flink(connection, AT_LEAST_ONCE)
             exactly, theirs = self._flink(connection, EXACTLY_ONCE)
             wait_published(self._timeline.config, capture, self._timeline.wal_end())
-            # What the source has changed since ours was stopped.
+            # The source's changes since ours was stopped.
             once = self._start("apply", "--once")
             wait_until(lambda: not once.is_alive, what="apply --once is done", timeout_s=_START_S, every_s=0.2)
             final = timeline.expected(connection)
@@ -137,7 +136,7 @@ class _Run:
         return figures_of(ours, least, exactly, between=between, rate=self._sizes.sink_rate), details
 
     def say_logs(self) -> None:
-        """What ran has perhaps said why something failed."""
+        """Show the ends of the logs, which may say why something failed."""
         for child in [*self._children, *(job.child for job in self._jobs)]:
             self._say(f"the end of the log of {child.name}:\n{child.tail.last(25)}")
 
@@ -196,7 +195,7 @@ class _Run:
         started: "_Started",
         check: Callable[[], None],
     ) -> Kept:
-        """Wait for the building of the view, then change it."""
+        """Wait until the view is built, then change it."""
         sizes, say, events = self._sizes, self._say, self._events
         memory = FamilyMemory(started.pid)
         memory.start()
@@ -260,7 +259,7 @@ class _Started:
     at: float
     seconds: float
     cpu_s: float
-    """Since it was started, both."""
+    """Both since it was started."""
 
     @classmethod
     def now(cls, child: Child, began: float) -> Self:
@@ -271,10 +270,7 @@ class _Started:
 def _wait_equal(
     topic: TopicRows, expected: Mapping[Key, Row], check: Callable[[], None], *, timeout_s: float
 ) -> tuple[float, int]:
-    """Wait until a topic has these rows and no others.
-
-    Returns when the last of its records came, and how many rows differ: 0 unless the time is over.
-    """
+    """Wait until a topic has exactly these rows. Returns its last record's time, and how many rows differ then."""
     deadline = time.monotonic() + timeout_s
     compared, differ = -1, len(expected)
     while differ and time.monotonic() < deadline:
@@ -289,7 +285,7 @@ def _wait_equal(
 
 
 def figures_of(ours: Kept, least: Kept, exactly: Kept, *, between: int, rate: int) -> list[Figure]:
-    """Ours beside Flink's at least once; its latency exactly once is there to explain the guarantee. Pure."""
+    """Ours beside Flink's at least once; its latency exactly once shows the price of the guarantee. Pure."""
     beside: list[tuple[str, Callable[[Kept], float], str]] = [
         (f"commit to visible at {rate}/s, p50", lambda kept: kept.visible_ms["p50"], "ms"),
         (f"commit to visible at {rate}/s, p99", lambda kept: kept.visible_ms["p99"], "ms"),

@@ -1,7 +1,7 @@
 """Flink SQL on the topics of a pipeline: one JVM with a cluster of one slot inside, driven as PyFlink drives it.
 
-It reads the events as they are, in its own format `debezium-json`, for which they need full before images. Its result
-goes to a compacted topic by `upsert-kafka`. What it needs is jars of their own; nothing of it is in our environment.
+It reads the events with its own format `debezium-json`, which needs full before images. Its result goes to a compacted
+topic by `upsert-kafka`. It needs only its own jars; nothing of it is in our environment.
 """
 
 import logging
@@ -26,11 +26,10 @@ AT_LEAST_ONCE, EXACTLY_ONCE = "at-least-once", "exactly-once"
 _HEAP_MB = 1024
 _CHECKPOINT_MS = 1_000
 _BUFFER_TIMEOUT_MS = 1
-"""How long a row may wait for others on its way to the next operator. The default of 100, a few operators after each
-other, would be most of the latency."""
+"""How long a row waits for others before each operator. The default of 100 would be most of the latency."""
 
 _TRANSACTION_MS = 600_000
-"""The connector's default of an hour is more than a broker grants."""
+"""The connector's default of an hour is more than a broker allows."""
 
 _COLUMNS: Mapping[str, str] = {
     "users": "id bigint, name string, primary key (id) not enforced",
@@ -42,7 +41,7 @@ _RESULT = (
     " primary key (follower_id, tweet_id) not enforced"
 )
 
-# What Flink's own start script opens.
+# As Flink's own start script opens them.
 _OPENED = (
     *(f"--add-opens=java.base/java.{package}=ALL-UNNAMED" for package in ("lang", "net", "io", "nio", "text", "time")),
     "--add-opens=java.base/java.lang.reflect=ALL-UNNAMED",
@@ -61,7 +60,7 @@ _LISTENS = re.compile(r"\A(?P<port>\d+)\r?\n(?P<token>\S+)\r?\n")
 
 
 def configuration(checkpoints: Path) -> dict[str, str]:
-    """Flink's settings: quick checkpoints, low latency, state on disk as ours is. Pure."""
+    """Flink's settings: quick checkpoints, low latency, state on disk like ours. Pure."""
     return {
         "parallelism.default": "1",
         "taskmanager.numberOfTaskSlots": "1",
@@ -78,7 +77,7 @@ def configuration(checkpoints: Path) -> dict[str, str]:
 
 
 def source_table(table: str, *, topic: str, servers: str) -> str:
-    """The statement that makes a table of a topic's events. Pure."""
+    """The statement that creates a table of a topic's events. Pure."""
     return f"create table {table} ({_COLUMNS[table]}) with (" + _options(
         {
             "connector": "kafka",
@@ -93,7 +92,7 @@ def source_table(table: str, *, topic: str, servers: str) -> str:
 
 
 def result_table(*, topic: str, servers: str, guarantee: str) -> str:
-    """The statement that makes the result's table over its topic. Pure."""
+    """The statement that creates the result's table over its topic. Pure."""
     options = {
         "connector": "upsert-kafka",
         "topic": topic,
@@ -112,7 +111,7 @@ def result_table(*, topic: str, servers: str, guarantee: str) -> str:
 
 
 def query() -> str:
-    """The view's query as Flink writes the first rows of each key. Pure."""
+    """The view's query, with the first rows of each key as Flink writes it. Pure."""
     joined = JOIN.format(users="users", follows="follows", tweets="tweets")
     return (
         f"insert into {VIEW} select follower_id, tweet_id, name, body, created_at from (select *,"
@@ -144,7 +143,7 @@ class FlinkJob:
             *("-cp", os.pathsep.join(map(str, class_path))),
             *("py4j.GatewayServer", "--enable-auth", "0"),
         ]
-        # It logs with a traceback what is raised here as well.
+        # It would log, with a traceback, errors that are raised here anyway.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         self._rig = rig
         self.child: Child = rig.start_command("flink", command)
@@ -184,11 +183,11 @@ class FlinkJob:
             self._result = self._tables.executeSql(query())
 
     def is_running(self) -> bool:
-        """Raises as ``check``."""
+        """Raises as ``check`` does."""
         return self._status() == "RUNNING"
 
     def check(self) -> None:
-        """Raises LockstepError when the job doesn't run any more."""
+        """Raises LockstepError when the job no longer runs."""
         self._status()
 
     def _status(self) -> str:
@@ -202,7 +201,7 @@ class FlinkJob:
     def stop(self) -> None:
         self._tables = self._result = None
         if self._gateway is not None:
-            # Before the JVM: what is collected later would look for it.
+            # Before the JVM: objects that are collected later would look for it.
             with suppress(Py4JError):
                 self._gateway.shutdown()
         self._rig.stop(self.child)
@@ -210,7 +209,7 @@ class FlinkJob:
 
 @contextmanager
 def _answers(child: Child) -> Iterator[None]:
-    """Raises LockstepError with the end of the log where Flink refuses something, or is gone."""
+    """Raise LockstepError with the end of the log if Flink refuses something, or is gone."""
     try:
         yield
     except Py4JError as error:
@@ -218,7 +217,7 @@ def _answers(child: Child) -> Iterator[None]:
 
 
 def _py4j_jar() -> Path:
-    """The Java side of py4j, which PySpark brings along. Raises LockstepError when it isn't there."""
+    """The Java side of py4j, which PySpark contains. Raises LockstepError when it is missing."""
     spark = find_spec("pyspark")
     found = [] if spark is None or spark.origin is None else list(Path(spark.origin).parent.glob("jars/py4j-*.jar"))
     if not found:

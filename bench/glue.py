@@ -1,6 +1,6 @@
 """Debezium's topic into three stores, as a team would write it by hand. Its arguments are those of `main`.
 
-One consumer per store in one process. Each writes a batch as plain upserts and commits its offsets afterwards: at least
+One process has a consumer per store. Each writes a batch as plain upserts and commits its offsets afterwards: at least
 once. Rows carry no position, so a store that reads a topic again shows old values meanwhile.
 """
 
@@ -21,13 +21,13 @@ _BATCH = 500
 _WAIT_S = 0.1
 
 Rows = Mapping[int, Mapping[str, Any] | None]
-"""By key, the newest value of each; None for a deleted row."""
+"""By key, the newest value; None for a deleted row."""
 
 Apply = Callable[[Rows], None]
 
 
 def newest(messages: list[tuple[bytes, bytes | None]]) -> Rows:
-    """What a batch of Debezium's records, key and value, says of each row."""
+    """The newest value of each row in a batch of Debezium's records (key and value)."""
     rows: dict[int, Mapping[str, Any] | None] = {}
     for key, value in messages:
         rows[orjson.loads(key)["id"]] = None if value is None else orjson.loads(value)["after"]
@@ -89,7 +89,6 @@ def to_opensearch(url: str, name: str) -> Apply:
 
 
 def follow(bootstrap_servers: str, topic: str, group: str, apply: Apply) -> None:
-    """Consume for ever."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,

@@ -1,7 +1,7 @@
-"""One large transaction: what there is to do after its commit.
+"""One large transaction, and the work after its commit.
 
-It commits when its last row is inserted. Somebody else commits a row right after it, and waits until it is published.
-Both times end with the progress record that tells it, of which there are ten a second.
+It commits when its last row is inserted. Another connection commits a row right after it, and waits until it is
+published. Both times end with the progress record that shows it, of which there are ten a second.
 """
 
 import time
@@ -22,12 +22,12 @@ _COMMIT_S_MAX = 6.0
 _BYSTANDER_S_MAX = 7.0
 _MEMORY_MB_MAX = 150
 _ROWS_OF_TARGETS = 1_000_000
-"""The targets in seconds are those of so many rows."""
+"""The targets in seconds are for this many rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Processor seconds, capture's with those of its main thread alone."""
+    """Processor seconds. ``capture_main`` is capture's main thread alone."""
 
     capture: float
     capture_main: float
@@ -37,7 +37,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Large:
-    """Of one transaction. Seconds count from its commit, and from that of the row after it."""
+    """One transaction. Seconds count from its commit, and from that of the row after it."""
 
     last_row_s: float
     bystander_s: float
@@ -94,7 +94,7 @@ def _transaction(rig: Rig, sizes: Sizes, *, say: Say) -> Large:
             with writer.transaction():
                 for number in range(_PIECES):
                     pipeline.insert_rows(writer, first=first + number * piece, rows=piece)
-                # Not after the commits: whatever else writes WAL by then would have to be published, too.
+                # Not after the commits: other WAL that is written by then would have to be published, too.
                 before_commit = wal_end(writer)
             committed_at, committed, before_bystander = time.time(), spent(), wal_end(bystander)
             pipeline.insert(bystander, first + rows)

@@ -1,7 +1,7 @@
 """From commit to a read-committed consumer, at a steady rate of small transactions, and then at a higher one.
 
-Two figures without Lockstep are measured beside it. One is when a null reader of the WAL sees the same commits. The
-other is Kafka transactions of one record, from their begin to the same consumer.
+Two figures without Lockstep are measured beside it: when a null reader of the WAL sees the same commits, and Kafka
+transactions of one record, from their begin to the same consumer.
 """
 
 import threading
@@ -33,13 +33,13 @@ _HIGH_TARGETS_MS = {"p99": 60.0}
 _RATE_OF_A_WRITER = 250
 
 _SETTLE_S = 20.0
-"""How long the last events are waited for; then what is missing is an error."""
+"""How long to wait for the last events; then missing ones are an error."""
 
 _BARE_TRANSACTIONS = 300
 
 
 class Watcher(threading.Thread):
-    """A read-committed consumer of one topic; ``seen`` maps the row's id in the key to when it arrived."""
+    """A read-committed consumer of one topic. ``seen`` maps the row's id in the key to its time of arrival."""
 
     def __init__(self, client: Mapping[str, str | int], topic: str) -> None:
         super().__init__(name="consumer", daemon=True)
@@ -78,10 +78,7 @@ class Watcher(threading.Thread):
 def commit_steadily(
     pipeline: Pipeline, connection: psycopg.Connection[Any], *, first: int, rate: int, seconds: float
 ) -> dict[int, tuple[float, float]]:
-    """Insert rows one by one at ``rate`` per second; id -> (before the statement, when its commit returned).
-
-    A slow commit is caught up on, so the rate holds on average.
-    """
+    """Insert rows one by one at ``rate`` on average. Returns id -> (before the statement, when its commit returned)."""
     times: dict[int, tuple[float, float]] = {}
     began = time.time()
     for k in range(round(rate * seconds)):
@@ -101,7 +98,7 @@ def percentiles_ms(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def commit_side_by_side(pipeline: Pipeline, *, first: int, rate: int, seconds: float) -> dict[int, tuple[float, float]]:
-    """The same with as many connections as the rate needs: one waits for its commits, which are durable."""
+    """The same with as many connections as the rate needs, since each waits for its durable commits."""
     writers = -(-rate // _RATE_OF_A_WRITER)
     each = rate // writers
 
@@ -117,7 +114,7 @@ def commit_side_by_side(pipeline: Pipeline, *, first: int, rate: int, seconds: f
 
 @dataclass(frozen=True, slots=True)
 class _Followed:
-    """One rate: when each row's commit returned, when it arrived, and what it cost."""
+    """One rate: when each row's commit returned, when it arrived, and the cost."""
 
     rate: int
     sent: Mapping[int, tuple[float, float]]
@@ -220,7 +217,7 @@ def _details(followed: _Followed) -> dict[str, Any]:
 
 
 def broker_figure(phase: str, used_s: float, took_s: float) -> Figure:
-    """What of one core the broker used: mostly for whoever publishes, and for the consumer that watches."""
+    """The broker's use of one core: mostly for the publisher, and for the consumer that watches."""
     return Figure(phase=phase, name=BROKER, value=100 * used_s / took_s, unit="% of a core")
 
 
@@ -234,7 +231,7 @@ def wait_for_all(sent: Mapping[int, object], *arrivals: Mapping[int, float]) -> 
 
 
 def _bare_transactions(pipeline: Pipeline, *, rate: int) -> list[float]:
-    """Begin to seen, of Kafka transactions of one record each, one after the other at up to ``rate`` per second."""
+    """Begin to seen, of Kafka transactions of one record, one after the other at up to ``rate`` per second."""
     topic = f"{pipeline.name}.bare"
     admin = AdminClient(dict(pipeline.client))
     partitions = pipeline.config.kafka.topics.partitions

@@ -1,7 +1,7 @@
-"""What a store does by itself with the rows that a sink has written: limits of building and of replaying, in rows/s.
+"""What a store does by itself with the rows that a sink has written: limits of building and replaying, in rows/s.
 
-The rows are read from the sink and made into the store's own bytes first; nothing is parsed, folded, compared or
-encoded while it is measured. Where there are several ways to write them, the quickest is the limit. Each limit writes
+The rows are first read from the sink and made into the store's own bytes; nothing is parsed, folded, compared or
+encoded while it is measured. If there are several ways to write them, the fastest is the limit. Each limit writes
 beside the sink's own data and removes what it wrote.
 """
 
@@ -29,7 +29,7 @@ from sinks.warehouse.names import listed
 from sinks.warehouse.settings import WarehouseSettings
 
 WRITERS = 2
-"""As many as Spark has tasks at once."""
+"""As many as Spark's parallel tasks."""
 
 _BULKS_AT_ONCE = (WRITERS, 2 * WRITERS)
 """Requests of OpenSearch. The sink has up to two of each task in flight."""
@@ -38,13 +38,13 @@ _INDEX_MEMORY = "256MB"
 """As the warehouse sink has it for building an index."""
 
 NO_REFRESH = "-1"
-"""As OpenSearch's refresh interval: only when asked to."""
+"""As OpenSearch's refresh interval: only on request."""
 
 _TOO_MANY_REQUESTS = 429
 _PAUSE_S = 0.1
 _BULK_BYTES = 5 * 1024 * 1024
 _BLOCK_ROWS = 1_024  # of one write
-# As the Redis sink: rows of a call of its script.
+# Rows of a call of the script, as in the Redis sink.
 _CALL_ROWS = 64
 _DELETION_TTL_MS = 24 * 60 * 60 * 1000
 
@@ -53,7 +53,7 @@ _Row = tuple[bytes, bytes, bytes]
 
 
 def portions_of(rows: Sequence[T], *, batch: int, tasks: int) -> list[Sequence[T]]:
-    """Rows in the order of the log, in the portions in which the tasks of batches apply them. Pure."""
+    """Rows in log order, grouped as the tasks of batches apply them. Pure."""
     batches = [rows[start : start + batch] for start in range(0, len(rows), batch)]
     return [portion for of_batch in batches for task in range(tasks) if (portion := of_batch[task::tasks])]
 
@@ -119,7 +119,7 @@ def opensearch(pipeline: Pipeline, *, refresh_interval: str) -> float:
 def copied(pipeline: Pipeline, *, key_last: bool) -> float:
     """COPY the warehouse's rows straight into a like table with its key, or into one whose key is made at the end.
 
-    They go over several connections, in the order of the log, in portions of one transaction each.
+    They go over several connections, in log order, in groups of one transaction each.
     """
     key = listed(read_tables(pipeline.client, pipeline.name)[pipeline.table].key)
     dsn, limit = pipeline.endpoints.warehouse_dsn, "limit_of_copy"
@@ -151,8 +151,7 @@ def copied(pipeline: Pipeline, *, key_last: bool) -> float:
 
 
 def written_to_redis(pipeline: Pipeline) -> float:
-    """Write Redis's hashes under another prefix, encoded for the wire beforehand: by plain HSET, and by the script of
-    the sink. Returns the quicker one's rate."""
+    """Write Redis's hashes under another prefix, already encoded. The faster rate of HSET and the sink's script."""
     rows = _hashes(pipeline)
     with _redis(pipeline) as client:
         digest = client.script_load(PLAIN).encode()
@@ -222,7 +221,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def _in_parallel(work: Callable[[Iterator[T]], None], portions: Iterable[T], *, writers: int = WRITERS) -> float:
-    """Seconds that several writers take for all portions. Raises what one of them raises."""
+    """Seconds that several writers take for all groups. Raises what one of them raises."""
     lock = threading.Lock()
     remaining = iter(portions)
 
@@ -247,20 +246,17 @@ def _in_portions(items: list[T], size: int) -> list[list[T]]:
 
 
 def _table(pipeline: Pipeline) -> str:
-    """The warehouse sink's table."""
     settings = pipeline.config.sinks[sink_name(pipeline.name, WAREHOUSE)]
     assert isinstance(settings, WarehouseSettings)
     return f'"{settings.prefix}_g1"."{pipeline.table.name}"'
 
 
 def _copied_out(connection: psycopg.Connection[Any], statement: str) -> list[bytes]:
-    """The rows as lines of COPY."""
     with connection.cursor() as cursor, cursor.copy(statement.encode()) as reading:
         return b"".join(map(bytes, reading)).splitlines(keepends=True)
 
 
 def _command(*arguments: bytes) -> bytes:
-    """A command of Redis as it is on the wire."""
     return b"*%d\r\n" % len(arguments) + b"".join(b"$%d\r\n%b\r\n" % (len(text), text) for text in arguments)
 
 
@@ -269,7 +265,7 @@ def _redis(pipeline: Pipeline) -> Any:
 
 
 def _hashes(pipeline: Pipeline) -> list[_Row]:
-    """The sink's rows: another key, tag, value."""
+    """The sink's rows: new key, tag, value."""
     rows: list[_Row] = []
     with _redis(pipeline) as client:
         cursor, done = 0, False
@@ -280,7 +276,7 @@ def _hashes(pipeline: Pipeline) -> list[_Row]:
             for key in keys:
                 reading.hmget(key, "t", "v")
             rows += [(b"limit:" + key, tag, value) for key, (tag, value) in zip(keys, reading.execute(), strict=True)]
-    # SCAN may name a key twice.
+    # SCAN may return a key twice.
     return list({row[0]: row for row in rows}.values())
 
 

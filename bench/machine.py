@@ -1,4 +1,4 @@
-"""What was measured on: figures mean little without it."""
+"""The measured machine: figures mean little without it."""
 
 import os
 import platform
@@ -14,11 +14,10 @@ from stack import versions
 _PACKAGES = ("lockstep", "confluent-kafka", "psycopg", "pyspark", "redis", "opensearch-py", "orjson")
 
 BUSY_LOAD_PER_CORE = 0.25
-"""Above this the machine does something else, and the figures are of that as much as of Lockstep."""
+"""Above this the machine does something else, which affects the figures as much as Lockstep does."""
 
 
 def facts() -> dict[str, Any]:
-    """The machine and the versions, for the JSON document."""
     return {
         "cores": os.cpu_count(),
         "memory_mb": round(psutil.virtual_memory().total / 1_000_000),
@@ -40,7 +39,6 @@ def facts() -> dict[str, Any]:
 
 
 def busy_warning(load: float, cores: int) -> str | None:
-    """A sentence when the machine isn't idle."""
     if load <= BUSY_LOAD_PER_CORE * cores:
         return None
     return f"warning: the load average is {load:.1f} on {cores} cores: these figures will be worse than the machine is"

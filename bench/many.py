@@ -1,8 +1,8 @@
-"""What a pipeline of many tables costs beside one of few: its start, its batches of one row, and its idle seconds.
+"""The cost of a pipeline of many tables beside one of few: its start, its batches of one row, and its idle seconds.
 
 The log is written without a source, with topics of one partition. The sink is the warehouse. Processor time is that of
-the driver with Spark and its workers, of the warehouse and of Kafka. Batches of one row come one after the other, each
-of another table, and all that is used meanwhile counts for them.
+the driver with Spark and its workers, of the warehouse and of Kafka. Batches of one row follow each other, each of
+another table, and everything used meanwhile counts for them.
 """
 
 import time
@@ -31,10 +31,7 @@ _START_S_MAX = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of one pipeline: seconds until its first row was applied, processor seconds per idle second and per batch.
-
-    ``used`` has the parts of them, by process.
-    """
+    """Seconds to the first applied row; processor seconds per idle second and batch, ``used`` by process."""
 
     start_s: float
     idle: float
@@ -51,7 +48,6 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
 
 
 def figures_of(few: Costs, many: Costs, tables: int) -> list[Figure]:
-    """The figures of many tables, beside those of few. Pure."""
     what = f"the same with {_FEW} tables"
     at_most = Target(bound="at most", amount=_START_S_MAX)
     idle_at_most = Target(bound="at most", amount=_IDLE_PERCENT_MAX)
@@ -98,7 +94,7 @@ def _costs(rig: Rig, sizes: Sizes, count: int, say: Say) -> Costs:
         def applied(table: str, row: int) -> Callable[[], bool]:
             def is_there() -> bool:
                 child.check()
-                # Of no table before it is there: a transaction that creates it isn't waited for.
+                # Not of a table that doesn't exist: this doesn't wait for the transaction that creates it.
                 known = warehouse.execute("select to_regclass(%s)", (f'"{name}"."{table}"',)).fetchone()
                 if known is None or known[0] is None:
                     return False

@@ -31,7 +31,7 @@ _ROW = (b"17", b"3", b"lorem ipsum dolor sit amet", b"12 long street name", b"20
 
 
 def many_tables(count: int) -> list[Table]:
-    """Tables of eight columns of the usual kinds."""
+    """Tables of eight columns of the usual types."""
     columns = tuple(
         Column(name, kind, kind, is_array=False, type_oid=oid, type_modifier=-1, number=number)
         for number, (name, (kind, oid)) in enumerate(_TYPES.items(), start=1)
@@ -43,7 +43,7 @@ def many_tables(count: int) -> list[Table]:
 
 
 class ManyLog:
-    """A pipeline's topics, and capture's part in writing them."""
+    """A pipeline's topics, written as capture does."""
 
     def __init__(self, publisher: TransactionalPublisher, pipeline: str) -> None:
         self._publisher = publisher
@@ -54,7 +54,7 @@ class ManyLog:
         self._commit([SchemaRecord(table, self._lsn) for table in tables])
 
     def put(self, tables: Sequence[Table], row: int) -> None:
-        """Write a row of this number into each of these tables, in one transaction."""
+        """Write a row with this number to each of these tables, in one transaction."""
         self._put((table, row) for table in tables)
 
     def put_rows(self, tables: Sequence[Table], *, first: int, rows: int) -> None:

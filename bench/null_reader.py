@@ -1,4 +1,4 @@
-"""A reader of a replication slot that throws everything away: what PostgreSQL itself can send, and how soon.
+"""A reader of a replication slot that discards everything: what PostgreSQL itself can send, and how soon.
 
 It is the bound of any capture. It reads with libpq as capture does, and sleeps when the socket is empty. A reader that
 wakes up for every message costs the server three times as much.
@@ -38,7 +38,7 @@ class _Stream:
         self.pgconn.get_result()
 
     def keep_alive(self, frame: bytes) -> None:
-        """Answer a keepalive that wants an answer; a silent reader is dropped after a minute."""
+        """Answer a keepalive that asks for it: the server drops a silent reader after a minute."""
         if parse_keepalive(frame).reply_requested:
             self.pgconn.put_copy_data(
                 status_update(
@@ -98,7 +98,7 @@ def drain(dsn: str, *, slot: str, publication: str, rows: int) -> Drained:
 
 
 class CommitWatcher(threading.Thread):
-    """Notes when the Commit of each row's transaction arrives; ``seen`` maps the row's id to that time."""
+    """Records when the Commit of each row's transaction arrives: ``seen`` maps the row's id to that time."""
 
     def __init__(self, dsn: str, *, slot: str, publication: str) -> None:
         super().__init__(name="null reader", daemon=True)
@@ -134,7 +134,7 @@ class CommitWatcher(threading.Thread):
                 self.seen[row] = now
 
     def finish(self) -> None:
-        """Stop reading and give the slot free."""
+        """Stop reading and release the slot."""
         self._finished.set()
         self.join(10)
         self._stream.close()

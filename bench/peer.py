@@ -1,4 +1,4 @@
-"""Capture beside Debezium, where one run has measured both: on the same servers, rows and minutes. Pure."""
+"""Capture beside Debezium, if one run has measured both: on the same servers and rows, in the same minutes. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,11 +17,11 @@ _PAIRS: Sequence[tuple[str, str, str, Target]] = (
     ),
     (latency.PHASE, latency.BROKER, latency.BROKER, Target(bound="at most", amount=1.3, of_limit=True)),
 )
-"""The phase and name of our figure, the name of Debezium's, and what is aimed at."""
+"""The phase and name of our figure, the name of Debezium's, and the target."""
 
 
 def beside(figures: Sequence[Figure]) -> list[Figure]:
-    """Our figures again, with Debezium's as their limit; none where one of the two wasn't measured."""
+    """Our figures again, with Debezium's as their limit; none if one of the two wasn't measured."""
     known = {(figure.phase, figure.name): figure for figure in figures}
     return [
         replace(

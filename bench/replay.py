@@ -1,9 +1,8 @@
 """How fast `lockstep apply --once` applies a backlog to each kind of sink: of new keys each time, and of hot keys.
 
-A rate counts from the query's start to the end of the last batch, by the times in the command's log. So the start
-of Python, Spark and the sink is not part of it. The JVM's warm-up is part of it. A small backlog shows little else,
-so the rate after the first batch is given too where there is more than one batch. The stores are warm: each sink has
-applied a first backlog before.
+A rate counts from the query's start to the end of the last batch, by the times in the command's log. So it excludes the
+start of Python, Spark and the sink, but includes the JVM's warm-up, which dominates a small backlog. If there is more
+than one batch, the rate after the first is given too. The stores are warm: each sink has applied a first backlog.
 
 Hot keys are existing rows. Each is updated ten times within ten consecutive transactions, so nearly all of its updates
 come in one batch. A sink writes the newest of them; the warehouse with history writes all.
@@ -28,14 +27,14 @@ PHASE = "replay"
 
 TRANSACTION_ROWS = 1_000
 UPDATES = 10
-"""Of each hot key."""
+"""Per hot key."""
 
 _KINDS = (SEARCH, CACHE, WAREHOUSE, HISTORY, LAKE)
 _WARM_SHARE = 5
-"""The first backlog is this part of one."""
+"""The first backlog is a full one divided by this."""
 
 _EVENTS_PER_S_MIN = 500
-"""Slower than this is stuck, whatever the machine."""
+"""A lower rate means that it is stuck, on any machine."""
 
 _SHARE = {SEARCH: 0.75, CACHE: 0.65, WAREHOUSE: 0.55, HISTORY: 0.4}
 _COPIED = "bare COPY into a like table with its key over two connections, in the sink's portions"
@@ -58,7 +57,7 @@ _REPORT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What the log of a sink's apply says. ``rows`` are the events it has read, ``written`` those left to write."""
+    """The results in the log of a sink's apply. ``rows`` are the events read, ``written`` those it had to write."""
 
     seconds: float
     rows: int
@@ -66,18 +65,18 @@ class Applied:
     rejected: int
     batch_ms: tuple[int, ...]
     rate_later: float | None
-    """Events per second after the first batch; None where there is no other."""
+    """Events per second after the first batch; None if there is no other."""
 
 
 def applied(log: str, sink: str) -> Applied:
-    """Read the reports of a sink. Raises LockstepError where it didn't start or applied nothing. Pure."""
+    """Read the reports of a sink. Raises LockstepError if it didn't start or applied nothing. Pure."""
     started = first_ended = ended = None
     rows = first_rows = written = rejected = 0
     batch_ms = []
     for report in _REPORT.finditer(log):
         if report["sink"] != sink:
             continue
-        # In the zone of this machine; only differences count.
+        # In this machine's zone; only differences count.
         logged_at = datetime.strptime(report["at"], "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=UTC)
         if report["started"]:
             started = started or logged_at
@@ -150,7 +149,7 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
 def figures_of(
     name: str, outcome: Applied, *, later: str, unit: str, limit: Limit, target: Target | None
 ) -> list[Figure]:
-    """The rate, and that after the first batch where there is one, named ``later``. Pure."""
+    """The rate, and the rate after the first batch, named ``later``, if there is one. Pure."""
     value = outcome.rows / outcome.seconds
     figures = [Figure(phase=PHASE, name=name, value=value, unit=unit, limit=limit, target=target)]
     if outcome.rate_later is not None:
@@ -193,13 +192,13 @@ def _whole(rows: int) -> int:
 
 
 def _publish(pipeline: Pipeline, write: Callable[[], int]) -> None:
-    """Write to the source while capture runs, and end capture when it has published that."""
+    """Write to the source while capture runs, and stop capture when it has published everything."""
     capture = pipeline.start_capture()
     pipeline.wait_streaming(capture)
     rows = write()
     with pipeline.sql() as connection:
         target = wal_end(connection)
-        # Else the server writes its pages while somebody is measured.
+        # Otherwise the server would write its pages during a measurement.
         connection.execute("checkpoint")
     pipeline.wait_published(capture, target, timeout_s=_timeout_s(rows))
     pipeline.stop(capture)
@@ -221,7 +220,7 @@ def _update(pipeline: Pipeline, *, first: int, keys: int) -> int:
 
 
 def _replay(rig: Rig, pipeline: Pipeline, kind: str, events: int, say: Say) -> tuple[Applied, dict[str, Any]]:
-    """Apply what is there to one sink; what its log says of it, and details."""
+    """Apply the backlog to one sink. Returns the results in its log, and details."""
     sink = sink_name(pipeline.name, kind)
     cpu = CpuMeter(rig.server_pids)
     apply = pipeline.start_apply(kind, once=True)

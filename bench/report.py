@@ -12,7 +12,7 @@ from bench.figures import Figure, Target
 
 
 def table(figures: Sequence[Figure]) -> RenderableType:
-    """One line per figure, each beside its limit; what the limits are is below."""
+    """One line per figure, with its limit. The limits are explained below."""
     notes = list(dict.fromkeys(figure.limit.what for figure in figures if figure.limit is not None))
     lines = Table()
     spreads = any(figure.spread is not None for figure in figures)
@@ -43,7 +43,7 @@ def table(figures: Sequence[Figure]) -> RenderableType:
 
 
 def amount(value: float) -> str:
-    """Three digits that matter, and no decimals in large numbers."""
+    """Three significant digits, and no decimals in large numbers."""
     if math.isnan(value):
         return "-"
     if abs(value) >= 100:
@@ -78,7 +78,7 @@ def document(
     seconds: float,
     runs: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Everything that was measured. ``runs`` holds the details of every repetition."""
+    """All measurements. ``runs`` holds the details of every repetition."""
     return {
         "format": 1,
         "started": started,

@@ -1,4 +1,4 @@
-"""What a measurement needs: servers, one pipeline at a time with a table of its own, and its processes."""
+"""The needs of a measurement: servers, one pipeline at a time with a table of its own, and its processes."""
 
 import contextlib
 import os
@@ -34,10 +34,10 @@ Say = Callable[[str], None]
 SEARCH, CACHE, WAREHOUSE, HISTORY, LAKE = "search", "cache", "warehouse", "history", "lake"
 VIEW = "view"
 STORES = (SEARCH, CACHE, WAREHOUSE)
-"""The kinds of sinks that most phases have."""
+"""The kinds of sinks in most phases."""
 
 NOTHING_ELSE: Mapping[str, str] = {}
-"""No variable of the environment beside ours."""
+"""No environment variables beside ours."""
 
 _READY_S = 180.0
 _GRACE_S = 60.0
@@ -65,8 +65,6 @@ def wait_until(condition: Callable[[], bool], *, what: str, timeout_s: float = _
 
 @dataclass(slots=True)
 class Child:
-    """A running command."""
-
     name: str
     process: ProcessId
     tail: Tail
@@ -86,13 +84,10 @@ class Child:
 
 
 class Rig:
-    """Servers and whatever was started on them. ``close`` leaves nothing running that we started."""
+    """Servers and everything started on them. ``close`` leaves nothing running that we started."""
 
     def __init__(self, directory: Path | None, *, say: Say, light: bool = False) -> None:
-        """With a directory, the servers of that stack are used and left running; else new ones in a temporary one.
-
-        ``light`` starts servers as ``lockstep up`` does.
-        """
+        """Uses the directory's running stack, or else a temporary one, started as by ``lockstep up`` if ``light``."""
         self._own = directory is None
         self._work = Path(tempfile.mkdtemp(prefix="lockstep-bench-"))
         self._work.chmod(0o755)  # PostgreSQL runs as another user when we are root
@@ -102,7 +97,7 @@ class Rig:
         self._pipelines = 0
 
     def up(self, *names: str) -> None:
-        """Start these servers, or all; the fewer run, the less is measured beside Lockstep. Raises StackError."""
+        """Start these servers, or all. Fewer servers disturb the measurement less. Raises StackError."""
         self._stack.up(names or None, report=lambda name, what: self._say(f"{name}: {what}"))
 
     def close(self) -> None:
@@ -117,7 +112,7 @@ class Rig:
 
     @property
     def directory(self) -> Path:
-        """For temporary files, which go with it."""
+        """For temporary files, which are deleted with it."""
         return self._work
 
     @property
@@ -133,7 +128,7 @@ class Rig:
         return self.start_command(name, [sys.executable, "-m", "lockstep", *arguments], environment=environment)
 
     def start_command(self, name: str, command: list[str], *, environment: Mapping[str, str] = NOTHING_ELSE) -> Child:
-        """Start any command likewise."""
+        """Start any command in the same way."""
         self._pipelines += 1
         launch = Launch(
             command=command,
@@ -167,13 +162,13 @@ class Rig:
         tables: Mapping[str, str] = NOTHING_ELSE,
         view: str = "",
     ) -> Iterator["Pipeline"]:
-        """A new pipeline; its processes end with the block, and slot, publication, tables and topics are removed.
+        """A new pipeline. Its processes end with the block, and slot, publication, tables and topics are removed.
 
-        ``capture`` and ``snapshot`` are lines of the configuration's sections of these names. ``tables`` are more
-        tables, with their columns: ``<pipeline>_<name>``. ``view`` has the lines of a view in the cache, which is
-        called ``<pipeline>_view``. ``{name}`` in them is the pipeline's name.
+        ``capture`` and ``snapshot`` are lines of the configuration's sections of these names. ``tables`` are further
+        tables with their columns, named ``<pipeline>_<name>``. ``view`` are the lines of a view in the cache, named
+        ``<pipeline>_view``; ``{name}`` in them is the pipeline's name.
         """
-        # Unlike any earlier one on servers that are used again.
+        # Unique, also on servers that are used again.
         unique = f"bench_{name}_{time.time_ns() // 1_000_000:x}"
         sections = f"[capture]\n{capture}\n[snapshot]\n{snapshot}\n"
         if view:
@@ -195,7 +190,7 @@ class Rig:
 
 
 class Pipeline:
-    """One pipeline with one table, ``public.<name>``, and where it is asked for, others."""
+    """One pipeline with one table, ``public.<name>``, and optionally others."""
 
     def __init__(
         self,
@@ -208,7 +203,7 @@ class Pipeline:
         sections: str,
         tables: Mapping[str, str] = NOTHING_ELSE,
     ) -> None:
-        """``sections`` are more of the configuration, ``tables`` other tables with their columns."""
+        """``sections`` are further sections of the configuration, ``tables`` other tables with their columns."""
         self.endpoints = endpoints
         self.name = name
         self.table = TableName("public", name)
@@ -246,12 +241,11 @@ class Pipeline:
         connection.execute(f"call {self.name}_load(%s, %s, %s)".encode(), (first, rows, per_transaction))
 
     def insert_rows(self, connection: psycopg.Connection[Any], *, first: int, rows: int) -> None:
-        """Insert rows with ids from ``first`` on by one statement, in the transaction that is open if there is one."""
+        """Insert rows with ids from ``first`` on by one statement, in the open transaction if there is one."""
         statement = f"insert into {self.name} select {ROW} from generate_series(%s::bigint, %s::bigint) i"
         connection.execute(statement.encode(), (first, first + rows - 1))
 
     def insert(self, connection: psycopg.Connection[Any], row: int) -> None:
-        """Insert one row in a transaction of its own."""
         connection.execute(f"insert into {self.name} select {ROW} from (select %s::bigint) one(i)".encode(), (row,))
 
     def start_capture(self, *, environment: Mapping[str, str] = NOTHING_ELSE) -> Child:
@@ -266,12 +260,12 @@ class Pipeline:
         return slot.active_pid
 
     def start_apply(self, *kinds: str, once: bool = False) -> Child:
-        """Apply to the sinks of these kinds, or to all; ``once``: to the topic's end as of now."""
+        """Apply to the sinks of these kinds, or to all; ``once``: to the topic's present end."""
         sinks = [sink_name(self.name, kind) for kind in kinds]
         return self._rig.start("apply", "apply", *sinks, *(["--once"] if once else []), "--config", str(self._path))
 
     def start_run(self) -> Child:
-        """``lockstep run``: capture, the jobs, and the page on a port that is free."""
+        """``lockstep run``: capture, the jobs, and the page on a free port."""
         path = self.directory / f"{self.name}-run.toml"
         page = '[dashboard]\nlisten = "127.0.0.1:0"\n'
         path.write_text(self._path.read_text(encoding="utf-8") + page, encoding="utf-8")
@@ -284,38 +278,30 @@ class Pipeline:
         self._rig.stop(child)
 
     def wait_streaming(self, capture: Child) -> None:
-        """Wait until capture has taken the snapshot and reads the slot.
-
-        Raises LockstepError at the time-out, or when capture has ended.
-        """
         wait_streaming(self.config, self.endpoints, capture)
 
     def wait_published(self, capture: Child, lsn: int, *, timeout_s: float) -> None:
-        """Wait until capture has published everything up to an LSN.
-
-        Raises LockstepError at the time-out, or when capture has ended.
-        """
         wait_published(self.config, capture, lsn, timeout_s=timeout_s)
 
     def wait_end(self, child: Child, *, timeout_s: float) -> str:
-        """Wait until a command has ended by itself; what it printed. Raises LockstepError at the time-out."""
+        """Wait until a command has ended by itself. Returns its output. Raises LockstepError at the time-out."""
         wait_until(lambda: not child.is_alive, what=f"{child.name} is done", timeout_s=timeout_s, every_s=0.2)
         self.stop(child)
         return child.tail.text()
 
     def copy_slot(self, connection: psycopg.Connection[Any], name: str) -> None:
-        """A second slot at literally the same position; dropped by ``drop_slot``, or with the pipeline."""
+        """A second slot at exactly the same position, dropped by ``drop_slot``, or with the pipeline."""
         connection.execute("select pg_copy_logical_replication_slot(%s, %s)", (self.config.slot, name))
 
     def end_offsets(self) -> dict[int, int]:
-        """Where each partition of the table's topic ends."""
+        """The end of each partition of the table's topic."""
         cluster = TopicAdmin(self.client)
         count = cluster.partition_counts([self.topic])[self.topic]
         ends = cluster.end_offsets([(self.topic, partition) for partition in range(count)])
         return {partition: offset for (_, partition), offset in ends.items()}
 
     def remove(self) -> None:
-        """Take away what would keep WAL or fill the disk. A server that is down already has nothing to be removed."""
+        """Remove what would keep WAL or fill the disk. A server that is already down needs no removal."""
         with contextlib.suppress(psycopg.OperationalError), self.sql() as connection:
             drop_slots(connection, self.config.slot)
             connection.execute(f"drop publication if exists {self.config.publication}".encode())
@@ -332,10 +318,7 @@ class Pipeline:
 
 
 def wait_streaming(config: Config, endpoints: Endpoints, capture: Child) -> None:
-    """Wait until a pipeline's capture has taken the snapshot and reads the slot.
-
-    Raises LockstepError at the time-out, or when capture has ended.
-    """
+    """Wait until capture has taken the snapshot and reads the slot. Raises LockstepError at time-out or its end."""
     client = config.kafka.client()
 
     def streaming() -> bool:
@@ -351,7 +334,7 @@ def wait_streaming(config: Config, endpoints: Endpoints, capture: Child) -> None
 
 
 def wait_published(config: Config, capture: Child, lsn: int, *, timeout_s: float = _READY_S) -> None:
-    """Wait until a pipeline's capture has published everything up to an LSN. Raises as ``wait_streaming``."""
+    """Wait until a pipeline's capture has published everything up to an LSN. Raises as ``wait_streaming`` does."""
     client = config.kafka.client()
 
     def published() -> bool:
@@ -363,10 +346,7 @@ def wait_published(config: Config, capture: Child, lsn: int, *, timeout_s: float
 
 
 def free_and_drop_slot(connection: psycopg.Connection[Any], name: str) -> None:
-    """Drop a slot whose reader has just left: the server takes a moment to notice that.
-
-    Raises LockstepError when it doesn't notice in half a minute.
-    """
+    """Drop a slot once the server notices that its reader left. Raises LockstepError after half a minute."""
 
     def free() -> bool:
         slot = find_slot(connection, name)
@@ -377,19 +357,19 @@ def free_and_drop_slot(connection: psycopg.Connection[Any], name: str) -> None:
 
 
 def drop_slots(connection: psycopg.Connection[Any], prefix: str) -> None:
-    """Drop all slots whose names begin with this, likewise."""
+    """Drop all slots with this prefix, in the same way."""
     query = "select slot_name from pg_replication_slots where starts_with(slot_name, %s)"
     for (name,) in connection.execute(query, (prefix,)).fetchall():
         free_and_drop_slot(connection, name)
 
 
 def sink_name(pipeline: str, kind: str) -> str:
-    """A sink's name. The warehouse keeps its books by it, so pipelines on the same servers must not share one."""
+    """A sink's name. The warehouse's bookkeeping uses it, so pipelines on the same servers must not share one."""
     return f"{pipeline}_{kind}"
 
 
 def _toml(name: str, endpoints: Endpoints, *, others: Iterable[str], sinks: Collection[str], lake: Path) -> str:
-    """Defaults throughout, but for what one broker and one node can't do. ``others`` are tables besides its own."""
+    """Defaults, except what one broker and one node can't do. ``others`` are further tables."""
     listed = ", ".join(f'"public.{table}"' for table in (name, *others))
     text = f"""
 [pipeline]
@@ -408,7 +388,7 @@ view_directory = "views-{name}"
 
 
 def sink_sections(name: str, endpoints: Endpoints, sinks: Collection[str], *, lake: Path | None = None) -> str:
-    """The sections of a pipeline's configuration for sinks of these kinds. Only a lake needs a directory."""
+    """The configuration's sections for sinks of these kinds. Only a lake needs a directory."""
     settings = {
         SEARCH: f"""
 type = "opensearch"
@@ -442,7 +422,7 @@ root = "{lake}"
 
 
 def tables_toml(name: str, endpoints: Endpoints, tables: Iterable[object], *, partitions: int) -> str:
-    """The sections of a pipeline of these tables, whose topics have so many partitions, without sinks."""
+    """The sections of a pipeline of these tables, whose topics have this many partitions, without sinks."""
     listed = ", ".join(f'"{table}"' for table in tables)
     return f"""
 [pipeline]

@@ -1,4 +1,4 @@
-"""How much is measured. The quick size starts Spark as often as the full one, so it is not much quicker."""
+"""How much is measured. The quick size starts Spark as often as the full one, so it isn't much quicker."""
 
 from dataclasses import dataclass
 
@@ -10,51 +10,51 @@ class Sizes:
     drain_rows: int
     drain_transaction_rows: int
     drain_warm_rows: int
-    """Drained once before the measured backlog, so servers and page cache are warm. Each capture is a new process."""
+    """Drained once before the measured backlog, to warm up servers and page cache. Each capture is a new process."""
     large_rows: int
-    """Of one transaction."""
+    """In one transaction."""
     snapshot_rows: int
     snapshot_rate: int
-    """Transactions a second on the source while its table is copied, and without."""
+    """Transactions a second on the source while its table is copied, and without a copy."""
     snapshot_quiet_s: float
     """How long they are measured without a copy."""
     latency_rate: int
     latency_high_rate: int
     latency_s: float
     latency_warm_s: float
-    """The broker is a JVM, and gets faster for longer than our process does. The next phase has the same one."""
+    """The broker is a JVM, and gets faster for longer than our process does. The next phase uses the same one."""
     sink_rate: int
     sink_probes: int
-    """With 100 the p99 isn't the worst one."""
+    """With 100, the p99 isn't the worst one."""
     sink_warm_s: float
     everyday_rates: tuple[int, ...]
     """Transactions a second, of four rows each."""
     everyday_s: float
-    """How long each of them is measured, and an idle pipeline."""
+    """How long each rate is measured, and an idle pipeline."""
     everyday_warm_s: float
     everyday_settle_s: float
-    """At each rate before it is measured."""
+    """At each rate, before it is measured."""
     bootstrap_keys: int
     """Each has two events in the log."""
     replay_events: int
-    """Of each backlog; tens of thousands."""
+    """In each backlog; tens of thousands."""
     many_tables: int
     many_batches: int
     many_idle_s: float
     view_entries: tuple[int, ...]
-    """Of the states of a view, from small to large: rows that its operators keep."""
+    """Of the states of a view, from small to large: rows that its operators store."""
     watched_s: float
     """How long the page's processor time is measured, idle and under traffic."""
     watched_rounds: int
-    """Of waits that come together."""
+    """Rounds of simultaneous waits."""
     view_events: int
     """In the log from which a timeline is built; a multiple of ten."""
     view_followers: int
-    """Of the user whose tweets are waited for in all timelines."""
+    """Of the user whose tweets are awaited in all timelines."""
     view_tweets: int
     """Of that user."""
     timeline_users: int
-    """Of the timeline that is kept beside Flink's; each has 15 events in the backlog."""
+    """Of the timeline beside Flink's; each has 15 events in the backlog."""
     timeline_s: float
     """How long its changes are measured, at the rate of the sinks."""
 

@@ -1,7 +1,7 @@
-"""The tables of a home timeline on a pipeline of their own, what fills and changes them, and the result's topic.
+"""The tables of a home timeline on a pipeline of their own, their rows and changes, and the result's topic.
 
 Everybody sees the newest tweets of those whom they follow: three tables, joined, and the first rows for each follower.
-All tables have full before images (`replica identity full`), for readers of the events that keep no copy of their own.
+All tables have full before images (`replica identity full`), for readers of the events that store no copy of their own.
 """
 
 import contextlib
@@ -43,16 +43,16 @@ JOIN = """
 select f.follower_id, t.id as tweet_id, u.name, t.body, t.created_at
 from {tweets} t join {users} u on u.id = t.user_id join {follows} f on f.followee_id = t.user_id
 """
-"""The join that gives each row one partner comes first. Flink keeps the order that it is given, Lockstep finds it."""
+"""The join that gives each row one partner comes first. Flink keeps the given order, Lockstep finds it."""
 
 
 class Timeline:
     """One pipeline of three tables in a schema of its own, with the view in the cache and on a topic."""
 
     def __init__(self, rig: Rig, *, users: int) -> None:
-        """Makes tables and configuration; nothing runs yet."""
+        """Makes tables and configuration. Starts nothing."""
         self.endpoints = rig.endpoints
-        # Unlike any earlier one on servers that are used again.
+        # Unique, also on servers that are used again.
         self.name = f"bench_timeline_{time.time_ns() // 1_000_000:x}"
         self.users = users
         self.tables = {table: TableName(self.name, table) for table in ("users", "follows", "tweets")}
@@ -86,7 +86,7 @@ class Timeline:
         return psycopg.connect(self.endpoints.source_dsn, autocommit=True)
 
     def fill(self, connection: psycopg.Connection[Any]) -> int:
-        """Insert all rows, and change each tweet once; how many rows were inserted or changed."""
+        """Insert all rows, and change each tweet once. Returns how many rows were inserted or changed."""
         schema, users, changed = self.name, self.users, 0
 
         def run(rows: int, statement: str) -> None:
@@ -115,11 +115,11 @@ class Timeline:
 
     @property
     def tweets(self) -> int:
-        """How many there are at first; their ids begin with 1."""
+        """The initial number of tweets; their ids begin with 1."""
         return self.users * _TWEETS
 
     def expected(self, connection: psycopg.Connection[Any]) -> dict[Key, Row]:
-        """What the view's query gives on the source now."""
+        """The present result of the view's query on the source."""
         tables = {table: f"{self.name}.{table}" for table in self.tables}
         query = (
             "select follower_id, tweet_id, name, body, extract(epoch from created_at)::float8 from (select joined.*,"
@@ -130,12 +130,12 @@ class Timeline:
         return {(follower, tweet): (name, body, at) for follower, tweet, name, body, at in cursor}
 
     def wal_end(self) -> int:
-        """Where the source's log ends now, as an LSN."""
+        """The present end of the source's log, as an LSN."""
         with self.sql() as connection:
             return wal_end(connection)
 
     def remove(self) -> None:
-        """Take away what would keep WAL or fill the disk. A server that is down already has nothing to be removed."""
+        """Remove what would keep WAL or fill the disk. A server that is already down needs no removal."""
         with contextlib.suppress(psycopg.OperationalError), self.sql() as connection:
             drop_slots(connection, self.config.slot)
             connection.execute(f"drop publication if exists {self.config.publication}".encode())
@@ -162,18 +162,18 @@ class Timeline:
 
 
 def row_of(value: bytes) -> Row:
-    """Of a record of the result's topic, whichever of its programs has written it."""
+    """From a record of the result's topic, by any of its programs."""
     fields = orjson.loads(value)
     return fields["name"], fields["body"], datetime.fromisoformat(fields["created_at"]).timestamp()
 
 
 def differing(rows: Mapping[Key, Row], expected: Mapping[Key, Row]) -> int:
-    """How many keys are in one of the two only, or have another row."""
+    """How many keys are in only one of the two, or have different rows."""
     return sum(rows.get(key) != expected.get(key) for key in rows.keys() | expected.keys())
 
 
 class TopicRows:
-    """The rows that a compacted topic of the result has, record by record. Pure."""
+    """The rows of a result's compacted topic, updated record by record. Pure."""
 
     def __init__(self) -> None:
         self._values: dict[Key, bytes] = {}
@@ -195,7 +195,6 @@ class TopicRows:
         self.last_at = now
 
     def rows(self) -> dict[Key, Row]:
-        """The rows that it has now."""
         return {key: row_of(value) for key, value in dict(self._values).items()}
 
 
@@ -203,7 +202,7 @@ class Follower(threading.Thread):
     """A read-committed reader of such a topic."""
 
     def __init__(self, client: Mapping[str, str | int], topic: str) -> None:
-        """Reads from the beginning, as soon as the topic is there."""
+        """Reads from the beginning, as soon as the topic exists."""
         super().__init__(name=f"follower of {topic}", daemon=True)
         self.seen = TopicRows()
         self._client = client
@@ -227,25 +226,22 @@ class Follower(threading.Thread):
             consumer.close()
 
     def finish(self) -> None:
-        """Stop reading. Nothing happens where it was never started."""
+        """Stop reading. Does nothing if it was never started."""
         self._finished.set()
         self.join(10)
 
 
 @dataclass(slots=True)
 class Load:
-    """What was written: transactions, rows that they changed, and when each new tweet's commit returned."""
+    """The traffic so far: transactions, rows that they changed, and when each new tweet's commit returned."""
 
     transactions: int = 0
     changes: int = 0
     tweets: dict[int, tuple[float, Sequence[int]]] = field(default_factory=dict)
-    """By id: unix time, and who gets the tweet."""
+    """By id: Unix time, and who gets the tweet."""
 
     def seconds_until_seen(self, first_seen: Mapping[Key, float]) -> list[float]:
-        """For each tweet that somebody gets: from its commit until it was in all timelines.
-
-        Raises LockstepError for one that wasn't seen.
-        """
+        """For each tweet with followers: from commit to all timelines. Raises LockstepError for an unseen one."""
         waits = []
         for tweet, (committed_at, followers) in self.tweets.items():
             times = [first_seen[one, tweet] for one in followers if (one, tweet) in first_seen]
@@ -259,8 +255,8 @@ class Load:
 class Traffic:
     """Tweets, changed and deleted tweets, follows and unfollows, and new names, one small transaction each.
 
-    A new tweet is never deleted, and those who write one are neither followed nor left meanwhile. So its row comes
-    to each follower's timeline once, however many transactions a program takes at once.
+    A new tweet is never deleted, and its author is neither followed nor unfollowed meanwhile. So its row comes to each
+    follower's timeline once, however many transactions a program takes at once.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -270,7 +266,7 @@ class Traffic:
         self._kinds = 0
 
     def run(self, connection: psycopg.Connection[Any], *, rate: int, seconds: float) -> Load:
-        """Commit ``rate`` transactions a second; a slow one is caught up on."""
+        """Commit ``rate`` transactions a second; after a slow one it catches up."""
         load = Load()
         began = time.time()
         for number in range(1, round(rate * seconds) + 1):

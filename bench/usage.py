@@ -1,4 +1,4 @@
-"""What processes use: processor seconds and peak memory."""
+"""The use of processes: processor seconds and peak memory."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ _MB = 1_000_000
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of a process and its family, children that have ended included; 0 where it is gone."""
+    """Of a process and its family, including ended children; 0 if it is gone."""
     try:
         process = psutil.Process(pid)
         own = process.cpu_times()
@@ -32,16 +32,14 @@ def cpu_seconds(pid: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What processes have used."""
-
     cpu_s: float
-    """Since they were started, children that have ended included."""
+    """Since they were started, including ended children."""
     memory_mb: float
-    """Now; a page that n processes share counts as a nth of each."""
+    """Now. A page that n processes share counts as an nth for each."""
 
 
 def use_of(group: Iterable[psutil.Process]) -> Use:
-    """Of all processes of a group together; those that are gone have used nothing."""
+    """All processes of a group together. Those that are gone count as 0."""
     cpu_s, memory = 0.0, 0
     for one in group:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -52,7 +50,7 @@ def use_of(group: Iterable[psutil.Process]) -> Use:
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """A process and all that descend from it; nothing where it is gone."""
+    """A process and all its descendants; empty if it is gone."""
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
@@ -61,7 +59,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def main_thread_seconds(pid: int) -> float:
-    """Of a process' first thread alone; 0 where it is gone. Only Linux tells."""
+    """Of a process' first thread alone; 0 if it is gone. Only on Linux."""
     try:
         fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1]
     except OSError:
@@ -77,7 +75,7 @@ def high_water_mark(status: str) -> int | None:
 
 
 class PeakMemory:
-    """Resident memory of one process at its highest. The kernel knows it; elsewhere it is sampled by ``look``."""
+    """Peak resident memory of one process. The kernel knows it; on other systems ``look`` samples it."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -102,7 +100,7 @@ class PeakMemory:
 
 
 class FamilyMemory(threading.Thread):
-    """Memory of a process and its family at its highest, sampled. Pages that several of them share count once."""
+    """Peak memory of a process and its family, sampled. Shared pages count once."""
 
     def __init__(self, pid: int, *, every_s: float = 1.0) -> None:
         super().__init__(name=f"memory of {pid}", daemon=True)
@@ -118,15 +116,14 @@ class FamilyMemory(threading.Thread):
             is_over = self._finished.wait(self._every_s)
 
     def finish(self) -> float:
-        """Stop; the peak in megabytes."""
+        """Stop. Returns the peak in megabytes."""
         self._finished.set()
         self.join(10)
         return self._bytes / _MB
 
 
 def family_bytes(pid: int) -> int:
-    """Memory of a process and its family, a page that n of them share as a nth of each; resident memory where the
-    kernel doesn't tell that. 0 where the process is gone."""
+    """Memory of a process and its family, 0 if it is gone. Shared pages count in parts, where the kernel knows."""
     return sum(_shared_bytes(one) for one in family(pid))
 
 

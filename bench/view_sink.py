@@ -1,8 +1,8 @@
-"""A view in Redis, with all that is between the source and there: how soon it shows a commit, and how fast it is built.
+"""A view in Redis, with everything between the source and there: how soon it shows a commit, and how fast it is built.
 
-A view of three tables has as many rows as one of them, which a plain sink has as well. So both get the same traffic and
-the same probes, one after the other. A timeline is built from topics with one event for each row, as compaction leaves
-them, and then a user with many followers tweets.
+A view of three tables has as many rows as one of them, which a plain sink holds as well. So both get the same traffic
+and the same probes, one after the other. A timeline is built from topics with one event for each row, as after
+compaction, and then a user with many followers tweets.
 """
 
 import time
@@ -26,7 +26,7 @@ _TIMES = 2.0
 _LAST_TIMELINE_MS = 300.0
 _EVENTS_PER_S = 50_000.0
 _EVENTS_PER_S_MIN = 500
-"""Slower than this is stuck, whatever the machine."""
+"""A lower rate means that it is stuck, on any machine."""
 
 _ROWS_OF_USER = 1 + TWEETS_PER_USER + FOLLOWERS_PER_USER
 _CELEBRITY = -1
@@ -54,23 +54,20 @@ top = { per = ["follower_id"], order = "created_at desc", n = 100 }
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Milliseconds from commit to visible by percentile, of the view and of the plain sink; seconds from a commit to
-    the last of all timelines, of each tweet; and what the log of the building says."""
-
     view_ms: dict[str, float]
+    """From commit to visible, by percentile."""
     plain_ms: dict[str, float]
     last_timeline_s: Sequence[float]
+    """From a tweet's commit to the last of all timelines."""
     followers: int
     built: Applied
+    """From the log of the building."""
     used: dict[str, float]
     """Processor seconds of the building, by process."""
 
 
 def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, Any]]:
-    """The state by itself, then what needs servers. Returns figures and details.
-
-    Raises LockstepError when a command fails, or shows nothing in time.
-    """
+    """The state by itself, then with servers. Raises LockstepError when a command fails, or shows nothing in time."""
     figures, details = view_state.measure(rig, sizes, say)
     rig.up("postgres", "kafka", "valkey")
     view_ms, plain_ms, visible = _visible(rig, sizes, say)
@@ -80,7 +77,6 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
 
 
 def figures_of(measured: Measured) -> list[Figure]:
-    """The figures beside their targets. Pure."""
     at_most = Target(bound="at most", amount=_TIMES, of_limit=True)
     return [
         *(
@@ -112,7 +108,6 @@ def figures_of(measured: Measured) -> list[Figure]:
 
 
 def details_of(measured: Measured) -> dict[str, Any]:
-    """What explains the figures. Pure."""
     return {
         "last_timeline_ms": [round(1000 * wait_s, 1) for wait_s in measured.last_timeline_s],
         "building": {
@@ -128,7 +123,7 @@ def details_of(measured: Measured) -> dict[str, Any]:
 
 
 def _visible(rig: Rig, sizes: Sizes, say: Say) -> tuple[dict[str, float], dict[str, float], dict[str, Any]]:
-    """Percentiles in milliseconds of the view and of the plain sink, and all details. Each is the only sink."""
+    """Percentiles in milliseconds of the view and of the plain sink, and all details. Each runs as the only sink."""
     with (
         rig.pipeline("views", sinks=(CACHE,), tables=_THREE_TABLES, view=_JOINED) as pipeline,
         pipeline.sql() as connection,
@@ -166,7 +161,6 @@ def _visible(rig: Rig, sizes: Sizes, say: Say) -> tuple[dict[str, float], dict[s
 
 
 def _timeline(rig: Rig, sizes: Sizes, say: Say) -> tuple[Applied, dict[str, float], list[float]]:
-    """Build it, then tweet."""
     with rig.pipeline("timeline", sinks=(CACHE,), tables=_TIMELINE_TABLES, view=_TIMELINE) as pipeline:
         users = sizes.view_events // _ROWS_OF_USER
         say(f"writing the rows of {users:,} users")
@@ -196,7 +190,7 @@ def _timeline(rig: Rig, sizes: Sizes, say: Say) -> tuple[Applied, dict[str, floa
 
 
 def _fill(pipeline: Pipeline, users: int, followers: int) -> None:
-    """The rows of ``view_state.rows``, and one user more, who has as many followers as it takes."""
+    """The rows of ``view_state.rows``, and one more user, with this many followers."""
     name, tweets = pipeline.name, users * TWEETS_PER_USER
     statements = (
         f"insert into {name}_users select i, 'user number ' || i from generate_series(0, {users - 1}) i",
@@ -222,7 +216,7 @@ def _copied(pipeline: Pipeline, capture: Child, rows: int) -> None:
 
 
 def _tweet(pipeline: Pipeline, capture: Child, sizes: Sizes, say: Say) -> list[float]:
-    """Seconds from the commit of a tweet to the last timeline that shows it, of each tweet. The first are warm-up."""
+    """Seconds from each tweet's commit to the last timeline that shows it. The first tweets are warm-up."""
     apply = pipeline.start_apply(VIEW)
     timelines = _Timelines(pipeline, sizes.view_followers)
     waits = []
@@ -240,7 +234,7 @@ def _tweet(pipeline: Pipeline, capture: Child, sizes: Sizes, say: Say) -> list[f
 
 
 class _Timelines:
-    """What all followers see. All are asked at once, after the last of the few that are asked again and again."""
+    """All followers' timelines. All are asked at once, after the last of the few that are polled."""
 
     def __init__(self, pipeline: Pipeline, followers: int) -> None:
         self._client: Any = redis.Redis.from_url(pipeline.endpoints.redis_url)
@@ -267,7 +261,7 @@ class _Timelines:
         return seen_s
 
     def _without(self, tweet: int, followers: Sequence[int]) -> list[int]:
-        """Those of the followers whose timelines don't have the tweet."""
+        """Those of the followers whose timelines lack the tweet."""
         live = (self._client.get(f"{self._view}:live") or b"").decode()
         pipe = self._client.pipeline(transaction=False)
         for follower in followers:

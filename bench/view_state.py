@@ -1,4 +1,4 @@
-"""The state of a timeline: what a change costs beside how much the state holds, and what the state takes on disk.
+"""The state of a timeline: the cost of a change beside the state's size, and the state's size on disk.
 
 The engine runs in this process on a file, without servers. The same view is built with more and more users, each with
 as many tweets and followers as before. So a change reaches as many rows at every size, and only the state grows.
@@ -32,12 +32,11 @@ PHASE = "views"
 
 TWEETS_PER_USER, FOLLOWERS_PER_USER = 5, 4
 _ENTRIES_PER_USER = 46
-"""What the state keeps of a user with its tweets, its followers and their timelines."""
+"""What the state stores of a user with its tweets, its followers and their timelines."""
 
 _BUILT_AT_ONCE = 5_000
 _STEPS: Sequence[tuple[int, int]] = ((1, 300), (50, 40))
-"""Changes of a step, and how many such steps. A step is a transaction of the file, so one of a single change pays all
-of that for itself."""
+"""Changes of a step, and how many such steps. A step is a transaction of the file: a single change pays for it."""
 
 _WARM_STEPS = 10
 _SHARDS = (1, 2)
@@ -72,21 +71,18 @@ def timeline() -> ViewPlan:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of a state: its entries, and processor time of a change of one tweet, by how many changes a step has.
-
-    ``bytes_on_disk`` are those of its file, ``bytes_of_rows`` of the JSON of the tables' and the result's rows.
-    """
-
     entries: int
     change_us: Mapping[int, float]
+    """Processor time of a change of one tweet, by the number of changes in a step."""
     bytes_on_disk: int
     bytes_of_rows: int
+    """Of the JSON of the tables' and the result's rows."""
     build_us: float
     """Of each row of a table, when the state was built."""
 
 
 def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, Any]]:
-    """Returns figures and details. It needs none of the rig's servers."""
+    """Returns figures and details. Needs none of the rig's servers."""
     measured = []
     for entries in sizes.view_entries:
         say(f"a state of about {entries:,} rows")
@@ -101,7 +97,7 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
 
 
 def cost_of(entries: int, directory: Path) -> Cost:
-    """Build a state of about so many entries and change it."""
+    """Build a state of about this many entries and change it."""
     users = max(10, entries // _ENTRIES_PER_USER)
     plan = timeline()
     state = FileState(directory, identity=identity(plan, TABLES))
@@ -118,7 +114,7 @@ def cost_of(entries: int, directory: Path) -> Cost:
 
 
 def _build(view: View, users: int) -> float:
-    """Processor seconds that it takes, with the parsing of the rows, as a task reads them from the log."""
+    """Processor seconds, including the parsing of the rows, as in a task that reads them from the log."""
     of_tables = rows(users)
     view.begin_building()
     took_s = 0.0
@@ -154,7 +150,7 @@ def _event(table: Table, lsn: int, /, **row: int | str) -> RowEvent:
 
 
 def _change_us(view: View, users: int) -> dict[int, float]:
-    """Steps of tweets that change, each with its output."""
+    """Steps of changed tweets, each with its output."""
     chance = random.Random(2)
     made = {}
     lsn, began = 8, 0.0
@@ -171,7 +167,7 @@ def _change_us(view: View, users: int) -> dict[int, float]:
 
 
 def _deliver(view: View) -> int:
-    """Take the output as a sink does; the bytes of its rows."""
+    """Take the output as a sink does. Returns the bytes of its rows."""
     taken = 0
     while (output := view.pending(_WRITTEN_AT_ONCE)) is not None:
         taken += sum(len(orjson.dumps(change.row)) for change in output.changes)
@@ -180,9 +176,9 @@ def _deliver(view: View) -> int:
 
 
 def sharded_us(entries: int, count: int, directory: Path) -> list[float]:
-    """Processor time that each of ``count`` tasks takes for a change of one tweet, as it is parsed from the log.
+    """Processor time of each of ``count`` tasks for a change of one tweet, including its parsing from the log.
 
-    Every shard reads every tweet, and has the followers of its own.
+    Every shard reads every tweet, and has followers of its own.
     """
     users, plan = max(10, entries // _ENTRIES_PER_USER), timeline()
     own: list[Shard | None] = [None] if count == 1 else [*shards(sharding_of(plan, count), count)]
@@ -214,7 +210,7 @@ def _shard_us(users: int, plan: ViewPlan, shard: Shard | None, directory: Path) 
 
 
 def _read_from_log(tweets: Sequence[int], users: int, lsn: int) -> TableEvents:
-    """Changes of these as a task has them before it has parsed them."""
+    """Changes of these tweets, as a task has them before parsing."""
     made = [tweet_event(tweet, tweet % users, lsn) for tweet in tweets]
     keys, texts = [orjson.dumps(each.key) for each in made], list[bytes | None]()
     texts += [orjson.dumps(each.row) for each in made]
@@ -222,7 +218,7 @@ def _read_from_log(tweets: Sequence[int], users: int, lsn: int) -> TableEvents:
 
 
 def sharded_figures(of_tasks: Mapping[int, Sequence[float]]) -> list[Figure]:
-    """What the busiest task takes where several keep the view, beside the one that keeps all of it. Pure."""
+    """The busiest of several tasks, and their sum, beside one task that maintains all of the view. Pure."""
     (whole,) = of_tasks[1]
     return [
         Figure(
@@ -239,7 +235,7 @@ def sharded_figures(of_tasks: Mapping[int, Sequence[float]]) -> list[Figure]:
 
 
 def figures_of(measured: Sequence[Cost]) -> list[Figure]:
-    """What a change costs in the largest state beside the smallest, and bytes beside those of the rows. Pure."""
+    """A change in the largest state beside the smallest, and bytes on disk beside those of the rows. Pure."""
     first, last = measured[0], measured[-1]
     return [
         *(

@@ -1,7 +1,7 @@
 """From commit to visible in each sink, as a user of the store asks, under traffic: all sinks in one driver, then one.
 
-A probe is one committed row for which all stores are asked together, each by its own thread. The store alone is
-measured beside it: the same value written to it directly, and asked for in the same way.
+A probe is one committed row for which all stores are asked in parallel, each by its own thread. The store alone is
+measured beside it: the same value is written to it directly, and asked for in the same way.
 """
 
 import random
@@ -28,7 +28,7 @@ from sinks.opensearch.settings import OpenSearchSettings
 PHASE = "visible"
 
 _GAP_S = 0.2
-"""Between two probes, at most, by chance: so that they don't keep step with triggers and refreshes."""
+"""The longest, random pause between two probes, so that they don't keep step with triggers and refreshes."""
 
 _TIMEOUT_S = 60.0
 _FIRST_TIMEOUT_S = 180.0
@@ -36,7 +36,7 @@ _CHECK_S = 0.5
 ROWS = 500
 PROBE_ROWS = 100
 _TRAFFIC_ROWS = 4
-"""Of each of the other transactions."""
+"""In each of the other transactions."""
 
 _MARK = 1_000_000
 """customer_id of probes; other rows stay below."""
@@ -53,12 +53,12 @@ class Store:
     question: str
     targets_ms: Mapping[str, float]
     every_s: float
-    """Between two questions: they must not load the store, and bound what a figure may be off by."""
+    """Between two questions: they must not load the store, and bound a figure's error."""
 
     is_visible: Callable[[int, int], bool]
     """(row, mark): whether that row shows the mark."""
     write: Callable[[int, int], None]
-    """Write such a row to the store itself, past Lockstep, beside its data."""
+    """Write such a row to the store directly, beside Lockstep's data."""
     is_written_visible: Callable[[int, int], bool]
     close: Callable[[], None]
 
@@ -179,7 +179,7 @@ def _opensearch(
 
 
 def _acknowledged(pipeline: Pipeline) -> Store:
-    """A GET by id sees what was written but not refreshed."""
+    """A GET by id sees unrefreshed writes."""
 
     def holds(client: OpenSearch, index: str, row: int, mark: int) -> bool:
         try:
@@ -204,7 +204,7 @@ def _searchable(pipeline: Pipeline) -> Store:
 
 
 class Traffic(threading.Thread):
-    """Other people's transactions: updates of random rows at a steady rate."""
+    """Other transactions: updates of random rows at a steady rate."""
 
     def __init__(self, pipeline: Pipeline, rate: int) -> None:
         super().__init__(name="traffic", daemon=True)
@@ -242,12 +242,12 @@ class Traffic(threading.Thread):
 
 
 class _Asking(threading.Event):
-    """Asks stores until they show something; set to give up."""
+    """Asks stores until they show something; set it to give up."""
 
     def seconds_until(
         self, visible: Callable[[], bool], *, what: str, began: float, every_s: float, timeout_s: float = _TIMEOUT_S
     ) -> float:
-        """The time since ``began`` (of ``time.monotonic``) at which the answer was there. Raises LockstepError."""
+        """The time since ``began`` (by ``time.monotonic``) at which the answer was there. Raises LockstepError."""
         while not visible():
             if self.is_set():
                 raise LockstepError(f"no longer asked: {what}")
@@ -258,7 +258,7 @@ class _Asking(threading.Event):
 
 
 class Probes:
-    """Rows of their own, so that no other update changes the value before it is seen."""
+    """They have their own rows, so that no other update changes a value before it is seen."""
 
     def __init__(self, pipeline: Pipeline, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection
@@ -272,7 +272,7 @@ class Probes:
     def committed(
         self, stores: Sequence[Store], children: Sequence[Child], *, timeout_s: float = _TIMEOUT_S
     ) -> dict[str, float]:
-        """Commit a row; seconds until it is visible, by store name. Raises LockstepError when a child process ends."""
+        """Commit a row. Returns seconds until it is visible, by store name. Raises LockstepError when a child ends."""
         row, mark = self._next()
         self._connection.execute(self._statement, (row, mark))
         began = time.monotonic()
@@ -290,7 +290,7 @@ class Probes:
         return self._together(stores, ask, asking, children)
 
     def written(self, stores: Sequence[Store]) -> dict[str, float]:
-        """Write a row to each store itself; seconds until it is visible, by the name of the store."""
+        """Write a row to each store directly. Returns seconds until it is visible, by store name."""
         row, mark = self._next()
         asking = _Asking()
 
@@ -355,8 +355,6 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The measurement of some stores while an apply runs."""
-
     rig: Rig
     sizes: Sizes
     say: Say
@@ -366,7 +364,7 @@ class Part:
     children: Sequence[Child]
 
     def measure(self, how: str, targets_ms: Mapping[str, Mapping[str, float]]) -> tuple[list[Figure], dict[str, Any]]:
-        """Returns figures, two for each store, and details. ``how`` is added to their names."""
+        """Returns two figures for each store, and details. ``how`` is added to their names."""
         sizes, stores, probes = self.sizes, self.stores, self.probes
         probes.committed(stores, self.children, timeout_s=_FIRST_TIMEOUT_S)
         self.say(

@@ -1,8 +1,8 @@
-"""What it costs to be watched, and how soon one is told: the web page, waits for a commit, and stages that hang.
+"""The cost of being watched, and how soon it reports: the web page, waits for a commit, and stages that hang.
 
-A pipeline with three sinks has traffic. Its page has ten readers, which get all that it sends. Fifty programs wait by
-its server for their own commits at once. Then one process or server after the other stands still, until the page says
-which stage hangs.
+A pipeline with three sinks has traffic. Its page has ten readers, which get everything that it sends. Fifty programs
+use its server to wait for their own commits at once. Then one process or server after the other is suspended, until the
+page says which stage hangs.
 """
 
 import http.client
@@ -56,7 +56,7 @@ _MB = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Of the server with its readers: % of a core, and megabytes of its own share of the memory."""
+    """The server with its readers: % of a core, and megabytes of its own share of the memory."""
 
     idle_percent: float
     busy_percent: float
@@ -65,20 +65,17 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What was measured.
-
-    ``over_lag_ms`` is how much longer each wait took than the sink needed to say that it has everything up to the
-    commit. ``over_row_ms`` is the same beyond the moment when its row alone was found. ``told_s`` is by what hung.
-    """
-
     page: Page
     over_lag_ms: Sequence[float]
+    """How much longer each wait took than the sink needed to report everything up to the commit."""
     over_row_ms: Sequence[float]
+    """The same, beyond the moment when its row alone was found."""
     told_s: Mapping[str, float]
+    """By what hung."""
 
 
 def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, Any]]:
-    """Returns figures and details. Raises LockstepError when a command fails, or a stage that hangs isn't named."""
+    """Returns figures and details. Raises LockstepError when a command fails, or a hanging stage isn't named."""
     rig.up()
     with rig.pipeline("watched", sinks=STORES) as pipeline, pipeline.sql() as connection:
         pipeline.load(connection, first=0, rows=ROWS, per_transaction=ROWS)
@@ -100,8 +97,6 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
 
 
 def figures_of(watched: Watched) -> list[Figure]:
-    """The figures of one run. Pure."""
-
     def figure(name: str, value: float, unit: str, at_most: float | None = None) -> Figure:
         target = None if at_most is None else Target(bound="at most", amount=at_most)
         return Figure(phase=PHASE, name=name, value=value, unit=unit, target=target)
@@ -120,7 +115,7 @@ def figures_of(watched: Watched) -> list[Figure]:
 
 
 class _Server:
-    """``lockstep dashboard`` of a pipeline, on a port that is free."""
+    """``lockstep dashboard`` of a pipeline, on a free port."""
 
     def __init__(self, rig: Rig, pipeline: Pipeline) -> None:
         config = pipeline.directory / f"{pipeline.name}.toml"
@@ -142,7 +137,7 @@ class _Server:
         return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_WAIT_S)
 
     def stages(self) -> dict[str, str]:
-        """The state of each stage, by its name; nothing before the first look."""
+        """The state of each stage, by its name; empty before the first look."""
         connection = self.connection()
         try:
             connection.request("GET", "/api/lag")
@@ -155,7 +150,7 @@ class _Server:
         )
 
     def wait_well(self) -> None:
-        """Until every stage is current. Raises LockstepError at the time-out."""
+        """Wait until every stage is current. Raises LockstepError at the time-out."""
 
         def is_well() -> bool:
             self.child.check()
@@ -186,7 +181,7 @@ def _percent(child: Child, seconds: float) -> float:
 
 
 def _memory_mb(pid: int) -> float:
-    """Of a process and its family: pages that several share count in parts."""
+    """Of a process and its family. Shared pages count in parts."""
     process = psutil.Process(pid)
     family = [process, *process.children(recursive=True)]
     return float(sum(member.memory_full_info().pss for member in family)) / _MB
@@ -194,7 +189,7 @@ def _memory_mb(pid: int) -> float:
 
 @contextmanager
 def _readers(server: _Server) -> Iterator[None]:
-    """Pages that are open: each gets every event. Raises LockstepError when one got none."""
+    """Open pages, each of which gets every event. Raises LockstepError when one got none."""
     finished, got = threading.Event(), [0] * READERS
 
     def read(number: int) -> None:
@@ -217,7 +212,7 @@ def _readers(server: _Server) -> Iterator[None]:
 
 
 def _waits(server: _Server, pipeline: Pipeline, sizes: Sizes, say: Say) -> tuple[list[float], list[float]]:
-    """Milliseconds that each wait for an own commit took longer than the sink's lag, and than its row alone needed."""
+    """Milliseconds by which each wait for an own commit exceeded the sink's lag, and the time of its row alone."""
     cache: Any = redis.Redis.from_url(pipeline.endpoints.redis_url)
     client = Client(server.url)
     sink = sink_name(pipeline.name, CACHE)
@@ -258,7 +253,7 @@ def _waits(server: _Server, pipeline: Pipeline, sizes: Sizes, say: Say) -> tuple
 
 
 class _Watermarks:
-    """When a sink was first seen to have each watermark, asked for all the time by a connection of its own."""
+    """When a sink first showed each watermark. Polls with a connection of its own."""
 
     def __init__(self, pipeline: Pipeline, sink: str) -> None:
         self._opened = open_sink(sink, load(pipeline.directory / f"{pipeline.name}.toml").sinks[sink], 1)
@@ -290,7 +285,7 @@ class _Watermarks:
 
 
 def _seen(cache: Any, pipeline: Pipeline, rows: range) -> list[float]:
-    """When each row was first found in the cache, all asked for together. Raises LockstepError at the time-out."""
+    """When each row was first found in the cache, all polled together. Raises LockstepError at the time-out."""
     live = cache.get(f"{pipeline.name}:live").decode()
     missing = dict(enumerate(rows))
     seen = [0.0] * len(rows)
@@ -311,7 +306,7 @@ def _seen(cache: Any, pipeline: Pipeline, rows: range) -> list[float]:
 
 
 def _hanging(rig: Rig, pipeline: Pipeline, children: Mapping[str, Child]) -> Iterator[tuple[str, int, str]]:
-    """(what stands still, its process, the stage that is to be named)."""
+    """(what is suspended, its process, the stage that is to be named)."""
     servers = rig.server_pids
 
     def applied(kind: str) -> str:
@@ -327,10 +322,7 @@ def _hanging(rig: Rig, pipeline: Pipeline, children: Mapping[str, Child]) -> Ite
 
 
 def _told(server: _Server, pid: int, stage: str) -> float:
-    """Seconds from the stop of a process and its family until the page names the stage.
-
-    Raises LockstepError when it isn't named.
-    """
+    """Seconds from a family's stop until the page names the stage. Raises LockstepError when it doesn't."""
     with stopped(pid):
         began = time.monotonic()
 
@@ -346,7 +338,7 @@ def _told(server: _Server, pid: int, stage: str) -> float:
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """A process and its family stand still."""
+    """Suspend a process and its family."""
     process = psutil.Process(pid)
     family = [process, *process.children(recursive=True)]
     try:

@@ -27,9 +27,9 @@ NOTHING_WRITTEN: Final[Mapping[TopicPartition, int]] = MappingProxyType({})
 
 
 class TablesRefused(LockstepError):
-    """A destination refuses these tables, or everything of them, each with its error. It may take other tables.
+    """A destination refuses these tables, each with its error. It may take other tables.
 
-    Its message joins the messages of all; its hint is the first one's.
+    The message joins all messages; the hint is the first one's.
     """
 
     def __init__(self, errors: Mapping[TableName, LockstepError]) -> None:
@@ -40,10 +40,7 @@ class TablesRefused(LockstepError):
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """An event that the destination refuses for good. Retrying the same event can't help.
-
-    ``reason`` is in the destination's words and must not hold the row's values.
-    """
+    """An event refused for good: retrying it can't help. ``reason`` is the destination's, without the row's values."""
 
     event: RowEvent
     reason: str
@@ -51,10 +48,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class TableVersions:
-    """All events of one table in a batch, including those that a newer event of their key replaces.
-
-    A deletion and its tombstone are one version.
-    """
+    """All events of one table in a batch, also replaced ones. A deletion and its tombstone are one version."""
 
     events: TableEvents
     operations: Sequence[str]
@@ -92,9 +86,7 @@ class Batch:
 
     events: Sequence[RowEvent]
     next_offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The batch covers each partition up to, but not including, this offset. A transactional destination stores them in
-    the same transaction as the rows.
-    """
+    """The end of the batch in each partition, exclusive. Transactional destinations store them with the rows."""
     fence: int = 0
     """What ``Sink.claim`` returned to the job that owns this batch."""
     overwrite_equal_tags: bool = False
@@ -104,9 +96,7 @@ class Batch:
     missing, the event is no repetition, however old it is.
     """
     erased: Mapping[TableName, str] | None = None
-    """What ``Erasing.erased`` returned before the caller looked which events are still to be applied. If more was
-    erased since, nothing is applied.
-    """
+    """What ``Erasing.erased`` returned before the events were chosen. If more was erased since, none is applied."""
     as_stored: bool = False
     """The rows come from this destination, so their values are already hidden."""
     versions: Sequence[TableVersions] = ()
@@ -135,9 +125,7 @@ class Progress:
 
     next_offsets: Mapping[TopicPartition, int]
     watermark_lsn: int
-    """Everything committed up to here, in this ``epoch``, has been applied. 0: nothing is known yet. LSNs of different
-    epochs can't be compared.
-    """
+    """Everything up to here has been applied. 0: unknown. LSNs of different ``epoch``s can't be compared."""
     commit_time_ms: int
     """The commit time of the watermark."""
     updated_at_ms: int
@@ -158,13 +146,9 @@ class Progress:
     read_at_ms: int = 0
     """The log as of this time had been applied, except the part left out. 0: nothing was left out."""
     joining: tuple[str, ...] = ()
-    """Topics of tables that have joined or come back, and for which the watermark isn't true yet. It stays where it was
-    for the others until it is true for all.
-    """
+    """Topics of new or returned tables: the watermark stays where it was for the others until it is true for all."""
     selection: str = ""
-    """The tables that were captured, as in ``ProgressRecord``. If others are captured by now, the watermark says
-    nothing about those. Empty: unknown.
-    """
+    """The tables that were captured, as in ``ProgressRecord``: the watermark is about those only. Empty: unknown."""
     shards: tuple[Mapping[TopicPartition, int], ...] = ()
     """Of a view that several tasks maintain: the next offsets of each, none behind ``next_offsets``. Else empty."""
     log_epoch: int = 0
@@ -230,9 +214,9 @@ class Sink(Protocol):
         """Become the writer of this generation. Returns the fence for ``Batch``.
 
         If the destination can do it, batches with an older fence raise ``Fenced`` from now on, even those already on
-        their way. Every destination can do it for the rows of a view: a job that takes over deletes the rows that its
-        result doesn't have, and never sees rows that arrive later. For other rows some destinations return 0 and rely
-        on the tags alone.
+        their way. Every destination can do it for the rows of a view, since a job that takes over deletes the rows that
+        its result doesn't have, and never sees rows that arrive later. For other rows some destinations return 0 and
+        rely on the tags alone.
         """
         ...
 
@@ -301,10 +285,7 @@ class Generations(Protocol):
         ...
 
     def drop(self) -> None:
-        """Remove this generation's data, its progress and its coordination records (those named ``g<n>.*``).
-
-        Raises LockstepError when it is the live one.
-        """
+        """Remove this generation's data, progress and records ``g<n>.*``. Raises LockstepError when it is live."""
         ...
 
     def load_progress(self) -> Progress | None:
@@ -389,6 +370,4 @@ class OpenedSink:
     """Which of several interchangeable servers has the progress. None: there is only one, or it doesn't say."""
 
     require_server: Callable[[str], None] = lambda _: None
-    """Called by a writer whose progress is stored elsewhere. From now on, a call that reaches another server than this
-    one raises ``DataLost``.
-    """
+    """Called if a writer's progress is stored elsewhere: calls that reach another server now raise ``DataLost``."""

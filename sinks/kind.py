@@ -56,17 +56,13 @@ class SinkKind:
     """
 
     why_late_writes_are_unseen: Callable[[str, Any], str] = _sees_late_writes
-    """Why a job that takes over a view can't see a write that the server began for the job before; "" if it can. Raises
-    as ``check_new`` does.
-    """
+    """Why the next job of a view can't see the former job's late writes; "" if it can. Raises as ``check_new`` does."""
 
     backups_keep: str = ""
     """What ``lockstep erase`` can't reach of a row, as a sentence; "" if it can't erase at all."""
 
     libpq: Callable[[Any], Mapping[str, Any]] = _isnt_postgresql
-    """Settings -> libpq's connection parameters by libpq's names, including the password; empty for other stores.
-    Raises ConfigurationError.
-    """
+    """Settings -> libpq's parameters, password included; empty for other stores. Raises ConfigurationError."""
 
     @property
     def name(self) -> str:

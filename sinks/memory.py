@@ -1,7 +1,4 @@
-"""A complete sink in a dict: what the contract requires, and nothing else.
-
-It proves the contract suite, and replaces a destination in tests of the jobs.
-"""
+"""A complete sink in a dict, with only what the contract requires: for the contract suite, and tests of jobs."""
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -8,7 +8,7 @@ _BYTES_WANTED: Final = 4 * 1024 * 1024
 
 
 class PageSize:
-    """The number of ``rows`` to request next. It follows the size of the rows that came, and at most doubles at a time.
+    """The number of ``rows`` to request next, by the size of earlier ones. It at most doubles at a time.
 
     So at most one page is larger than wanted when wide rows follow narrow ones.
     """

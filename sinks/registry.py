@@ -72,10 +72,7 @@ def projection_of(settings: SinkSettings) -> Projection:
 
 
 def setting_problems(settings: SinkSettings, tables: Sequence[Table]) -> list[str]:
-    """Why a new generation of these tables of the source would refuse these settings, a sentence each.
-
-    Expressions aren't checked.
-    """
+    """Why a new generation of these source tables would refuse these settings. Expressions aren't checked."""
     projection, renaming = settings.projection(), settings.renaming()
     seen = [projection.table(table) for table in tables]
     problems = projection.key_problems(tables) + projection.clash_problems(tables)
@@ -133,10 +130,7 @@ def _default_of_view(setting: str) -> JsonValue:
 
 
 def with_definition(settings: SinkSettings, shaping: Mapping[str, JsonValue]) -> SinkSettings:
-    """These settings, shaped as the definition says. What the definition lacks has its default.
-
-    Raises LockstepError for a definition that doesn't fit this kind of sink.
-    """
+    """These settings with a definition's shape; missing ones have defaults. Raises LockstepError if it doesn't fit."""
     unknown = sorted(set(shaping) - settings.SHAPING)
     if unknown:
         raise LockstepError(

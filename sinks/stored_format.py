@@ -9,10 +9,7 @@ STORED_FORMAT: Final = 2
 
 
 def check_stored_format(sink: str, stored: int, *, known: int = STORED_FORMAT, elsewhere: str) -> None:
-    """Raise LockstepError for a sink whose data has another format than this version reads and writes.
-
-    ``elsewhere`` is the setting that places a sink elsewhere.
-    """
+    """Raise LockstepError if a sink's data has another format. ``elsewhere`` is the setting that moves the sink."""
     if stored == known:
         return
     way_out = f"give the sink another {elsewhere} and let `lockstep apply` build it from the log"

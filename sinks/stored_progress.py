@@ -36,10 +36,7 @@ def check_stored(known: Progress | None, stored: Progress | None, *, following: 
 def check_written(
     written: Mapping[TopicPartition, int], stored: Mapping[TopicPartition, int], *, destination: str
 ) -> None:
-    """Raise DataLost if the next offsets ``stored`` with the rows are behind those of batches that were ``written``.
-
-    Rows of such a batch are missing, whatever progress says.
-    """
+    """Raise DataLost if offsets ``stored`` with rows are behind those ``written``: rows are missing then."""
     for at, offset in written.items():
         if stored.get(at, 0) < offset:
             topic, partition = at

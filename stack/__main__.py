@@ -14,7 +14,7 @@ from stack.stack import NAMES, ServerStatus, Stack
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; 0 when it is done, 1 when it failed."""
+    """Run one command. Returns 0 when it is done, 1 when it failed."""
     parser = argparse.ArgumentParser(prog="python -m stack", description="the servers on this machine")
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("up", "down", "status", "remove"):

@@ -1,4 +1,4 @@
-"""Where fetched files are kept: one directory per user, shared by every checkout, safe to delete at any time."""
+"""The directory of fetched files: one per user, shared by every checkout, safe to delete at any time."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ MACHINES = tuple(dict.fromkeys(_MACHINES.values()))
 
 
 def cache_dir() -> Path:
-    """Return `$XDG_CACHE_HOME/lockstep`, or `~/.cache/lockstep`."""
+    """`$XDG_CACHE_HOME/lockstep`, or `~/.cache/lockstep`."""
     configured = os.environ.get("XDG_CACHE_HOME", "")
     # The specification tells programs to ignore a relative path.
     base = Path(configured) if configured.startswith("/") else Path.home() / ".cache"
@@ -19,7 +19,7 @@ def cache_dir() -> Path:
 
 
 def machine() -> str:
-    """Name this processor as the PostgreSQL packages do. Raises StackError when they have no build for it."""
+    """This processor's name in the PostgreSQL packages. Raises StackError when they have no build for it."""
     if platform.system() != "Linux" or platform.machine() not in _MACHINES:
         raise StackError(
             f"no packaged servers for {platform.system()} on {platform.machine()}",

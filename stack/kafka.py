@@ -22,7 +22,7 @@ SETTINGS = {
     "node.id": "1",
     "inter.broker.listener.name": "PLAINTEXT",
     "controller.listener.names": "CONTROLLER",
-    # Topics are created by us with explicit settings: a typing error must not become a topic without compaction.
+    # We create topics with explicit settings: a typing error must not become a topic without compaction.
     "auto.create.topics.enable": "false",
     # One node holds every copy there is.
     "offsets.topic.replication.factor": "1",
@@ -52,8 +52,6 @@ appender.console.layout.pattern = [%d] %p %m (%c)%n
 
 
 class Kafka:
-    """The log."""
-
     name = "kafka"
     stop_signal = SIGTERM
 
@@ -65,10 +63,10 @@ class Kafka:
         version: str = versions.KAFKA,
         formatting: Sequence[str] = ("--standalone",),
     ) -> None:
-        """`overrides` are broker settings that win over ours; for `light` see `Java.options`.
+        """`overrides` are broker settings that win over ours. For `light` see `Java.options`.
 
-        For tests: another `version`, and `formatting`, which tells the storage tool of a quorum of several nodes, and
-        of their `--cluster-id`. A `version` other than the stack's own is fetched when it is first started.
+        For tests: another `version`, fetched when it is first started; and `formatting`, the storage tool's options for
+        a quorum of several nodes and its `--cluster-id`.
         """
         self.version = version
         self._light = light
@@ -76,12 +74,11 @@ class Kafka:
         self._formatting = formatting
 
     def ports(self, kept: Ports, taken: Collection[int]) -> dict[str, int]:
-        """One for clients, one for the controller."""
         main = tcp.pick(kept.get("main"), taken=taken)
         return {"main": main, "controller": tcp.pick(kept.get("controller"), taken={*taken, main})}
 
     def prepare(self, ports: Ports, directory: Path) -> Launch:
-        """Write the configuration and format the storage, which Kafka never does by itself."""
+        """Also formats the storage, which Kafka never does by itself."""
         home = directory / f"kafka-{self.version}"
         home.mkdir(parents=True, exist_ok=True)
         logging, properties, data = home / "log4j2.properties", home / "server.properties", home / "data"
@@ -108,7 +105,7 @@ class Kafka:
         )
 
     def is_ready(self, ports: Ports, tail: Tail) -> bool:
-        """A port that answers comes first: a client that finds none reports every attempt."""
+        """Checks the port first: a client without a server reports every attempt."""
         if not tcp.answers(ports["main"]):
             return False
         from confluent_kafka import KafkaException
@@ -121,11 +118,9 @@ class Kafka:
             return False
 
     def actual_ports(self, ports: Ports, tail: Tail) -> dict[str, int]:
-        """As asked."""
         return dict(ports)
 
     def address(self, ports: Ports) -> str:
-        """The bootstrap server."""
         return f"{tcp.HOST}:{ports['main']}"
 
     def _settings(self, ports: Ports, data: Path) -> dict[str, str]:
@@ -142,9 +137,9 @@ class Kafka:
 
 
 def new_id() -> str:
-    """Make an identifier of a cluster or of a directory, as Kafka writes them.
+    """An identifier of a cluster or directory, in Kafka's form.
 
-    One of 64 begins with a dash. So an option and its identifier are one word, with `=` between them.
+    One of 64 begins with a dash, so an option and its identifier must be one word, joined by `=`.
     """
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
 

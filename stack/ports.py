@@ -8,14 +8,13 @@ from stack.errors import StackError
 
 HOST = "127.0.0.1"
 
-# Below the ports that the kernel gives to outgoing connections: one of those could take a stopped server's port.
+# Below the ports of outgoing connections: one of those could take a stopped server's port.
 ORDINARY = range(20_000, 30_000)
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen there now."""
     with socket.socket() as probe:
-        # As servers do it: the closed connections of the last server must not count.
+        # As servers do: closed connections of the last server must not count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -32,10 +31,9 @@ def answers(port: int) -> bool:
 
 
 def pick(kept: int | None = None, *, among: range = ORDINARY, taken: Collection[int] = ()) -> int:
-    """Return the kept port where it is still free, else any free one of the range.
+    """The kept port if it is still free, else any free one of the range. Raises StackError when none is free.
 
-    The choice is random, so that two stacks that start at the same moment hardly ever choose alike.
-    Raises StackError when none is free.
+    The choice is random, so that two stacks that start together rarely choose the same one.
     """
     if kept is not None and kept in among and kept not in taken and is_free(kept):
         return kept

@@ -1,9 +1,8 @@
-"""PostgreSQL from the packaged binaries: the source, a second cluster as the warehouse, older majors for tests.
+"""PostgreSQL from packaged binaries: the source, a second cluster as the warehouse, older majors for tests.
 
-Everybody on this machine reaches the port, so there is a password. It is in a file that only we may read.
-
-PostgreSQL refuses to run as root. For root, server and data belong to the user `nobody`. Where that user can't reach
-the stack's directory, they are in the system's directory for temporary files instead.
+Everybody on this machine can reach the port, so there is a password, in a file that only we may read. PostgreSQL
+refuses to run as root: for root, server and data belong to the user `nobody`. If that user can't reach the stack's
+directory, they are in the system's directory for temporary files.
 """
 
 import hashlib
@@ -44,11 +43,11 @@ SOURCE_SETTINGS = {
 }
 WAREHOUSE_SETTINGS: dict[str, str] = {}
 
-# A killed server loses nothing: what it has written survives its own end.
-# With `synchronous_commit = off` commits would still be in its memory and be lost.
+# A killed server loses nothing: its writes survive its end. With `synchronous_commit = off`, commits that are still in
+# its memory would be lost.
 _NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
 
-# Written last, with what an intact copy holds: cleaners of temporary directories remove single files.
+# Written last, with the file count and size of an intact copy: cleaners of temporary directories remove single files.
 COMPLETE = ".complete"
 
 
@@ -68,7 +67,7 @@ class Postgres:
         durable: bool = True,
         major: int = versions.POSTGRES_MAJOR,
     ) -> None:
-        """Without `durable`, a crash of the machine (not of the server) may lose the data, and commits are quick.
+        """Without `durable`, a crash of the machine (not of the server) may lose data, and commits are fast.
 
         `passfiles` is the directory of the file in which libpq finds the password. A `major` other than the stack's own
         is fetched when it is first started.
@@ -76,17 +75,16 @@ class Postgres:
         self.name = name
         self.version = versions.POSTGRES_SERVER if major == versions.POSTGRES_MAJOR else _server_version(major)
         self._major = major
-        # A cluster has its own, and the version is part of a cluster's name.
+        # Each cluster has its own, and the version is part of a cluster's name.
         self._passfile = passfiles.absolute() / f"{name}-{self.version}.pgpass"
         self.database = database
         self._settings = dict(settings) if durable else {**settings, **_NOT_DURABLE}
 
     def ports(self, kept: Ports, taken: Collection[int]) -> dict[str, int]:
-        """One port."""
         return {"main": tcp.pick(kept.get("main"), taken=taken)}
 
     def prepare(self, ports: Ports, directory: Path) -> Launch:
-        """Unpack the server, initialise the cluster once, and remove the lock file of a server that was killed."""
+        """Unpack the server, initialise the cluster once, and remove a killed server's lock file."""
         account = _account()
         home = home_of(directory) / f"{self.name}-{self.version}"
         binaries = _binaries(self._major, account)
@@ -121,7 +119,7 @@ class Postgres:
         )
 
     def is_ready(self, ports: Ports, tail: Tail) -> bool:
-        """It accepts connections, and our database is there."""
+        """It accepts connections, and our database exists: this creates it."""
         try:
             with psycopg.connect(self._dsn(ports, "postgres"), autocommit=True, connect_timeout=2) as connection:
                 database_row = connection.execute(
@@ -134,7 +132,6 @@ class Postgres:
             return False
 
     def actual_ports(self, ports: Ports, tail: Tail) -> dict[str, int]:
-        """As asked."""
         return dict(ports)
 
     def address(self, ports: Ports) -> str:
@@ -153,7 +150,7 @@ class Postgres:
 
 
 def _server_version(major: int) -> str:
-    """An older server's version: its package's version without the build number."""
+    """An older server's version: its package's without the build number."""
     try:
         return versions.POSTGRES_OLDER[major].rpartition(".")[0]
     except KeyError:
@@ -162,7 +159,7 @@ def _server_version(major: int) -> str:
 
 
 def _account() -> Account | None:
-    """Whom the server runs as when we are root."""
+    """The user who runs the server when we are root."""
     if os.geteuid() != 0:
         return None
     entry = pwd.getpwnam(_UNPRIVILEGED)
@@ -176,7 +173,7 @@ def is_reachable(path: Path) -> bool:
 
 
 def home_of(directory: Path) -> Path:
-    """Where the clusters of a stack are: in its directory, or elsewhere when their user can't go there."""
+    """Where the clusters of a stack are: in its directory, or elsewhere if their user can't go there."""
     if _account() is None or is_reachable(directory):
         return directory
     name = hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:16]
@@ -184,7 +181,7 @@ def home_of(directory: Path) -> Path:
 
 
 def own_folder(folder: Path) -> None:
-    """Make a folder under a predictable name in a place where everybody may write; refuse somebody else's."""
+    """Make a folder of a predictable name where everybody may write. Refuses somebody else's."""
     try:
         folder.mkdir(mode=0o711)
     except FileExistsError:
@@ -241,7 +238,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def _initialise(binaries: Path, data: Path, environment: Mapping[str, str], account: Account | None) -> None:
-    """Make the cluster beside its place and move it there when it is whole: an interrupt leaves no half of one."""
+    """Make the cluster beside its place and move it there when it is complete: an interrupt leaves no half of one."""
     partial = data.with_name("initdb")
     shutil.rmtree(partial, ignore_errors=True)
     # Nobody is let in before there is a password.
@@ -255,9 +252,9 @@ def _initialise(binaries: Path, data: Path, environment: Mapping[str, str], acco
 def _set_password(
     single_user: list[str], data: Path, environment: Mapping[str, str], account: Account | None, passfile: Path
 ) -> None:
-    """Give the superuser a password, ask everybody for one, and keep it in ``passfile``, which is written last.
+    """Give the superuser a password, require one from everybody, and store it in ``passfile``, which is written last.
 
-    ``single_user`` is the command of the server that serves its standard input alone.
+    ``single_user`` is the command of a server that serves only its standard input.
     """
     password = secrets.token_urlsafe(24)
     done = _run(single_user, data.parent, environment, account, given=f"alter role {USER} password '{password}'\n")
@@ -274,7 +271,7 @@ def _set_password(
     fresh = passfile.with_name(f"{passfile.name}.new")
     fresh.unlink(missing_ok=True)
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-        # For every role: those that are made for a trial may have the same one.
+        # For every role: those made for a trial may have the same password.
         file.write(f"{tcp.HOST}:*:*:*:{password}\n")
     fresh.replace(passfile)
 
@@ -297,9 +294,9 @@ def _run(
 
 
 def remove_stale_lock(data: Path) -> None:
-    """Remove `postmaster.pid` when its number belongs to some other program now, or to a server that is dead.
+    """Remove `postmaster.pid` if its number belongs to another program by now, or to a dead server.
 
-    PostgreSQL takes any live process of that number for its own server and refuses to start. Numbers come back soon
+    PostgreSQL takes any live process with that number for its own server and refuses to start. Numbers are soon reused
     after a reboot or in a container. A server that does use the directory stays protected: it is a postgres process.
     """
     lock = data / "postmaster.pid"

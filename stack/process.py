@@ -1,7 +1,7 @@
-"""Processes that outlive us: start one on its own, find it again, signal all of it, and never touch a stranger.
+"""Processes that outlive us: start one, find it again, signal its whole family, and never touch another one.
 
-A pid alone doesn't name a process, since numbers are used again. A `ProcessId` also carries the start time. Every
-function here does nothing to a process whose start time differs.
+A pid alone doesn't identify a process, since numbers are reused. A `ProcessId` also holds the start time. No function
+here touches a process whose start time differs.
 """
 
 import os
@@ -21,30 +21,26 @@ _PROC = Path("/proc/self/stat")
 
 @dataclass(frozen=True)
 class ProcessId:
-    """A process for good: its number, and when it started in the kernel's own ticks since boot."""
+    """A unique process: its number, and its start in the kernel's ticks since boot."""
 
     pid: int
     started: float
 
     @classmethod
     def of(cls, pid: int) -> "ProcessId | None":
-        """Name the process that has this number now; None where there is none, or only its remains."""
+        """The process that has this number now; None if there is none, or only a zombie."""
         started = _start_of(pid)
         return None if started is None else cls(pid, started)
 
 
 @dataclass(frozen=True)
 class Account:
-    """A user of this machine."""
-
     uid: int
     gid: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """How a server is started."""
-
     command: Sequence[str]
     environment: Mapping[str, str]
     directory: Path
@@ -77,15 +73,11 @@ class Tail:
             return ""
 
     def last(self, lines: int) -> str:
-        """The last lines of it."""
         return "\n".join(self.text().rstrip().splitlines()[-lines:])
 
 
 def spawn(launch: Launch) -> tuple[ProcessId | None, Tail]:
-    """Start a server in a session of its own, so that neither our end nor Ctrl-C reaches it.
-
-    Returns no process where it ended before anybody could look at it.
-    """
+    """Start a server in a session that neither our end nor Ctrl-C reaches. Returns no process if it ended at once."""
     account = launch.account
     launch.log.parent.mkdir(parents=True, exist_ok=True)
     with launch.log.open("ab") as log:
@@ -102,7 +94,7 @@ def spawn(launch: Launch) -> tuple[ProcessId | None, Tail]:
             group=account.gid if account else None,
             extra_groups=[] if account else None,
         )
-    # It is meant to outlive this object; without this, Popen warns when it goes. `is_alive` collects it instead.
+    # It outlives this object; without this, Popen warns when it is deleted. `is_alive` collects it instead.
     process.returncode = 0
     server = ProcessId.of(process.pid)
     if server is None:
@@ -111,19 +103,19 @@ def spawn(launch: Launch) -> tuple[ProcessId | None, Tail]:
 
 
 def is_alive(process: ProcessId) -> bool:
-    """Whether this very process runs; a dead child of ours is collected on the way."""
+    """Whether this very process runs. Collects a dead child of ours."""
     _collect(process.pid)
     return ProcessId.of(process.pid) == process
 
 
 def _collect(pid: int) -> None:
-    """Take notice of a child that ended; until then the kernel keeps its entry."""
-    with suppress(ChildProcessError):  # somebody else's child, as after a restart of the command
+    """Collect a child that ended; until then the kernel keeps its entry."""
+    with suppress(ChildProcessError):  # another process's child, as after a restart of the command
         os.waitpid(pid, os.WNOHANG)
 
 
 def is_frozen(process: ProcessId) -> bool:
-    """Whether it is stopped by SIGSTOP."""
+    """Whether SIGSTOP has stopped it."""
     try:
         return is_alive(process) and psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
     except psutil.NoSuchProcess:
@@ -131,7 +123,7 @@ def is_frozen(process: ProcessId) -> bool:
 
 
 def family(process: ProcessId) -> list[ProcessId]:
-    """The process and all that descend from it, parents first."""
+    """The process and all its descendants, parents first."""
     if not is_alive(process):
         return []
     try:
@@ -142,7 +134,7 @@ def family(process: ProcessId) -> list[ProcessId]:
 
 
 def rss_bytes(process: ProcessId) -> int:
-    """Resident memory of the whole family; pages they share are counted once for each."""
+    """Resident memory of the whole family. Shared pages count once for each member."""
     total = 0
     for member in family(process):
         try:
@@ -153,7 +145,7 @@ def rss_bytes(process: ProcessId) -> int:
 
 
 def cpu_seconds(process: ProcessId) -> float:
-    """Processor time of the whole family so far, that of its members that have ended and were collected included."""
+    """Processor time of the whole family so far, including members that have ended and were collected."""
     total = 0.0
     for member in family(process):
         try:
@@ -165,14 +157,14 @@ def cpu_seconds(process: ProcessId) -> float:
 
 
 def send(process: ProcessId, number: signal.Signals) -> None:
-    """Signal this very process; nothing happens where it is gone."""
+    """Signal this very process. Does nothing if it is gone."""
     if is_alive(process):
         with suppress(ProcessLookupError):
             os.kill(process.pid, number)
 
 
 def wait_gone(processes: Sequence[ProcessId], seconds: float) -> bool:
-    """Wait until all of them have ended; False where the time runs out first."""
+    """Wait until all of them have ended. Returns False if the time runs out first."""
     deadline = time.monotonic() + seconds
     while any(is_alive(process) for process in processes):
         if time.monotonic() >= deadline:
@@ -182,7 +174,7 @@ def wait_gone(processes: Sequence[ProcessId], seconds: float) -> bool:
 
 
 def end(process: ProcessId, *, stop_signal: signal.Signals, grace_seconds: float) -> bool:
-    """Ask a server to stop, kill what is left after the grace time; True where asking was enough."""
+    """Ask a server to stop, and kill the rest after the grace time. Returns True if asking was enough."""
     members = family(process)
     for member in members:
         send(member, signal.SIGCONT)  # a frozen process wouldn't hear the request
@@ -194,7 +186,7 @@ def end(process: ProcessId, *, stop_signal: signal.Signals, grace_seconds: float
 
 
 def kill(*processes: ProcessId) -> None:
-    """End processes and their families at once and wait until they are gone."""
+    """Kill processes and their families at once, and wait until they are gone."""
     members = {member: None for process in processes for member in (*family(process), process)}
     for member in members:
         send(member, signal.SIGKILL)
@@ -203,9 +195,9 @@ def kill(*processes: ProcessId) -> None:
 
 
 def _wait_collected(processes: Sequence[ProcessId], seconds: float) -> None:
-    """Wait until the system has also collected the remains of processes that weren't our children.
+    """Wait until the system has also collected zombies that weren't our children.
 
-    PostgreSQL doesn't start while its last postmaster's number still answers to a signal, and remains do.
+    PostgreSQL doesn't start while its last postmaster's number still answers to a signal, as a zombie's does.
     """
     deadline = time.monotonic() + seconds
     while any(_leaves_remains(process.pid) for process in processes) and time.monotonic() < deadline:
@@ -213,16 +205,16 @@ def _wait_collected(processes: Sequence[ProcessId], seconds: float) -> None:
 
 
 def _leaves_remains(pid: int) -> bool:
-    """Whether the number is still taken, but by nobody who lives: a stranger who has it now may go on as he likes."""
-    _collect(pid)  # a child of ours that ended between the last `is_alive`'s two looks would wait for us for ever
+    """Whether a zombie still holds the number. A new process with that number doesn't count."""
+    _collect(pid)  # otherwise a child that ended between the last `is_alive`'s two looks would stay for ever
     return ProcessId.of(pid) is None and psutil.pid_exists(pid)
 
 
 def _start_of(pid: int) -> float | None:
-    """When the process began, in the kernel's ticks since boot; None where it is gone, or only its remains are left.
+    """When the process began, in the kernel's ticks since boot; None if it is gone, or only a zombie.
 
-    psutil's creation time is derived from the wall clock, which an NTP step moves. So it only serves where there is no
-    /proc. A killed JVM is a zombie by name once its first thread has ended; until all have, its ports are taken.
+    psutil derives its creation time from the wall clock, which an NTP step moves, so it only serves without /proc. A
+    killed JVM is a zombie by name once its first thread has ended; its ports stay taken until all threads have.
     """
     if not _PROC.exists():
         try:

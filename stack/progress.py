@@ -1,18 +1,17 @@
-"""Whether a server that starts gets on: a start ends by lack of progress, not after so many seconds.
+"""Decides whether a starting server makes progress: a start ends by lack of progress, not after a fixed time.
 
-A start on a machine that is ten times as busy takes ten times as long. What tells a slow one from one that hangs is
-whether it writes to its log, or uses the processor.
+On a machine that is ten times as busy, a start takes ten times as long. A slow server, unlike a hanging one, writes to
+its log or uses the processor.
 """
 
 from collections import deque
 from dataclasses import dataclass
 
 QUIET_SECONDS = 120.0
-"""A server that has done nothing for so long hangs. A paging machine may keep a process waiting for a minute."""
+"""A server that has done nothing for so long hangs. A paging machine may block a process for a minute."""
 
 WORKING_SHARE = 0.02
-"""The processor time of a server that starts, in all of that time: a share of 5 to 10 % was measured at a load of 25 on
-two cores. A JVM that has nothing to do uses up to 1 %."""
+"""The least share of a core of a starting server. Measured: 5 to 10 % at a load of 25 on two cores; idle JVM 1 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,7 @@ class Effort:
 
 
 class Progress:
-    """Is given one look after the other, at times of a clock that only goes on."""
+    """Gets one look after the other, at times of a monotonic clock."""
 
     def __init__(self, *, quiet_seconds: float = QUIET_SECONDS) -> None:
         self._quiet_seconds = quiet_seconds
@@ -33,7 +32,7 @@ class Progress:
         self._written_at = 0.0
 
     def is_stuck(self, at: float, effort: Effort) -> bool:
-        """Whether the server has done nothing worth mentioning for the whole of the last ``quiet_seconds``."""
+        """Whether the server has done almost nothing for the whole of the last ``quiet_seconds``."""
         if self._log_bytes != effort.log_bytes:
             self._log_bytes, self._written_at = effort.log_bytes, at
         # Looks come many times a second, and a few are enough.

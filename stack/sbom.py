@@ -1,4 +1,4 @@
-"""List what Lockstep is built from, by its lock files, as CycloneDX JSON: `python -m stack.sbom`."""
+"""Lists what Lockstep is built from, by its lock files, as CycloneDX JSON: `python -m stack.sbom`."""
 
 import json
 import sys
@@ -10,13 +10,13 @@ from stack.environment import LOCK, ROOT, entries
 from stack.jars import Jar, read_lock
 
 JAR_SETS = ("kafka", "opensearch2", "opensearch3", "postgres", "spark")
-"""What `lockstep up` and the jobs may run; others are only for tests and benchmarks."""
+"""The sets that `lockstep up` and the jobs may run; others are only for tests and benchmarks."""
 
 
 def components() -> list[dict[str, Any]]:
-    """Name, version and package URL of each locked package and jar; jars have their hash.
+    """Name, version and package URL of each locked package and jar, and each jar's hash.
 
-    A package's hashes are of all its files for all machines, so it has none here.
+    Packages have no hash here, since the lock has hashes of all their files for all machines.
     """
     found = [_package(pin) for file in (LOCK, java.JDK_LOCK) for pin in entries(file)]
     jars = {jar.coordinates: _jar(jar) for jar in read_lock() if jar.set_name.partition("-")[0] in JAR_SETS}
@@ -41,7 +41,7 @@ def _jar(jar: Jar) -> dict[str, Any]:
 
 
 def bill_of_materials() -> dict[str, Any]:
-    """The document: the same lock files give the same bytes."""
+    """The document. The same lock files give the same bytes."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     itself = {"type": "application", "name": project["name"], "version": project["version"]}
     itself["licenses"] = [{"license": {"id": project["license"]}}]

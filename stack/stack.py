@@ -1,9 +1,10 @@
 """The servers of one directory, started and stopped together.
 
-`Stack(directory).up()` returns when all of them serve requests. They keep running after the command has ended and
-are found again by `stack.json` in that directory, with the same ports and data.
-Stacks in different directories don't disturb each other.
-Clients of the servers, and what fetches jars, are imported where they are used: to look at the servers takes neither.
+`Stack(directory).up()` returns when all of them serve requests. They keep running after the command has ended;
+`stack.json` in that directory finds them again, with the same ports and data. Stacks in different directories don't
+disturb each other.
+
+Clients of the servers, and the fetching of jars, are imported where they are used: a look at the servers needs neither.
 """
 
 import contextlib
@@ -37,9 +38,9 @@ NAMES = ("postgres", "warehouse", "kafka", "opensearch", "valkey")
 GRACE_SECONDS = 60.0
 
 _POLL_SECONDS = 0.05
-# A look at a process's family reads all of /proc, which a busy machine feels.
+# A look at a process's family reads all of /proc, which costs a busy machine.
 _EFFORT_SECONDS = 1.0
-# After so long it is said that a server still starts, and again after twice the time.
+# After this time a server is reported as still starting, and again after twice the time.
 _SAY_SECONDS = 30.0
 _LOG_LINES = 30
 _LOG_BYTES_MAX = 16 * 1024 * 1024
@@ -50,7 +51,7 @@ ServerState = Literal["running", "frozen", "stopped", "dead"]
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoints:
-    """Where each server is, or will be once it is started."""
+    """The address of each server, also before it is started."""
 
     source_dsn: str
     warehouse_dsn: str
@@ -62,7 +63,7 @@ class Endpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerStatus:
-    """How one server is. `dead` means that it ended without being told to; `stopped`, that it isn't wanted now."""
+    """The state of one server. `dead`: it ended without being asked to. `stopped`: it isn't wanted now."""
 
     name: str
     version: str
@@ -87,11 +88,11 @@ class Stack:
         quiet_seconds: float = QUIET_SECONDS,
         grace_seconds: float = GRACE_SECONDS,
     ) -> None:
-        """Nothing is started yet.
+        """Starts nothing.
 
-        For tests: `durable=False` doesn't wait for the disk, so data is lost when the machine fails. For all but the
-        bench: `light=True` halves what the start and the first minutes of the two JVMs cost, for a lower peak. A start
-        is given up once the server has done nothing for ``quiet_seconds``.
+        For tests: `durable=False` doesn't wait for the disk, so a failure of the machine loses data. For all but the
+        bench: `light=True` halves the cost of the start and first minutes of the two JVMs, for a lower peak. A start is
+        given up once the server has done nothing for ``quiet_seconds``.
         """
         self.directory = directory.absolute()
         self.source = Postgres(
@@ -121,10 +122,10 @@ class Stack:
         self._grace_seconds = grace_seconds
 
     def up(self, only: Collection[str] | None = None, report: Report | None = None) -> Endpoints:
-        """Start the servers that don't run, side by side, and return when all are ready.
+        """Start the servers that don't run, in parallel, and return when all are ready.
 
-        A living server is kept and a frozen one goes on, so calling it twice is harmless. When one of them fails, the
-        others stay up, and the StackError that is raised has the end of that server's log.
+        Running servers stay and frozen ones continue, so a second call is harmless. When one fails, the others stay up,
+        and the StackError contains the end of that server's log.
         """
         names = [_known(name) for name in (NAMES if only is None else dict.fromkeys(only))]
         with _alone(self.directory, report or _silent):
@@ -138,9 +139,9 @@ class Stack:
         return (self.directory / STATE_FILE).is_file()
 
     def down(self, report: Report | None = None) -> list[str]:
-        """Stop all servers, each in its orderly way, and kill what doesn't stop in time; returns those that ran.
+        """Stop all servers in their orderly ways, and kill those that don't stop in time. Returns those that ran.
 
-        Raises StackError, and leaves no trace, where the stack was never up.
+        Raises StackError, and leaves no trace, if the stack was never up.
         """
         self._check_exists()
         with _alone(self.directory, report or _silent), ThreadPoolExecutor(len(NAMES)) as pool:
@@ -148,15 +149,12 @@ class Stack:
         return [name for name, did_run in zip(NAMES, ran, strict=True) if did_run]
 
     def remove(self, report: Report | None = None) -> None:
-        """Stop all servers and delete their data and logs, in the directory and in PostgreSQL's directory elsewhere.
-
-        Raises StackError where the stack was never up.
-        """
+        """Stop all servers and delete all their data and logs. Raises StackError if the stack was never up."""
         self.down(report)
         elsewhere = home_of(self.directory)
         if elsewhere != self.directory:
             shutil.rmtree(elsewhere, ignore_errors=True)
-        # By name: the directory may be somebody's, with more in it.
+        # By name: the directory may belong to somebody and hold other files.
         logs = self.directory / "logs"
         for name in NAMES:
             for folder in self.directory.glob(f"{name}-[0-9]*"):
@@ -172,11 +170,11 @@ class Stack:
             (self.directory / file).unlink(missing_ok=True)
 
     def start(self, name: str) -> None:
-        """Start one server again, with the same data and, while it is free, on the same port. Raises as ``up``."""
+        """Start one server, with the same data and, if it is free, on the same port. Raises as ``up`` does."""
         self.up([name])
 
     def stop(self, name: str) -> None:
-        """Stop one server in its orderly way. Raises StackError for an unknown name, and where no stack is."""
+        """Stop one server in its orderly way. Raises StackError for an unknown name, or if there is no stack."""
         _known(name)
         self._check_exists()
         with _alone(self.directory, _silent):
@@ -187,20 +185,17 @@ class Stack:
         processes.kill(self._living(name))
 
     def freeze(self, name: str) -> None:
-        """Stop all processes of one server where they are; its connections stay open and nobody answers.
-
-        Raises StackError when it doesn't run.
-        """
+        """Suspend one server: connections stay open, nobody answers. Raises StackError when it doesn't run."""
         for member in processes.family(self._living(name)):
             processes.send(member, SIGSTOP)
 
     def thaw(self, name: str) -> None:
-        """Let a frozen server go on. Raises StackError when it doesn't run."""
+        """Let a frozen server continue. Raises StackError when it doesn't run."""
         for member in processes.family(self._living(name)):
             processes.send(member, SIGCONT)
 
     def endpoints(self) -> Endpoints:
-        """Return the addresses. Raises StackError where the stack was never up."""
+        """The addresses. Raises StackError if the stack was never up."""
         state = self._state.read()
         if any(name not in state for name in NAMES):
             raise _missing(self.directory)
@@ -214,7 +209,7 @@ class Stack:
         )
 
     def status(self) -> list[ServerStatus]:
-        """Look at every server once. Raises StackError where the stack was never up."""
+        """Look at every server once. Raises StackError if the stack was never up."""
         self._check_exists()
         state = self._state.read()
         return [
@@ -226,7 +221,7 @@ class Stack:
             raise _missing(self.directory)
 
     def _choose_ports(self, name: str) -> Ports:
-        """Settle the ports of every server, also of one that isn't wanted now: addresses must not change later."""
+        """Choose the ports of every server, even one that isn't wanted now: addresses must not change later."""
         state = self._state.read()
         remembered = state.get(name, Remembered())
         if _state_of(remembered) in {"running", "frozen"}:
@@ -237,7 +232,7 @@ class Stack:
         return chosen
 
     def _start_all(self, names: Collection[str], ports: Mapping[str, Ports], report: Report) -> None:
-        """Start servers in threads; an interrupt ends the waiting, not the servers."""
+        """Start servers in threads. An interrupt ends the waiting, not the servers."""
         cancelled = threading.Event()
         with ThreadPoolExecutor(len(NAMES), thread_name_prefix="start") as pool:
             futures = [pool.submit(self._start_again, name, ports[name], report, cancelled) for name in names]
@@ -252,7 +247,7 @@ class Stack:
             raise error
 
     def _start_again(self, name: str, ports: Ports, report: Report, cancelled: threading.Event) -> None:
-        """Start a server, once more on other ports when somebody took one between our choice and its start."""
+        """Start a server, and once more on other ports if somebody took one between our choice and its start."""
         try:
             self._start(name, ports, report, cancelled)
         except _Ended:
@@ -288,7 +283,7 @@ class Stack:
         report(name, f"ready in {time.monotonic() - began:.1f} s")
 
     def _wait_ready(self, server: Server, remembered: Remembered, report: Report, cancelled: threading.Event) -> None:
-        """Wait as long as the server gets on. Raises StackError where it ends or hangs; one that hangs is stopped."""
+        """Wait while the server makes progress. Raises StackError if it ends or hangs; one that hangs is stopped."""
         progress = Progress(quiet_seconds=self._quiet_seconds)
         began = looked_at = time.monotonic()
         say_after = _SAY_SECONDS
@@ -320,7 +315,7 @@ class Stack:
         )
 
     def _stop(self, name: str) -> bool:
-        """Whether it ran."""
+        """Returns whether it ran."""
         remembered = self._state.get(name)
         if remembered.process is None:
             return False
@@ -346,7 +341,7 @@ def _known(name: str) -> str:
 
 
 def _alone(directory: Path, report: Report) -> contextlib.AbstractContextManager[None]:
-    """Alone among the commands that start and stop servers here."""
+    """Exclude other commands that start and stop servers here."""
     told = f"another command starts or stops the servers of {directory}; waiting until it is done"
     return locked(directory / "stack.lock", waits=lambda: report("stack", told))
 
@@ -385,7 +380,7 @@ class _Ended(StackError):
 
 
 def _failure(message: str, remembered: Remembered) -> tuple[str, str]:
-    """The message with the end of the server's log, and where the rest of it is."""
+    """The message with the end of the server's log, and the log's path."""
     lines = remembered.tail.last(_LOG_LINES) or "(it wrote nothing)"
     return f"{message}; the end of its log:\n{lines}", f"the whole log: {remembered.log}"
 

@@ -28,23 +28,18 @@ class Remembered:
         return Tail(log=Path(self.log), offset=self.log_offset)
 
     def stopped(self) -> "Remembered":
-        """The same without its process."""
         return replace(self, process=None, started_at=None)
 
 
 class State:
-    """The file, read again each time: another command may have written it.
-
-    Methods raise StackError when it can't be read.
-    """
+    """The file, read each time: another command may have written it. Raises StackError when it can't be read."""
 
     def __init__(self, path: Path) -> None:
-        """Nothing is read or written yet."""
         self._path = path
         self._writing = threading.Lock()
 
     def read(self) -> dict[str, Remembered]:
-        """Return what is known of each server, by name. Raises StackError when the file can't be read."""
+        """What is known of each server, by name."""
         try:
             content = json.loads(self._path.read_text(encoding="utf-8"))
             return {name: _parse(entry) for name, entry in content["servers"].items()}
@@ -57,11 +52,10 @@ class State:
             ) from error
 
     def get(self, name: str) -> Remembered:
-        """What is known of one server."""
         return self.read().get(name, Remembered())
 
     def put(self, name: str, remembered: Remembered) -> None:
-        """Write one server's entry; the file is replaced whole, so a reader never sees half of it."""
+        """Write one server's entry. The file is replaced as a whole, so no reader sees half of it."""
         with self._writing:
             servers = self.read() | {name: remembered}
             content = json.dumps({"servers": {key: asdict(entry) for key, entry in servers.items()}}, indent=2)

@@ -11,7 +11,7 @@ from stack.errors import StackError
 from stack.process import Launch, Tail
 from stack.server import Ports
 
-# What Compose's server gets as well. Data is kept; a full memory is an error, never a silent loss of keys.
+# Compose's server gets these as well. Data is durable; a full memory is an error, never a silent loss of keys.
 SETTINGS = {
     "appendonly": "yes",
     "appendfsync": "everysec",
@@ -21,8 +21,6 @@ SETTINGS = {
 
 
 class Valkey:
-    """The cache."""
-
     name = "valkey"
     version = versions.VALKEY
     stop_signal = SIGTERM
@@ -32,11 +30,9 @@ class Valkey:
         self._settings = SETTINGS if durable else SETTINGS | {"appendfsync": "no"}
 
     def ports(self, kept: Ports, taken: Collection[int]) -> dict[str, int]:
-        """One port."""
         return {"main": tcp.pick(kept.get("main"), taken=taken)}
 
     def prepare(self, ports: Ports, directory: Path) -> Launch:
-        """Make the data directory."""
         data = directory / f"valkey-{self.version}"
         data.mkdir(parents=True, exist_ok=True)
         arguments = ["--port", str(ports["main"]), "--bind", tcp.HOST, "--dir", str(data)]
@@ -50,12 +46,13 @@ class Valkey:
         )
 
     def is_ready(self, ports: Ports, tail: Tail) -> bool:
-        """PING; it refuses while it reads its data."""
+        """Valkey refuses PING while it reads its data."""
         import redis
         from redis.backoff import NoBackoff
         from redis.retry import Retry
 
-        # Whoever waits asks again, and looks in between whether the server still runs. The default is a few tries.
+        # No retries: the caller asks again, and checks in between whether the server still runs. The default is a few
+        # retries.
         never = Retry(NoBackoff(), 0)
         try:
             with redis.Redis(host=tcp.HOST, port=ports["main"], socket_timeout=2, retry=never) as client:
@@ -64,7 +61,6 @@ class Valkey:
             return False
 
     def actual_ports(self, ports: Ports, tail: Tail) -> dict[str, int]:
-        """As asked."""
         return dict(ports)
 
     def address(self, ports: Ports) -> str:

@@ -1,4 +1,4 @@
-"""The versions of every server and jar, in one place: the lock files, the compose file and its test follow this one."""
+"""The versions of all servers and jars: the lock files, the compose file and its test follow this module."""
 
 # Servers. PostgreSQL's build number ("18.3.0") is that of the packaged binaries; the server calls itself 18.3.
 POSTGRES = "18.3.0"
@@ -39,5 +39,5 @@ JAVA_MIN = 17
 JAVA_MAX = 25
 JAVA_OPENSEARCH_3 = 21
 JAVA_FETCHED = 21
-# From here on a JVM writes an archive of its loaded classes by itself.
+# From this version on, a JVM writes an archive of its loaded classes by itself.
 JAVA_CLASS_ARCHIVE = 19

@@ -1,7 +1,4 @@
-"""SQL for the captured database: the role that Lockstep connects as, the publication, and an event trigger.
-
-Shown before it is run.
-"""
+"""SQL for the captured database: Lockstep's role, the publication, and an event trigger. Shown before it is run."""
 
 from collections.abc import Sequence
 from importlib.resources import files
@@ -11,7 +8,7 @@ from cdc.postgres.versions import GENERATED_COLUMNS
 
 
 def role_sql(role: str, database: str, tables: Sequence[TableName]) -> str:
-    """What an administrator runs once: a role with the least privileges that capture needs."""
+    """An administrator runs it once: a role with the least privileges that capture needs."""
     schemas = sorted({table.schema for table in tables})
     return _template("0001_role.sql").format(
         role=sql_identifier(role),
@@ -22,12 +19,12 @@ def role_sql(role: str, database: str, tables: Sequence[TableName]) -> str:
 
 
 def rights_sql(role: str, database: str, tables: Sequence[TableName]) -> str:
-    """The same for a role that is there."""
+    """The grants of ``role_sql``, for an existing role."""
     return "\n".join(line for line in role_sql(role, database, tables).splitlines() if line.startswith("grant "))
 
 
 def publication_sql(publication: str, tables: Sequence[TableName], *, version: int) -> str:
-    """What the tables' owner runs once, or capture itself where its role may. ``version`` is the server's."""
+    """The tables' owner runs it once, or capture itself if its role may. ``version`` is the server's."""
     return _template("0002_publication.sql").format(
         publication=sql_identifier(publication),
         tables=", ".join(table.sql for table in tables),
@@ -36,12 +33,12 @@ def publication_sql(publication: str, tables: Sequence[TableName], *, version: i
 
 
 def ddl_messages_sql() -> str:
-    """What a superuser may run once, so that the stream tells when the catalogue is to be looked at."""
+    """A superuser may run it once: then the stream announces changes of the catalogue."""
     return _template("0004_ddl_messages.sql")
 
 
 def messages_sql(role: str, functions: Sequence[str]) -> str:
-    """What a superuser runs once, so that not every role may ask capture for copies. ``functions`` are SQL."""
+    """A superuser runs it once: then not every role may ask capture for copies. ``functions`` are SQL."""
     return _template("0003_messages.sql").format(functions=", ".join(functions), role=sql_identifier(role))
 
 

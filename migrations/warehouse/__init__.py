@@ -1,7 +1,4 @@
-"""Lockstep's own bookkeeping in a SQL warehouse.
-
-Schema ``lockstep``, made and changed by Alembic's numbered migrations.
-"""
+"""Lockstep's bookkeeping in a SQL warehouse: schema ``lockstep``, with Alembic's numbered migrations."""
 
 from pathlib import Path
 from typing import Final
@@ -10,17 +7,17 @@ from sqlalchemy import Connection, text
 
 from sinks.warehouse.bookkeeping_format import SCHEMA
 
-# Any number, the same in every process: two jobs that start together must not migrate at once.
+# Any number that all processes share: two jobs that start together must not migrate at once.
 MIGRATION_LOCK: Final = 0x10C5_7E90
 
 
 def upgrade(connection: Connection) -> None:
-    """Bring the bookkeeping to the newest version, in the connection's transaction. Does nothing when it is there."""
+    """Migrate the bookkeeping to the newest version, if necessary, in the connection's transaction."""
     from alembic import command
     from alembic.config import Config
 
     if connection.dialect.name == "duckdb":
-        # Alembic knows a database by this, once it is defined. A transaction has the file to itself.
+        # Alembic supports a database once this class is defined. A transaction has the file to itself.
         import migrations.warehouse.duckdb  # noqa: F401
 
         connection.execute(text(f"create schema if not exists {SCHEMA}"))

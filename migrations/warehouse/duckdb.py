@@ -1,10 +1,10 @@
-"""What Alembic has to know of DuckDB."""
+"""Alembic's support for DuckDB."""
 
 from alembic.ddl.impl import DefaultImpl
 
 
 class DuckDbImpl(DefaultImpl):
-    """DDL is part of the transaction that it stands in."""
+    """DDL is transactional."""
 
     __dialect__ = "duckdb"
     transactional_ddl = True

@@ -1,4 +1,4 @@
-"""Alembic's entry: run the migrations on the connection that ``upgrade`` hands over. There is no offline mode."""
+"""Alembic's entry: runs the migrations on the connection that ``upgrade`` passes. There is no offline mode."""
 
 from alembic import context
 

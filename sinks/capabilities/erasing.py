@@ -22,9 +22,9 @@ class Leftover:
 
 
 class Erasing(Protocol):
-    """Without it, ``lockstep erase`` reports for each generation of the sink that it can't erase there.
+    """Without it, ``lockstep erase`` can't erase there, and says so for each generation. May be called beside a job.
 
-    It may be called beside a job. Raises ``Unavailable`` and ``LockstepError``.
+    Raises ``Unavailable`` and ``LockstepError``.
     """
 
     def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> Sequence[Leftover]:

@@ -13,10 +13,7 @@ class TableIdentities(Protocol):
     """
 
     def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
-        """Called when a job begins: the identity of each of these tables of this generation, as text to be stored.
-
-        A table that doesn't exist is left out.
-        """
+        """Called when a job begins: the identity of each of these tables that exists, as text to be stored."""
         ...
 
     def lost(self, known: Mapping[TableName, str]) -> Mapping[TableName, str]:

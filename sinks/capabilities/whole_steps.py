@@ -20,8 +20,5 @@ class WholeSteps(Protocol):
         ...
 
     def next_offsets(self) -> Mapping[tuple[str, int], int]:
-        """Called inside a step: the greatest next offsets of batches, stored with their rows, this step's included.
-
-        By topic and partition.
-        """
+        """Called inside a step: the greatest next offsets stored with rows, this step's included."""
         ...

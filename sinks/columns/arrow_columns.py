@@ -64,10 +64,7 @@ class Form:
 
 
 class Rows:
-    """The rows of one table as columns of a destination.
-
-    For a key, the column alone must tell keys apart: nothing is stored beside it.
-    """
+    """The rows of one table as columns of a destination. The key columns alone must tell keys apart."""
 
     def __init__(self, shape: Shape, forms: Mapping[str, Form]) -> None:
         """``forms`` are those of the shape's columns, by name and in the shape's order."""
@@ -300,10 +297,7 @@ def read_bytes(array: pa.Array) -> list[JsonValue]:
 
 
 def floating(kind: pa.DataType, whole_max: float) -> Form:
-    """Numbers as PostgreSQL prints them.
-
-    From ``whole_max`` on, PostgreSQL prints whole numbers with an exponent, which JSON readers take for a float.
-    """
+    """Numbers as PostgreSQL prints them: whole numbers from ``whole_max`` on have an exponent, as JSON's floats do."""
 
     def write(values: Sequence[JsonValue]) -> Written:
         check_kinds(values, _NUMBER)

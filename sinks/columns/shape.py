@@ -63,10 +63,7 @@ class Shape:
         return replace(self, table=table, columns=columns + added)
 
     def follow(self, table: Table) -> "Shape":
-        """Like ``evolve``, for a destination that can rename and remove columns, and so has the source's columns.
-
-        Ambiguous changes, such as columns that swap their names, are left to ``evolve``.
-        """
+        """Like ``evolve``, if columns can be renamed and removed. ``evolve`` judges ambiguous changes, as swaps."""
         renamed = {}
         if self.table.is_same_relation(table):
             renamed = {old.name: new.name for old in self.columns for new in table.columns if _is_known_as(old, new)}
@@ -148,10 +145,7 @@ def _incompatible_change(table: Table, why: str) -> LockstepError:
 
 
 def unfit_column(table: object, column: str, why: str) -> LockstepError:
-    """The error for a column that a destination can't have under this name.
-
-    ``why`` continues the sentence after the name: ``a name that ...``, ``which ...``.
-    """
+    """A column can't have this name in a destination. ``why`` follows the name: ``a name that ...``, ``which ...``."""
     return LockstepError(
         f"table {table} has a column {column!r}, {why}",
         hint='give it another name here, rename = { "schema.table.column" = "other" } of this sink, or leave it out '

@@ -114,10 +114,7 @@ class DeltaBookkeeping:
         self._known: tuple[str, CatalogueState] = ("", CatalogueState())
 
     def read(self) -> CatalogueState:
-        """The catalogue state; an empty one if there is no bookkeeping table yet.
-
-        Raises LockstepError for a foreign table, and for a state with another stored format.
-        """
+        """The state; empty without a bookkeeping table. Raises LockstepError for a foreign table or stored format."""
         table = self._refreshed()
         return CatalogueState() if table is None else self._state(table)
 
@@ -149,10 +146,7 @@ class DeltaBookkeeping:
         raise too_many(self._path)
 
     def expose(self, choose: Callable[[CatalogueState, int | None], int | None]) -> None:
-        """Make the generation that ``choose`` returns live, and show its tables to readers. None: no change.
-
-        Raises Unavailable when others interfered too often.
-        """
+        """Make the chosen generation live, and show its tables to readers. None: no change. Raises Unavailable."""
         for _ in range(TRIES):
             table = self._refreshed() or self._create()
             known, live = self._state(table), _live(table)

@@ -30,10 +30,7 @@ def begin_bulk_load(lake: Lake, opened: OpenedTable) -> None:
 
 
 def end_bulk_load(lake: Lake, opened: OpenedTable) -> None:
-    """Keep the newest version of each row. From then on, batches are merged.
-
-    Raises Overtaken when another commit interfered: the caller looks again.
-    """
+    """Keep each row's newest version; batches are merged from then on. Raises Overtaken: the caller looks again."""
     from deltalake import write_deltalake
 
     if not opened.is_bulk:

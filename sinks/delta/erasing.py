@@ -118,10 +118,7 @@ class DeltaErasing(Erasing):
         return {name: tag for name, each in opened.items() if (tag := erased_tag(each))}
 
     def _of_all(self, opened: OpenedTable, below: str | None) -> list[Leftover]:
-        """Marks with tags less than ``below`` (None: all), and all files that are no longer a part of the table.
-
-        It is no longer known which replaced file had which row.
-        """
+        """Marks with tags less than ``below`` (None: all), and all replaced files: their rows are unknown by now."""
         import pyarrow.dataset as ds
 
         condition: Any = ds.field("_deleted")

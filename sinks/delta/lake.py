@@ -188,10 +188,7 @@ class Lake:
         write: "Callable[[CommitProperties], Any]",
         transactions: Mapping[str, int] = NOTHING,
     ) -> Any:
-        """Make a commit and return the result of ``write``. In a directory, also syncs its files.
-
-        Raises Overtaken when another commit came since ``table`` was refreshed.
-        """
+        """Commit, and sync in a directory. Returns ``write``'s result. Raises Overtaken if ``table`` is outdated."""
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError
 

@@ -69,10 +69,7 @@ def check_partitions(table: Table, partitions: Sequence[str]) -> None:
 def unfit_tables(
     tables: Iterable[Table], *, known: Iterable[TableName] = (), synced_at: bool = False
 ) -> dict[TableName, LockstepError]:
-    """Those of these tables that a lake can't hold, each with its error. ``known`` tables already exist.
-
-    Of two whose directories would have the same name, the later one.
-    """
+    """Tables that a lake with the ``known`` ones can't hold, with errors: of two with the same directory, the later."""
     taken = {delta_name(name): name for name in known}
     unfit: dict[TableName, LockstepError] = {}
     for table in tables:

@@ -45,10 +45,7 @@ OPTIMIZE_EVERY_COMMITS = 100
 
 
 def open_delta(name: str, settings: DeltaSettings, generation: int) -> OpenedSink:
-    """The destination opened for one generation. It connects when it is first used.
-
-    Raises ConfigurationError for a prefix that can't begin a directory's name.
-    """
+    """The destination opened for one generation, not yet connected. Raises ConfigurationError for an unfit prefix."""
     tables = DeltaTables(name, settings, generation)
     generations = DeltaGenerations(tables, settings)
     return OpenedSink(

@@ -101,10 +101,7 @@ class DeltaTables:
             raise missing_generation(self.generation, self._name) from None
 
     def repeat(self, opened: OpenedTable, step: Callable[[OpenedTable], _Result]) -> _Result:
-        """Do a step on a refreshed table, until no other commit comes in between.
-
-        Raises Unavailable when it was overtaken too often.
-        """
+        """Do a step on a refreshed table, until no other commit interferes. Raises Unavailable after many attempts."""
         for _ in range(TRIES):
             opened.refresh()
             try:
@@ -141,10 +138,7 @@ class DeltaTables:
         return shape
 
     def widen(self, opened: OpenedTable, shape: Shape, added: Mapping[str, JsonValue]) -> None:
-        """Add the columns of the shape that a table lacks. Existing rows get the values of ``added``.
-
-        Raises Unavailable when other writers interfered too often.
-        """
+        """Add the shape's missing columns; existing rows get the values of ``added``. Raises Unavailable."""
         if opened.rows().shape == shape:
             return
 
@@ -174,10 +168,7 @@ class DeltaTables:
         self.repeat(opened, widen)
 
     def add(self, shapes: Mapping[TableName, Shape]) -> None:
-        """Create tables, and enter them in the bookkeeping table with its present fence.
-
-        Raises Unavailable when other writers interfered too often.
-        """
+        """Create tables, and enter them in the bookkeeping table with its present fence. Raises Unavailable."""
         if not shapes:
             return
         for _ in range(TRIES):

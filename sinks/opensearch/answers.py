@@ -91,10 +91,7 @@ def unserved() -> Unavailable:
 
 
 def require_all(answer: Any) -> Any:
-    """The answer to a request that goes to all copies. Raises Unavailable if one of them failed.
-
-    Copies out of service don't count.
-    """
+    """The answer to a request to all copies. Raises Unavailable if one failed; copies out of service don't count."""
     if answer["_shards"]["failed"]:
         raise unserved()
     return answer

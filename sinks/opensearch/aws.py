@@ -9,10 +9,7 @@ _HINT: Final = "see AWS' guide for where keys are looked for; then run `lockstep
 
 
 class Signing:
-    """Adds a signature to each request. Safe to use from several threads.
-
-    Raises ConfigurationError if botocore isn't installed, and LockstepError if it finds no keys.
-    """
+    """Signs requests. Thread-safe. Raises ConfigurationError without botocore, and LockstepError without keys."""
 
     def __init__(self, region: str) -> None:
         try:

@@ -24,10 +24,7 @@ class Held(NamedTuple):
 
 
 class Bookkeeping:
-    """The documents of one sink's bookkeeping index, by id.
-
-    Every method raises LockstepError if the stored data has another format.
-    """
+    """The documents of one sink's bookkeeping index. Every method raises LockstepError for another stored format."""
 
     def __init__(self, client: OpenSearchClient, name: str, *, prefix: str, replicas: int) -> None:
         self._client = client
@@ -90,9 +87,9 @@ class Bookkeeping:
         self._client.call("PUT", f"/{self.index}_W/_doc/{document}", source, {"require_alias": "true"})
 
     def save_version(self, document: str, source: Any, version: int) -> bool:
-        """Store a document in this version, unless a greater one exists. Returns whether it was stored.
+        """Store a document unless it has a greater version; returns whether. The index must exist.
 
-        The index must exist. A document that is stored like this is never stored without a version.
+        A document that is stored like this is never stored without a version.
         """
         self.check_format()
         external = {"require_alias": "true", "version": str(version), "version_type": "external_gte"}
@@ -108,10 +105,7 @@ class Bookkeeping:
         return self.replaced(document, held, source) is not None
 
     def replaced(self, document: str, held: Held | None, source: Any) -> Held | None:
-        """Like ``replace``, but returns the new document's version, or None if it wasn't stored.
-
-        If the index is gone, ``held`` is gone too.
-        """
+        """Like ``replace``, but returns the new document, or None. If the index is gone, so is ``held``."""
         self.check_format()
         parameters = {"require_alias": "true"}
         changed: tuple[str, ...] = ("version_conflict_engine_exception",)

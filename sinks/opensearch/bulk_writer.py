@@ -151,7 +151,7 @@ class BulkWriter:
                     raise stopping(status, error["type"])
 
     def _compared(self, tally: _Tally, *, overwrite_equal_tags: bool) -> list[Item]:
-        """Contested items whose documents are older, on condition that these very documents stay. Others are stale.
+        """Contested items with older documents, and the condition to write to these. Others are stale.
 
         Raises LockstepError for a document that was written too often.
         """

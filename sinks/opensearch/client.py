@@ -121,10 +121,7 @@ def _was_never_sent(error: Any) -> bool:
 
 @contextmanager
 def _translated(where: str) -> Iterator[None]:
-    """Raise the client's errors as Lockstep's. ``where`` is the cluster's address.
-
-    The server's sentences are left out if they may quote a value.
-    """
+    """Raise the client's errors as Lockstep's, without sentences that may quote a value. ``where`` is the address."""
     from opensearchpy.exceptions import ConnectionError as NoConnection
     from opensearchpy.exceptions import ImproperlyConfigured, SSLError, TransportError
 
@@ -168,10 +165,7 @@ def shaping(table: TableName) -> Iterator[None]:
 
 
 def refusal_of(error: LockstepError) -> str | None:
-    """Why the server refuses this request, in its own words; None if it said nothing against this one.
-
-    Only for requests without rows: the sentence may quote them.
-    """
+    """Why the server refuses a request, or None. Only for requests without rows: its own words may quote them."""
     cause: Any = error.__cause__
     if isinstance(error, Unavailable) or getattr(cause, "status_code", None) != 400:
         return None

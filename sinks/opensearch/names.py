@@ -40,10 +40,7 @@ def name_problems(names: Mapping[str, str]) -> list[str]:
 def alias_name(
     prefix: str, name: TableName, names: Mapping[TableName, str] | None = None, *, is_fenced: bool = False
 ) -> str:
-    """The name that readers search, different for each table. ``is_fenced`` leaves room for a writer's alias.
-
-    Raises LockstepError when it is too long.
-    """
+    """The name that readers search, unique per table. ``is_fenced``: with room for a fence. Raises LockstepError."""
     chosen = None if names is None else names.get(name)
     if chosen is None:
         table = _LIKE_A_GENERATION.sub("~5f", _escaped(name.name))

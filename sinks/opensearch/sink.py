@@ -34,10 +34,7 @@ from sinks.page_size import PageSize
 
 
 def open_opensearch(name: str, settings: OpenSearchSettings, generation: int) -> OpenedSink:
-    """The destination opened for one generation. It connects when it is first used.
-
-    Raises ConfigurationError for a prefix that can't begin an index name.
-    """
+    """The destination opened for one generation, not yet connected. Raises ConfigurationError for an unfit prefix."""
     indexes = OpenSearchIndexes(name, settings, generation)
     generations = OpenSearchGenerations(indexes)
     return OpenedSink(

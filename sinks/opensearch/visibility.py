@@ -12,10 +12,7 @@ _FIELDS: Final = (
 
 
 class OpenSearchRefreshing(Refreshing):
-    """Refreshes of one generation. A part is a copy of a shard.
-
-    Documents that no search finds yet are in the index writer's memory, which a refresh empties.
-    """
+    """A part is a copy of a shard. Unrefreshed documents are in the index writer's memory, which a refresh empties."""
 
     def __init__(self, indexes: OpenSearchIndexes) -> None:
         self._indexes = indexes

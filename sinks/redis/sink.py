@@ -42,10 +42,7 @@ _NOT_OURS: Final = "WRONGTYPE: the key holds something that isn't ours; remove i
 
 
 def open_redis(name: str, settings: RedisSettings, generation: int) -> OpenedSink:
-    """The destination opened for one generation. It connects when it is first used.
-
-    Raises ConfigurationError for a prefix that can't begin a key.
-    """
+    """The destination opened for one generation, not yet connected. Raises ConfigurationError for an unfit prefix."""
     tables = RedisTables(name, settings, generation)
     connection = tables.connection
     sink, generations = RedisSink(tables), RedisGenerations(tables)

@@ -152,10 +152,7 @@ def scan_keys(client: Client, pattern: str) -> Iterator[list[bytes]]:
 
 
 class KeyLists:
-    """The keys of several templates found by one walk, each once, in a temporary file that ``close`` removes.
-
-    A key that was made after the walk began may be missing.
-    """
+    """The keys of several templates, each once, found by one walk; later keys may be missing. In a temporary file."""
 
     def __init__(self, client: Client, prefix: str, templates: Sequence[Template]) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - close does it

@@ -112,10 +112,7 @@ class Views(Protocol):
     """The views of one sink. Every method is called inside a transaction, with names of relations and what each is."""
 
     def marks(self) -> str | None:
-        """Changes whenever the views, whatever has their names, or the tables that the sink knows change.
-
-        None: the views have to be checked each time.
-        """
+        """Changes whenever the views, their names or the known tables do. None: check the views each time."""
         ...
 
     def held(self, relations: Mapping[str, str]) -> Sequence[View]:
@@ -229,10 +226,7 @@ class Writer(Protocol):
         ...
 
     def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool, purged: str = "") -> None:
-        """Add versions to a table's history. ``overwrite_equal_tags`` replaces those that exist.
-
-        Versions up to the tag ``purged`` are repetitions. Raises UnknownColumn.
-        """
+        """Add versions after the tag ``purged``, or replace them (``overwrite_equal_tags``). Raises UnknownColumn."""
         ...
 
 

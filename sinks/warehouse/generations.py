@@ -152,10 +152,7 @@ class WarehouseGenerations(Generations, BulkLoad, TableIdentities):
             self._trim_at = now + (PURGE_S if self._trim(below, whole, now_ms=source_ms) else PASS_S)
 
     def _purge(self, below: str, whole: Collection[TableName] | None) -> bool:
-        """Purge some of the long-deleted rows, unless a batch is under way. Returns whether there may be more.
-
-        What can't be done now is done later.
-        """
+        """Purge some long-deleted rows, unless a batch is under way. Returns whether there may be more to do."""
         try:
             with self._connection.transaction():
                 return not self._bookkeeping.hold_writer(self._tables.fence) or self._tables.purging.purge(below, whole)

@@ -13,10 +13,7 @@ from sinks.warehouse.stored_table import StoredTable
 
 
 class Identities:
-    """Identities of one generation's tables. Every method is called inside a transaction.
-
-    ``is_empty`` says whether a relation has no row.
-    """
+    """Identities of one generation's tables. Called inside transactions. ``is_empty``: a relation has no row."""
 
     def __init__(
         self,

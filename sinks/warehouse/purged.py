@@ -30,10 +30,7 @@ PASS_S: Final = 3600.0
 
 
 class Purged:
-    """The greatest purged tag of each table of a generation. Its record, named by ``what``, is dropped with the latter.
-
-    Every method is called inside a transaction.
-    """
+    """The greatest purged tag per table, in the generation's record ``what``. Called inside transactions."""
 
     def __init__(self, connection: Connection, generation: int, what: str = "purged") -> None:
         self._connection = connection

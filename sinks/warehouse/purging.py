@@ -57,10 +57,7 @@ class Purging:
         return PORTION in counts
 
     def trim_histories(self, below: str, whole: Collection[TableName] | None, first_block: int, *, now_ms: int) -> bool:
-        """Delete what histories no longer need, in some blocks of each. ``whole`` as for ``purge``.
-
-        Returns whether one of them has more blocks.
-        """
+        """Like ``purge`` for versions that histories no longer need. Returns whether one has more blocks."""
         complete_from_ms = now_ms - int(self._settings.keep_history_days * 86_400_000)
         has_more = False
         tags: dict[TableName, str] = {}
@@ -106,10 +103,7 @@ class Purging:
         return marks_of_rows(int(count.scalar_one()))
 
     def erase_marks(self, name: TableName, *, below: str) -> bool:
-        """Delete some of a table's deleted rows with tags less than ``below``. Returns whether there may be more.
-
-        No batch may be under way.
-        """
+        """Delete some marks with tags less than ``below``, while no batch runs. Returns whether there may be more."""
         held = self._bookkeeping.tables([name]).get(name)
         if held is None:
             return False
@@ -119,10 +113,7 @@ class Purging:
         return count == PORTION
 
     def erase(self, name: TableName, key: Mapping[str, JsonValue], *, below: str) -> None:
-        """Delete the row of this key if it is marked as deleted, and its versions, with tags less than ``below``.
-
-        No batch may be under way.
-        """
+        """Delete this key's row, if marked as deleted, and versions, of tags below ``below``. No batch may run."""
         held = self._bookkeeping.tables([name]).get(name)
         if held is None or set(held.shape.table.key) != key.keys():
             return

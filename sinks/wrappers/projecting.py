@@ -46,10 +46,7 @@ class ProjectingSink:
     def prepare(
         self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
     ) -> AddedValues:
-        """See ``Sink.prepare``. Raises ConfigurationError with all columns that can't be left out.
-
-        A column that never existed is one of these. A column that the source drops later isn't.
-        """
+        """Also raises ConfigurationError with all columns that can't be left out, or never existed."""
         problems = self._projection.key_problems(tables) + self._projection.clash_problems(tables)
         seen = [self._projection.table(table) for table in tables]
         is_new = self._generation not in self._generations.numbers()
@@ -164,10 +161,7 @@ class ProjectingSink:
         self._sink.close()
 
     def _remember(self, tables: Sequence[Table]) -> None:
-        """Store the numbers of the columns that are hidden.
-
-        Raises LockstepError for a column that was renamed, and ConfigurationError for one that never existed.
-        """
+        """Store hidden columns' numbers. Raises LockstepError if one was renamed, ConfigurationError if one is unknown."""
         text = self._records.load(self._hidden_record)
         known: dict[str, list[int]] = {} if text is None else json.loads(text)
         now = dict(known)

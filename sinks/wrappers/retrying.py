@@ -70,10 +70,7 @@ class Retries:
 
 
 def retrying(opened: OpenedSink, retries: Retries) -> OpenedSink:
-    """The same destination with every call repeated as ``retries`` says, except ``scan``, ``rows`` and ``close``.
-
-    It has no whole steps: nothing inside a step can be repeated.
-    """
+    """The same destination with retries, except in ``scan``, ``rows``, ``close`` and steps, which it lacks."""
     return OpenedSink(
         _repeating(opened.sink, retries),
         _repeating(opened.generations, retries),

@@ -1,4 +1,4 @@
-"""Who writes a generation, how far it is, which one readers see, its records, and the histories that are kept."""
+"""Who writes a generation, its progress, which one readers see, its records, and its histories."""
 
 from alembic import op
 
@@ -7,16 +7,16 @@ down_revision = None
 
 
 def upgrade() -> None:
-    # A sink is known here by the schema of its views: two pipelines may have sinks of one name in one database.
-    # live_generation: which generation's schema the views read from.
+    # A sink is identified by the schema of its views: two pipelines may have sinks of one name in one database.
+    # live_generation: the generation from whose schema the views read.
     op.execute("""
         create table lockstep.sink (
             view_schema text primary key,
             live_generation integer
         )
     """)
-    # The fence grows with every job that takes over; a batch with an older one is refused.
-    # A generation that is loaded in bulk has tables without a primary key, which may hold several versions of a row.
+    # The fence grows with every job that takes over; a batch with an older one is refused. In a bulk load, a
+    # generation's tables have no primary key, and may hold several versions of a row.
     op.execute("""
         create table lockstep.writer (
             view_schema text not null,
@@ -27,7 +27,7 @@ def upgrade() -> None:
             primary key (view_schema, generation)
         )
     """)
-    # The shape each table was prepared for: type changes are refused by it, and columns are known without the source.
+    # The shape for which each table was prepared: it refuses type changes, and gives the columns without the source.
     op.execute("""
         create table lockstep.prepared_table (
             view_schema text not null,
@@ -62,7 +62,7 @@ def upgrade() -> None:
             primary key (view_schema, generation)
         )
     """)
-    # What jobs and commands of one sink agree by.
+    # The records by which jobs and commands of one sink agree.
     op.execute("""
         create table lockstep.coordination_record (
             view_schema text not null,
@@ -72,7 +72,7 @@ def upgrade() -> None:
             primary key (view_schema, name)
         )
     """)
-    # complete_from is what the job says; without its word a history is complete since it was begun.
+    # complete_from is what the job reports. Without a report, a history is complete since it was begun.
     op.execute("""
         create table lockstep.kept_history (
             view_schema text not null,

@@ -1,1 +1,1 @@
-"""The migrations, in the order of their numbers: forward only, never edited once they are merged."""
+"""The migrations, in the order of their numbers: forward only, never edited after their merge."""

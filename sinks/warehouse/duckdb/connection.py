@@ -25,10 +25,7 @@ _TURNS: Final[dict[Path, threading.Lock]] = {}
 
 
 class DuckDbConnection:
-    """Attaches the file for each transaction. While others hold it, retries for up to ``lock_timeout_s``.
-
-    ``views`` is the schema of a sink's views.
-    """
+    """Attaches the file for each transaction; retries for ``lock_timeout_s``. ``views`` is the schema of the views."""
 
     def __init__(self, settings: WarehouseSettings, *, views: str, generation: int) -> None:
         self._path = settings.file

@@ -149,10 +149,7 @@ class DuckDbWriter:
 
     @contextmanager
     def _checked(self, written: _Written, given: _Given, repeated: str = "") -> Iterator[_Given]:
-        """Make rows available to statements, without those that DuckDB would refuse.
-
-        ``repeated`` is the query for the numbers of rows that are repetitions; these are left out too.
-        """
+        """Make rows available to statements, without unfit ones and those whose numbers ``repeated`` queries."""
         unfit: dict[int, str] = {}
         with registered(self._connection, given.data):
             for name, query in written.find_bad.items():

@@ -22,10 +22,7 @@ class Staging:
         self._dead_bytes = 0
 
     def emptying(self, size: int) -> str:
-        """The statement that empties it after a COPY of this many bytes.
-
-        Usually a DELETE, which is fast for few rows. Sometimes a TRUNCATE, since nobody vacuums a temporary table.
-        """
+        """How to empty it after a COPY of this size: mostly DELETE, sometimes TRUNCATE, as nobody vacuums it."""
         self._dead_bytes += size
         if self._dead_bytes <= _DEAD_BYTES_MAX:
             return f"delete from {self.relation}"

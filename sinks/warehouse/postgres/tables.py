@@ -152,10 +152,7 @@ class Rows:
         self._kernel = None if has_arrays else line_kernel(self.columns)
 
     def blocks(self, events: TableEvents) -> Iterator[bytes]:
-        """Events as lines of COPY, many at a time. Behind the columns are the tag and whether it is a deletion.
-
-        Raises UnknownColumn.
-        """
+        """Events as blocks of COPY lines; tag and deletion mark come after the columns. Raises UnknownColumn."""
         return self.blocks_ending(events, ["t" if row is None else "f" for row in events.rows])
 
     def blocks_ending(self, events: TableEvents, ends: list[str]) -> Iterator[bytes]:
