@@ -100,8 +100,8 @@ def apply_portion(
 
 
 def _applied(task: Task, sink: Sink, batch: Batch) -> Outcome:
-    """Apply a batch. Raises TablesRefused if the destination refuses some tables of it, but not every one on its own. A
-    step is never repeated: a consistent sink stops as a whole."""
+    """Apply a batch. Raises TablesRefused with the tables that the destination refuses on their own, if any. A step is
+    never repeated: a consistent sink stops as a whole."""
     try:
         return sink.apply(batch)
     except _OF_NO_TABLE:
