@@ -50,8 +50,7 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
             CACHE: lambda: limits.written_to_redis(pipeline),
         }
         for kind, limit in of_store.items():
-            # The store keeps running and is compared warm, so each sink is built once before. Our processes are new
-            # each time.
+            # The store keeps running and is compared warm, so each sink is built once before. Our processes are new.
             say(f"building {kind}, for the store to be warm")
             _build(pipeline, kind, keys)
             say(f"building {kind} beside that")

@@ -364,7 +364,7 @@ class OpenedSink:
     whole: WholeSteps | None = None
 
     blocked_by: Callable[[], str | None] = lambda: None
-    """Who holds a lock that one of our writers waits for; None if nobody does. Raises Unavailable."""
+    """The holder of a lock that one of our writers waits for; None if there is none. Raises Unavailable."""
 
     server: Callable[[], str | None] = lambda: None
     """Which of several interchangeable servers has the progress. None: there is only one, or it doesn't say."""

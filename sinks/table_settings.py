@@ -123,7 +123,7 @@ class TableSettings(Settings):
     """Whether ``schema_changes`` may be ``follow``."""
 
     TLS_ADDRESS: ClassVar[str] = ""
-    """What encrypts the connections of such a sink, for messages that they aren't encrypted."""
+    """How to encrypt the connections of such a sink, for messages that say they aren't encrypted."""
 
     type: str = ""
     """The kind of sink."""

@@ -51,8 +51,7 @@ class Valkey:
         from redis.backoff import NoBackoff
         from redis.retry import Retry
 
-        # No retries: the caller asks again, and checks in between whether the server still runs. The default is a few
-        # retries.
+        # No retries (the default is a few): the caller asks again, and checks whether the server still runs.
         never = Retry(NoBackoff(), 0)
         try:
             with redis.Redis(host=tcp.HOST, port=ports["main"], socket_timeout=2, retry=never) as client:

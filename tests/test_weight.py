@@ -30,9 +30,9 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 87_314,
+    "lines of the core": 87_304,
     "lines of extensions": 14_201,
-    "lines of stack and bench": 9_079,
+    "lines of stack and bench": 9_077,
     "lines of tests": 94_279,
     "words of docs": 43_081,
     "settings": 166,

@@ -1,4 +1,4 @@
-"""Loading a generation that nobody reads in the destination's fastest way."""
+"""The destination's fastest way to load a generation that nobody reads."""
 
 from typing import Protocol
 

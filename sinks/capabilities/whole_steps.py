@@ -9,7 +9,7 @@ class WholeSteps(Protocol):
     """Without it, the settings of a sink refuse ``consistent``. Raises ``Unavailable`` and ``LockstepError``."""
 
     def step(self) -> AbstractContextManager[None]:
-        """Called for each step. What the sink and its records do inside is durable when the step has ended.
+        """Called for each step. Everything that the sink and its records do inside is durable when the step has ended.
 
         An exception inside takes everything back. The caller then closes the sink: nothing in a step is repeated.
         """

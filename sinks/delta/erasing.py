@@ -205,8 +205,7 @@ class DeltaErasing(Erasing):
                 continue
             with suppress(FileNotFoundError), talking():
                 own = ds.dataset(path, format="parquet", filesystem=now.filesystem).schema.names
-                # With the table's types: Arrow can't filter by some of the types in a file's own schema. Files lack
-                # partition columns.
+                # With the table's types: Arrow can't filter by some of a file's own. Files lack partition columns.
                 fields = pa.schema([now.schema.field(name) for name in own if name in now.schema.names])
                 dataset = ds.dataset(path, schema=fields, format="parquet", filesystem=now.filesystem)
                 if any(batch.num_rows for batch in _of_key(dataset, opened, key)):

@@ -106,8 +106,7 @@ class BulkWriter:
                     self._sort(items, answers, tally)
             pending = tally.again + self._compared(tally, overwrite_equal_tags=overwrite_equal_tags)
             if is_too_long:
-                # This isn't counted as a round, since it ends by itself: at the latest when each document is sent
-                # alone.
+                # Not counted as a round, since it ends by itself: at the latest when each document is sent alone.
                 self.bulk_bytes = max(1, self.bulk_bytes // 4)
             elif tally.again:
                 rounds += 1

@@ -17,8 +17,7 @@ from sinks.opensearch.settings import OpenSearchSettings
 Answers = list[tuple[int, Mapping[str, Any] | None]]
 """Status and error of each item of a request."""
 
-# A running node accepts a connection at once. For a vanished machine, this would otherwise take as long as a slow
-# request.
+# A running node accepts a connection at once. A vanished one would otherwise take as long as a slow request.
 _CONNECT_S_MAX: Final = 5.0
 
 _AGAINST_QUERIES: Final = frozenset({"illegal_state_exception", "too_many_clauses"})

@@ -16,8 +16,7 @@ from sinks.redis.scripts import Argument, arguments_for, guarded, script_for
 from sinks.redis.settings import RedisSettings
 from sinks.sink_kernel import chosen_sink_kernel
 
-# Bounds of a call. Starting the script for each row would take as long as the row. The server does nothing else
-# meanwhile.
+# Bounds of a call. A call for each row would double its time. During a call, the server does nothing else.
 _CALL_ROWS: Final = 64
 _CALL_BYTES: Final = 256 * 1024
 # Bounds of a pipeline: large enough to hide the round trip, small enough for the server's and our buffers.

@@ -109,8 +109,7 @@ class Refill:
         if self._position is not None and now - self._position.found_at < _RENEWED_S:
             return self._position
         generation = self._live()
-        # The epoch first: if it is a newer one, the WAL that is read after it is the newer server's too. The reverse
-        # doesn't hold.
+        # The epoch first: if it is a new one, the WAL read after it is the new server's too. The reverse doesn't hold.
         epoch = None if generation is None else self._client.get(RedisKeys(self._prefix, generation).epoch)
         if epoch is None:
             return None

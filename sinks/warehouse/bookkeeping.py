@@ -29,8 +29,7 @@ class WarehouseBookkeeping:
 
     def create(self) -> None:
         """Create the bookkeeping tables. Raises LockstepError for those of another version."""
-        # Alembic takes time, and its lock makes all sinks of a warehouse wait for the longest transaction of one of
-        # them.
+        # Alembic takes time, and its lock makes all sinks of a warehouse wait for one sink's longest transaction.
         if self.stored_format() < HEAD:
             from migrations.warehouse import upgrade
 

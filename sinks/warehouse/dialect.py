@@ -39,7 +39,7 @@ class Kept(NamedTuple):
 
 
 class Storage(NamedTuple):
-    """Where a relation is stored, as numbers of the database's own; 0 if it has none that last.
+    """Where a relation is stored, as numbers of the database's own; 0 if it has no lasting numbers.
 
     ``relation`` changes when the relation is dropped and created again, ``file`` also when it is emptied or fully
     rewritten.
@@ -234,7 +234,7 @@ class Upkeep(Protocol):
     """Removes what nobody needs any more. All methods are called inside a transaction."""
 
     def purge(self, held: "StoredTable", *, older_than_s: float | None, below: str, rows_max: int) -> tuple[int, str]:
-        """Delete some rows, with tags less than ``below``, that have been deleted for so long; None: however long.
+        """Delete some rows with tags less than ``below`` that have been marked as deleted for this age; None: for any.
 
         An age needs a table with the time of its rows. Returns how many, and their greatest tag, "" for none.
         """

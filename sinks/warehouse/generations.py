@@ -133,8 +133,7 @@ class WarehouseGenerations(Generations, BulkLoad, TableIdentities):
             self._bookkeeping.check_fence(self._tables.fence)
             timeline = self._connection.timeline()
             if self._timeline not in (None, timeline):
-                # Tasks of this batch may have written to the former server, and their writes may have been replicated
-                # or not.
+                # Tasks of this batch may have written to the former server, which may not have replicated that.
                 raise DataLost("the warehouse has failed over to another server, or was restored")
             stored = self._tables.progress.load_progress()
             check_stored(self._known, stored, following=progress, destination="the warehouse")

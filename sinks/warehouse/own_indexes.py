@@ -55,8 +55,7 @@ class OwnIndex(Settings):
     def file_problems(self) -> list[str]:
         problems = ["where: DuckDB has no indexes of some rows; leave it out"] if self.where else []
         if self.expression:
-            # Rows are checked before they are written, so that none fails a whole batch. An expression can't be
-            # checked.
+            # Rows are checked before they are written, so that none fails a whole batch. Expressions can't be.
             problems.append("expression: a value that it fails for would stop a batch; name columns")
         if self.method != "btree":
             problems.append("method: DuckDB has one kind of index; leave it out")

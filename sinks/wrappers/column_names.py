@@ -17,8 +17,6 @@ from sinks.wrappers.renaming import Renaming
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """The names that columns have here."""
-
     numbers: Mapping[TableName, Mapping[int, str]] = field(default_factory=dict)
     """Table -> number of a column -> its name."""
     renaming: Renaming = field(default_factory=Renaming)
@@ -54,8 +52,7 @@ def keep_names(configured: Renaming, tables: Sequence[Table], known: ColumnNames
         names |= {name: dict(of) for name, of in known.renaming.names.items() if name in others}
     for table in tables:
         if table.relation and relations.get(table.name, 0) not in (0, table.relation):
-            # The table was dropped and created again, or put back. Its columns' numbers are new, but their names are
-            # the same.
+            # The table was dropped and created again, or put back: its columns have new numbers and the same names.
             here = {} if known is None else known.renaming.names.get(table.name, {})
             numbers[table.name] = {
                 column.number: here[column.name] for column in table.columns if column.number and column.name in here

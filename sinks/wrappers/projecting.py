@@ -46,7 +46,9 @@ class ProjectingSink:
     def prepare(
         self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
     ) -> AddedValues:
-        """Also raises ConfigurationError with all columns that can't be left out, or never existed."""
+        """Also raises ConfigurationError with all columns that can't be left out or never existed; dropped ones are
+        fine.
+        """
         problems = self._projection.key_problems(tables) + self._projection.clash_problems(tables)
         seen = [self._projection.table(table) for table in tables]
         is_new = self._generation not in self._generations.numbers()
@@ -122,8 +124,8 @@ class ProjectingSink:
         outcome = self._sink.apply(replace(batch, events=Events(map(renaming.events, seen)), versions=versions))
         if not outcome.rejections:
             return outcome
-        # A rejection holds the caller's own event, so that it can be recognised and retried. A batch has at most one
-        # per key.
+        # A rejection holds the caller's own event, so that it can be recognised and retried. Keys are unique in a
+        # batch.
         by_key = {
             (events.table, str(values)): events[index]
             for events in given.tables
@@ -161,7 +163,7 @@ class ProjectingSink:
         self._sink.close()
 
     def _remember(self, tables: Sequence[Table]) -> None:
-        """Store hidden columns' numbers. Raises LockstepError if one was renamed, ConfigurationError if one is unknown."""
+        """Store hidden columns' numbers. Raises LockstepError for renamed, ConfigurationError for unknown columns."""
         text = self._records.load(self._hidden_record)
         known: dict[str, list[int]] = {} if text is None else json.loads(text)
         now = dict(known)

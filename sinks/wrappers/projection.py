@@ -159,7 +159,7 @@ class Projection:
 def unknown_columns(
     setting: str, by_table: Mapping[TableName, Iterable[str]], known: Mapping[TableName, Collection[str]]
 ) -> list[str]:
-    """What a setting names although it doesn't exist, in sentences."""
+    """The columns and tables in a setting that don't exist, as sentences."""
     problems = []
     for table, names in sorted(by_table.items()):
         if table not in known:

@@ -31,7 +31,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retries:
-    """How calls are repeated while they raise ``Unavailable``. All other errors pass through, and so does ``DataLost``.
+    """How calls are repeated while they raise ``Unavailable``. All other errors pass through, also ``DataLost``.
 
     The wait starts at the error's ``retry_after_s`` and doubles up to ``wait_max_s``. It is shortened at random by up
     to a half, so that many jobs don't return at the same moment. ``on_wait`` is called before each wait. With
@@ -70,7 +70,7 @@ class Retries:
 
 
 def retrying(opened: OpenedSink, retries: Retries) -> OpenedSink:
-    """The same destination with retries, except in ``scan``, ``rows``, ``close`` and steps, which it lacks."""
+    """The destination with retries, except for ``scan``, ``rows`` and ``close``. Steps are gone: they can't repeat."""
     return OpenedSink(
         _repeating(opened.sink, retries),
         _repeating(opened.generations, retries),

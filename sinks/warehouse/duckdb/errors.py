@@ -1,4 +1,4 @@
-"""DuckDB's errors as Lockstep's: who has to act, and how (pure)."""
+"""DuckDB's errors as Lockstep's, each with what to do about it (pure)."""
 
 import re
 from pathlib import Path

@@ -120,7 +120,7 @@ class Statements:
         return f"{self._key.numbers_up_to(purged)} and not {self._is_there}"
 
     def purge(self, older_than_s: float | None, below: str, rows_max: int) -> str:
-        """Deletes some of the rows that have been deleted for so long (None: however long), and returns their tags."""
+        """Deletes some rows that have been marked as deleted for this age (None: for any), and returns their tags."""
         deleted, tag, synced = map(quote_identifier, (DELETED_COLUMN, TAG_COLUMN, SYNCED_COLUMN))
         is_old = "" if older_than_s is None else f" and {synced} < now() - to_microseconds({older_than_s * 1e6:.0f})"
         order = "" if older_than_s is None else f" order by {synced}"

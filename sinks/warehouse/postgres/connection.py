@@ -135,8 +135,7 @@ class WarehouseConnection:
         return str(self.execute(query).scalar())
 
     def blocked_by(self) -> str | None:
-        # Sinks of one role in one database look alike here, so a sink may be shown a lock that blocks another:
-        # harmless.
+        # Sinks of one role in one database look alike here. A sink may see another's lock, but then it isn't stalled.
         query = (
             "select b.pid || ' (' || coalesce(nullif(b.application_name, ''), 'no name') || ')' from pg_stat_activity a"
             " cross join lateral unnest(pg_blocking_pids(a.pid)) as by (pid) join pg_stat_activity b on b.pid = by.pid"

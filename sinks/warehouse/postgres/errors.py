@@ -1,4 +1,4 @@
-"""The warehouse's errors as Lockstep's: who has to act, and how (pure)."""
+"""The warehouse's errors as Lockstep's, each with what to do about it (pure)."""
 
 import re
 from typing import Any, Final

@@ -50,8 +50,8 @@ _SAME_TYPE: Final = frozenset(
         *("int4range", "int8range", "numrange", "tsrange", "tstzrange", "daterange"),
     )
 )
-# An index takes 2704 bytes. A character of text may have four bytes, and a character in the text of an array or jsonb
-# may stand for more.
+# An index takes 2704 bytes. A character of text may have four, and one in an array's or jsonb's text may stand for
+# more.
 _KEY_CHARACTERS_SAFE: Final = 300
 _SHORT_TYPES: Final = frozenset(
     (
@@ -223,7 +223,7 @@ class Statements(Rows):
         synced = (SYNCED_COLUMN,) if held.has_synced_at else ()  # by its default: rows don't contain it
         selection = f"select distinct on ({key}) {listed(stored)} from {stage}"
         self._into = f"insert into {target} as known ({listed(stored)})\n{selection}"
-        # All rows of a copy have one tag: the deletion of a former text of a key may come beside the row with its new
+        # All rows of a copy have one tag: the deletion of a key's former text may come beside the row with the new
         # text.
         self._merge = (
             f"order by {key}, {tag} desc, {deleted}\n"

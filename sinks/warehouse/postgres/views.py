@@ -148,7 +148,7 @@ class WarehouseViews:
         for number, view in enumerate(views):
             wait_ms = _SECOND_LOCK_MS if number else min(_FIRST_LOCK_MS, self._connection.lock_timeout_ms)
             try:
-                # Changes nothing. LOCK TABLE would also lock the tables that the view reads, and so wait for whole
+                # Changes nothing. LOCK TABLE would also lock the tables that the view reads, and wait for whole
                 # batches.
                 self._connection.run(
                     f"set local lock_timeout = {wait_ms}; "
