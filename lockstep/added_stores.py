@@ -12,8 +12,6 @@ if TYPE_CHECKING:  # every command loads this, and few need these
 
 
 class RetriedRows(NamedTuple):
-    """What became of the rejections that were retried."""
-
     taken: int
     gone: int
     """Closed in the meantime by somebody else."""

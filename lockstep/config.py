@@ -294,7 +294,6 @@ class Config(Settings):
         return {name: settings.view for name, settings in self.sinks.items() if settings.view is not None}
 
     def topics(self) -> Mapping[TableName, str]:
-        """Captured table -> its topic."""
         return self.as_pipeline().topics()
 
     def topics_of(self, tables: Iterable[TableName]) -> list[str]:
@@ -376,7 +375,6 @@ def _problems_of_view(name: str, sink: SinkSettings, may_have: Callable[[TableNa
 
 
 def _history_of(sink: SinkSettings) -> set[str]:
-    """The tables that a setting names to keep all their versions."""
     return set(map(str, sink.history_tables))
 
 
@@ -530,7 +528,6 @@ def _secrets_in_file(document: dict[str, Any]) -> list[str]:
 
 
 def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every text of the file with the names that lead to it."""
     match value:
         case str():
             yield path, value

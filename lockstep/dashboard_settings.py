@@ -15,8 +15,6 @@ DEFAULT_LISTEN: Final = "127.0.0.1:8642"
 
 
 class DashboardSettings(Settings):
-    """The address and port of the page and the API."""
-
     listen: str = DEFAULT_LISTEN
 
     @field_validator("listen")
@@ -29,7 +27,6 @@ class DashboardSettings(Settings):
 
     @property
     def host(self) -> str:
-        """The address without its port and brackets."""
         return self.listen.rpartition(":")[0].strip("[]")
 
     @property
@@ -39,7 +36,6 @@ class DashboardSettings(Settings):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
         if self.host == "localhost":
             return True
         try:

@@ -27,7 +27,6 @@ class Stopped(LockstepError):
 
 
 def stopped() -> LockstepError:
-    """The error after a stop in the middle."""
     return Stopped("stopped before it was done", hint="run the same command again: it goes on")
 
 
@@ -92,7 +91,6 @@ class Place:
 
 
 def without_erasing(name: str, kind: str) -> Place:
-    """A generation of a sink that can't erase."""
     return Place(name, unasked=f"can't erase here: a sink of type {kind!r} keeps what it has of a row")
 
 
@@ -156,7 +154,6 @@ class Eraser(ABC):
         it. Raises LockstepError if nobody knows what is there."""
 
     def is_rejected(self, topic: str, key: bytes) -> bool:
-        """Whether a rejection of this topic and key belongs to the row."""
         return False
 
     def close_rejections(self, rejections: Collection[bytes], close: Callable[[Collection[bytes]], None]) -> str | None:

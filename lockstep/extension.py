@@ -101,6 +101,5 @@ def installed() -> tuple[Extension, ...]:
 
 
 def panels_now(config: "Config") -> "list[Panel]":
-    """What extensions show of a pipeline beside its stages."""
     found = (each.panel(config) for each in installed())
     return [panel for panel in found if panel is not None]

@@ -269,7 +269,6 @@ def _may_replicate(connection: psycopg.Connection[Any]) -> bool:
 
 
 def tables_of(connection: psycopg.Connection[Any]) -> FoundTables:
-    """The tables of all schemas."""
     rows = connection.execute(
         "select n.nspname, c.relname, c.relpersistence::text, c.relispartition,"
         " (select array[s.nspname::text, r.relname::text] from pg_class r join pg_namespace s on s.oid = r.relnamespace"

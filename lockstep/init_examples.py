@@ -30,8 +30,6 @@ _KINDS: Final[Mapping[str, SinkKind]] = {scheme: kind for kind in KINDS.values()
 
 @dataclass(frozen=True, slots=True)
 class NewSink:
-    """A sink to write into the file."""
-
     name: str
     address: str
 
@@ -72,8 +70,6 @@ NO_KEY: Final = "no primary key: see source.options"
 
 @dataclass(frozen=True, slots=True)
 class FoundTables:
-    """The tables of a database."""
-
     captured: Mapping[TableName, Table]
     """Those that can be captured."""
 
@@ -167,7 +163,6 @@ def _columns(table: Table, types: Sequence[str] | None) -> list[str]:
 
 
 def _base(column: Column) -> str:
-    """The type without its length."""
     return column.type_name.partition("(")[0]
 
 

@@ -104,7 +104,6 @@ class PipelineState:
         }
 
     def lines(self) -> Iterator[str]:
-        """For people: one fact a line, indented below what it belongs to."""
         yield f"pipeline {self.pipeline}"
         yield f"capture, by its record for slot {self.slot}"
         if self.capture is None:

@@ -39,8 +39,6 @@ class Removal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileChanges:
-    """What to change in the file so that tables are left out."""
-
     source: Sequence[str]
     """The new lines of ``[source]``."""
 
@@ -77,7 +75,6 @@ class RemovalReport:
 
     @property
     def is_done(self) -> bool:
-        """Whether capture has none of the tables."""
         return all(removal is Removal.OUT for removal in self.tables.values())
 
     def to_json(self) -> dict[str, Any]:

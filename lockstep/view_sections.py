@@ -93,8 +93,6 @@ def kind_of_sink(section: Mapping[str, Any]) -> type[TableSettings] | None:
 
 
 class _Unfit(Exception):
-    """A section that can't become a sink."""
-
     def __init__(self, *problems: str) -> None:
         super().__init__(*problems)
         self.problems = problems

@@ -30,7 +30,6 @@ class Watcher:
 
     @property
     def open(self) -> tuple[Condition, ...]:
-        """What was wrong at the last look."""
         return self._conditions.open
 
     @property
@@ -40,7 +39,6 @@ class Watcher:
 
     @property
     def figures(self) -> Iterator[Figure]:
-        """What extensions have found, for metrics."""
         return (figure for watch in self._added for figure in watch.latest.figures)
 
     def look(self, report: LagReport | LockstepError) -> None:

@@ -83,7 +83,6 @@ class Captured:
     # The process.
 
     def start(self, **wrappers: Any) -> "Captured":
-        """Start, and wait until it streams."""
         self.begin(**wrappers)
         self.wait_for("streaming from")
         return self

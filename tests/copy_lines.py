@@ -21,7 +21,6 @@ def escaped(value: bytes | None) -> bytes:
 
 
 def copy_line(row: Sequence[Any]) -> bytes:
-    """A row as PostgreSQL writes it, with its newline."""
     return b"\t".join(map(escaped, row)) + b"\n"
 
 

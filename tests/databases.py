@@ -79,7 +79,6 @@ class Database:
         self.connection = psycopg.connect(self.dsn, autocommit=True)
 
     def reconnect(self) -> None:
-        """After a restart of the server."""
         self.connection.close()
         self.connection = psycopg.connect(self.dsn, autocommit=True)
 
@@ -121,7 +120,6 @@ class Database:
         return f"{self.name}_{self._slots}"
 
     def publish_all(self) -> None:
-        """Publish every table, including later ones."""
         self.execute(f"create publication {PUBLICATION} for all tables")
 
     def create_slot(self) -> tuple[str, Lsn]:

@@ -30,7 +30,6 @@ class Journal(list[tuple[str, int]]):
     """What happened to both edges, in order: ``("committed", end LSN)`` and ``("confirmed", LSN)``."""
 
     def of(self, what: str) -> list[int]:
-        """The positions of one kind."""
         return [lsn for kind, lsn in self if kind == what]
 
 
@@ -191,8 +190,6 @@ class Surroundings(history.Answers):
 
 
 class Capture:
-    """One run of the loop between the two edges."""
-
     def __init__(
         self,
         *bursts: Burst,

@@ -175,7 +175,6 @@ class Log:
         self._publisher = self._open_publisher()  # it learns at its start which topics exist
 
     def delete_topic(self, table: Table) -> None:
-        """Delete a table's topic, as somebody might by hand."""
         from confluent_kafka.admin import AdminClient
 
         admin = AdminClient(self.kafka.client())

@@ -34,7 +34,6 @@ class FaultyProxy:
         self._become(delay_s=delay_s, status=None)
 
     def refuse(self, status: int) -> None:
-        """From now on, every HTTP request gets this status."""
         self._become(delay_s=0.0, status=status)
 
     def be_well(self) -> None:

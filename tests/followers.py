@@ -48,7 +48,6 @@ class Follower:
                 known.newest[record.key] = event
 
     def rows(self, table: str) -> dict[bytes, Row]:
-        """The rows in the newest shape."""
         records = self._captured.schemas(table)
         indexes = {record.table.schema_id: index for index, record in enumerate(records)}
         rows = {}

@@ -38,7 +38,6 @@ def prepared_store(*generations: int) -> MemoryStore:
 
 
 def lease_of(store: MemoryStore, gate: BatchGate, now: Time) -> GenerationLease:
-    """The lease of generation 1."""
     lease = GenerationLease(open_memory(store, 1), 1, clock=now.clock())
     lease.guard(gate)
     return lease

@@ -84,7 +84,6 @@ def _pattern(resource: str, pipeline: str) -> tuple[ResourceType, str, ResourceP
 
 @contextmanager
 def guarded_kafka(directory: Path) -> Iterator[GuardedKafka]:
-    """Start it; kill it at the end."""
     taken: dict[str, int] = {}
     for name in ("main", "controller", "login"):
         taken[name] = tcp.pick(taken=taken.values())

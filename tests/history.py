@@ -135,7 +135,6 @@ def relations(*shapes: Table) -> list[Relation]:
 def events(
     follower: Assembler, messages: Iterable[tuple[int, Message]], answers: Answers | None = None
 ) -> Sequence[Event]:
-    """All events of these messages."""
     return [event for lsn, message in messages for event in fed(follower, message, lsn, answers)]
 
 
@@ -146,7 +145,6 @@ def fed(follower: Assembler, message: Message, lsn: int = 0, answers: Answers | 
 
 
 def followed(steps: Steps, answers: Answers | None = None) -> Iterator[Event]:
-    """The events among these steps."""
     answers, answer = answers or Answers(), None
     with contextlib.suppress(StopIteration):
         while True:

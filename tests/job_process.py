@@ -93,11 +93,9 @@ class JobProcess(Reports):
         self.kill()
 
     def poll(self) -> int | None:
-        """The exit code once it has ended and all its reports are here, else None."""
         return None if self._reader.is_alive() else self._process.poll()
 
     def finish(self, timeout_s: float = 300) -> int:
-        """Wait for its end; returns the exit code."""
         code = self._process.wait(timeout_s)
         self._reader.join()
         return code

@@ -123,7 +123,6 @@ class KafkaCluster:
         return "\n".join(told)
 
     def is_open(self, topic: str, partition: int) -> bool:
-        """Whether a transaction is open at a partition, according to its leader."""
         with self._java_admin() as admin:
             return any(
                 producer.currentTransactionStartOffset().isPresent() for producer in admin.producers(topic, partition)
@@ -191,7 +190,6 @@ class _JavaAdmin:
         self._admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
 
     def transaction(self, transactional_id: str) -> Any:
-        """A transaction as its coordinator knows it."""
         return self._admin.describeTransactions([transactional_id]).description(transactional_id).get()
 
     def transactions(self) -> list[str]:

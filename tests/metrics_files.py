@@ -118,7 +118,6 @@ ROWS: tuple[tuple[str, tuple[tuple[str, str, str, str], ...]], ...] = (
 
 
 def definitions() -> list[Definition]:
-    """Those of the core and of extensions."""
     return [*DEFINITIONS.values(), *(definition for each in installed() for definition in each.metrics())]
 
 
@@ -179,7 +178,6 @@ def rows() -> list[str]:
 
 
 def in_page() -> list[str]:
-    """The same lines as the page has them now."""
     return lines_between(_PAGE, _BEGIN, _END)
 
 

@@ -16,7 +16,6 @@ _TIGHT = {"http.max_content_length": "1mb", "indexing_pressure.memory.limit": "7
 
 @contextmanager
 def opensearch_2() -> Iterator[str]:
-    """A node of its own; yields its address."""
     chosen_java = java.for_kafka()
     patch = pytest.MonkeyPatch()
     # With a Java that passes for an older one, version 2 starts.

@@ -47,7 +47,6 @@ class OwnServer:
         self.start()
 
     def keep(self, moment: str = "kept") -> None:
-        """Save the files as they are now."""
         with self.stopped() as files:
             _copy(files, self._directory / moment)
 
@@ -75,7 +74,6 @@ def _copy(files: Path, to: Path) -> None:
 
 @pytest.fixture
 def own() -> Iterator[OwnServer]:
-    """A server of the test's own."""
     with temporary_directory() as directory:
         server = OwnServer(directory)
         try:

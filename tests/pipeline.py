@@ -47,7 +47,6 @@ ROOT = Path(__file__).parent.parent
 
 
 def wait_until(condition: Callable[[], bool], *, what: str, timeout_s: float = 300.0, every_s: float = 0.05) -> None:
-    """Poll until the condition holds; fail with ``what`` at the time-out."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
@@ -78,9 +77,7 @@ class Running(Protocol):
         """The exit code once it has ended."""
         ...
 
-    def told(self) -> str:
-        """What it has said so far."""
-        ...
+    def told(self) -> str: ...
 
 
 def quick(endpoints: Endpoints) -> Endpoints:
@@ -204,7 +201,6 @@ url = "{self.endpoints.warehouse_url}"
         return self.start("lockstep", "apply", "--config", str(self.path))
 
     def apply(self, spark: SparkSession, *sinks: str, once: bool = False) -> Job:
-        """Apply to these sinks, or to all, in this process."""
         job = Job(spark, partial(apply_sinks, load(self.path), sinks=sinks, once=once))
         self._here.append(job)
         return job
@@ -216,7 +212,6 @@ url = "{self.endpoints.warehouse_url}"
         return rebuild
 
     def stop(self, process: Process, *, timeout_s: float = 300.0) -> int:
-        """Send SIGTERM, and wait for the exit code."""
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         return process.wait(timeout_s)
@@ -297,7 +292,6 @@ url = "{self.endpoints.warehouse_url}"
                 assert time.monotonic() < deadline, f"{waited.late}\n{applier.told()[-5000:]}"
 
     def assert_sinks_equal(self) -> None:
-        """Every row of every table in every sink equals the source's."""
         sinks = {name: open_sink(name, settings, 1) for name, settings in self.config.sinks.items()}
         with open_source(
             self.config.source,
@@ -356,7 +350,6 @@ url = "{self.endpoints.warehouse_url}"
         }
 
     def change_accounts(self, text: str) -> None:
-        """Change, delete and insert rows of table ``account``."""
         table = f"{self.name}.account"
         with self.sql() as connection:
             for statement in (
@@ -501,8 +494,6 @@ def traffic(pipeline: Pipeline, **options: Any) -> Iterator[Traffic]:
 
 
 class Writes(Protocol):
-    """Something that goes on committing."""
-
     transactions: int
 
 

@@ -158,7 +158,6 @@ class Detours:
         return self._picks.one_of(["one", "two"])
 
     def _change(self, table: str) -> str:
-        """A statement that changes rows of a table."""
         if table == "m":
             return self._picks.row_of_moved_key()
         return f"update {table} set words = 'unseen' where id < {self._picks.id()}"
@@ -176,7 +175,6 @@ class Detours:
         return self._back.pop(self._picks.chance.randrange(len(self._back)))
 
     def _replace(self) -> str:
-        """Another table takes a name."""
         number = self._picks.number()
         entry = "" if self._publication.kind != "listed" else f"; {self._publication.entry('a')}"
         return self._picks.one_of(

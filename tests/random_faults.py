@@ -27,8 +27,6 @@ _DIES_S = 3.0
 
 
 class Servers(Protocol):
-    """The servers of a round of its own."""
-
     def stop(self, name: str) -> None: ...
 
     def kill(self, name: str) -> None: ...
@@ -41,8 +39,6 @@ class Servers(Protocol):
 
 
 class _DyingStream:
-    """Ends the process at a frame."""
-
     def __init__(self, stream: Any, frames: int) -> None:
         self._stream = stream
         self._left = frames
@@ -80,7 +76,6 @@ class Faults:
         self._work = work
 
     def strike(self) -> None:
-        """Cause one fault. Capture runs afterwards."""
         kinds: list[tuple[Callable[[], None], int]] = [
             (self._stops, 20),
             (self._killed, 25),

@@ -251,7 +251,6 @@ class Round:
         assert not wrong, f"{name}: {len(wrong)} rows differ in number, on the topic and in the source: {shown}"
 
     def _judge_messages(self) -> None:
-        """Each message is there once."""
         topic = control_topic(self._captured.name, MESSAGES)
         found = Counter(
             base64.b64decode(orjson.loads(record.value or b"")["message"]["content"]).decode()

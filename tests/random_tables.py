@@ -78,7 +78,6 @@ class Publication:
         return f"alter publication {self.name} set (publish_via_partition_root = true, {_PUBLISH_ALL})"
 
     def entry(self, table: str) -> str:
-        """The statement that publishes a whole table."""
         if self.kind == "schemas":
             return f"alter publication {self.name} add tables in schema public"
         return f"alter publication {self.name} add table {table}"
@@ -102,7 +101,6 @@ class Picks:
         return self.chance.randrange(30)
 
     def text(self) -> str:
-        """SQL of a text."""
         length = self.chance.choice([0, 5, 300, 2500, 9000, 60_000])
         return self.one_of(["null", f"noise({length}, {self.id()})", "'quo\"te''s \\ , {}'"])
 

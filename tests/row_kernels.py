@@ -61,8 +61,6 @@ class Outcome:
 
 
 class CountingKernel:
-    """Records how many rows it encoded."""
-
     def __init__(self, kernel: Any, rows: list[int]) -> None:
         self._kernel = kernel
         self._rows = rows

@@ -80,7 +80,6 @@ class Job(_Here):
         return self._sinks(report=lambda report: self.add(seen(report)), stop=self._stop, opened=self._spark)
 
     def finish(self, timeout_s: float = 300) -> int:
-        """Wait for its end; returns the exit code. Raises what ``run`` raised."""
         code = self.wait_ended(timeout_s)
         if self.error is not None:
             raise self.error
@@ -125,7 +124,6 @@ class Rebuild(_Here):
         self.wait_until(lambda report: words in report.get("text", ""))
 
     def finish(self, timeout_s: float = 300) -> Rebuilt:
-        """Wait for its end; returns the result. Raises its error."""
         self.wait_ended(timeout_s)
         if self.error is not None:
             raise self.error
@@ -133,7 +131,6 @@ class Rebuild(_Here):
         return self._result
 
     def failed(self) -> LockstepError:
-        """Wait for its end; returns its error."""
         self.wait_ended(300)
         assert isinstance(self.error, LockstepError), self.error or self._result
         return self.error

@@ -81,7 +81,6 @@ def batch_of(records: Sequence[Record]) -> pa.RecordBatch:
 
 
 def run(what: Task, *batches: Sequence[Record]) -> Result:
-    """A batch that ends with these records."""
     return run_batches(what, *map(batch_of, batches))
 
 
@@ -103,8 +102,6 @@ def rows(store: MemoryStore) -> dict[object, object]:
 
 
 class Recording(MemorySink):
-    """Records the batches that it gets."""
-
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store, 1)
         self.batches: list[Batch] = []
@@ -115,8 +112,6 @@ class Recording(MemorySink):
 
 
 class Failing(MemorySink):
-    """Raises this error."""
-
     def __init__(self, error: Exception) -> None:
         super().__init__(MemoryStore(), 1)
         self._error = error

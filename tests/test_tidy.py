@@ -71,7 +71,6 @@ def parsed(path: Path) -> ast.Module:
 
 @cache
 def imports_within(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
-    """The imports of a module, at its top or in a function."""
     return tuple(node for node in ast.walk(parsed(path)) if isinstance(node, ast.Import | ast.ImportFrom))
 
 

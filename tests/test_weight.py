@@ -30,10 +30,10 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 87_304,
+    "lines of the core": 87_227,
     "lines of extensions": 14_201,
     "lines of stack and bench": 9_077,
-    "lines of tests": 94_279,
+    "lines of tests": 94_178,
     "words of docs": 43_081,
     "settings": 166,
 }
@@ -100,7 +100,6 @@ def _settings() -> list[str]:
 
 @cache
 def _all_nodes() -> list[tuple[str, ast.AST]]:
-    """Functions and classes."""
     return [
         (f"{path.relative_to(ROOT)}: {node.name}", node)
         for path in _files(*CORE, *EXTENSIONS, *BESIDE)

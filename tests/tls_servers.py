@@ -129,7 +129,6 @@ class TlsPostgres:
             self._reload()
 
     def execute(self, statement: str) -> None:
-        """As the superuser."""
         self._control.execute(statement.encode())
 
     def remove(self) -> None:

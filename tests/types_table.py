@@ -60,7 +60,6 @@ _EXAMPLES = (
 
 
 def rows() -> list[str]:
-    """The table's lines, including its head."""
     lines = ["| type | example in the event | OpenSearch | warehouse | in DuckDB |", "| --- | --- | --- | --- | --- |"]
     for name, value_type, text in _EXAMPLES:
         is_array = "[]" in name
@@ -82,7 +81,6 @@ def rows() -> list[str]:
 
 
 def in_page() -> list[str]:
-    """The lines that the page has now."""
     return lines_between(PAGE, _BEGIN, _END)
 
 

@@ -117,7 +117,6 @@ class ViewPipeline:
         self._time_ms = 0
 
     def settings(self, kind: str, **more: Any) -> SinkSettings:
-        """The view in a sink of this kind."""
         from sinks.delta.settings import DeltaSettings
         from sinks.opensearch.settings import OpenSearchSettings
         from sinks.redis.settings import RedisSettings
@@ -184,7 +183,6 @@ class ViewPipeline:
     # --- jobs ---
 
     def arguments(self, settings: SinkSettings, **spark: Any) -> dict[str, Any]:
-        """The arguments of ``run_sinks``."""
         return {
             "pipeline": self.name,
             "kafka": self.log.kafka,
@@ -194,7 +192,6 @@ class ViewPipeline:
         }
 
     def job(self, spark: SparkSession, settings: SinkSettings, **more: Any) -> Job:
-        """A job in this process."""
         return Job(spark, partial(run_sinks, **self.arguments(settings, **more)))
 
     def apply_once(self, spark: SparkSession, settings: SinkSettings, **more: Any) -> Job:
@@ -204,7 +201,6 @@ class ViewPipeline:
         return job
 
     def process(self, settings: SinkSettings, *, once: bool = False, **more: Any) -> JobProcess:
-        """A job in a process of its own."""
         return JobProcess(**self.arguments(settings, **more), once=once)
 
     def topic(self) -> ViewTopicInput:

@@ -30,6 +30,5 @@ def view_pipelines(
 
 @pytest.fixture(scope="session")
 def view_tasks() -> Iterator[ViewTasks]:
-    """The server of this process."""
     with closing(ViewTasks()) as server:
         yield server

@@ -20,13 +20,11 @@ _OIDS = {"int4": 23, "int8": 20, "numeric": 1700, "text": 25, "bool": 16, "times
 
 
 def column(name: str, type_name: str, value_type: str | None = None, oid: int | None = None) -> Column:
-    """A column as the catalogue describes it."""
     plain = value_type or type_name.partition("(")[0]
     return Column(name, type_name, plain, False, oid if oid is not None else _OIDS.get(plain, 0), -1)
 
 
 def shape(name: str, key: Sequence[str], *columns: Column) -> Table:
-    """A table in the schema public."""
     return Table(TableName("public", name), columns, tuple(key), ReplicaIdentity.DEFAULT)
 
 
@@ -65,8 +63,6 @@ Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 @dataclass(frozen=True)
 class Question:
-    """A query with its view's settings."""
-
     sql: str
     key: tuple[str, ...]
     top: TopRows | None = None

@@ -40,7 +40,6 @@ COMMIT_TIME_MS = COMMIT_TIME_US // 1000 + 946_684_800_000
 
 
 def relation(table: Table, relation_id: int = RELATION_ID) -> Relation:
-    """How the stream describes a table."""
     columns = tuple(
         RelationColumn(column.name, column.type_oid, column.type_modifier, in_identity=column.name in table.key)
         for column in table.columns

@@ -22,8 +22,6 @@ _SUMMARY_EVERY_S = 10.0
 
 
 class _Bars(Progress):
-    """Bars, and a sentence below them."""
-
     sentence = ""
 
     def get_renderables(self) -> Iterable[RenderableType]:
@@ -76,7 +74,6 @@ class _CopyBars:
 
 
 def observer(console: Console) -> Observer:
-    """An observer for the ``capture`` command."""
     bars = _CopyBars(console)
     events = transactions = 0
     due = time.monotonic() + _SUMMARY_EVERY_S

@@ -49,8 +49,6 @@ _HEADERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The status of the answer, and a sentence."""
-
     status: int
     message: str
 

@@ -33,7 +33,6 @@ class CapturedTables:
         return known
 
     def found(self, pipeline: Pipeline) -> None:
-        """Store the tables that a look has found."""
         known = self.known
         if known is None or known.source.table_names != pipeline.source.table_names:
             config = self._configured.capturing(pipeline.source)

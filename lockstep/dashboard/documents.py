@@ -80,7 +80,6 @@ class Rates:
 
     @property
     def published(self) -> float | None:
-        """The sum over all topics."""
         return sum(self.topics.values()) if self.topics else None
 
 
@@ -167,7 +166,6 @@ def _sink(stage: Known, beside: tuple[Known, Known], lag: Known, subject: Subjec
 
 
 def _judged(stage: Known) -> dict[str, Any]:
-    """A stage's state, as documents have it."""
     state = {"state": stage.get("state") or "unknown", "next_step": stage.get("hint")}
     return state | {name: stage.get(name) for name in ("since_ms", "reason")}
 

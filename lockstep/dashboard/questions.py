@@ -96,7 +96,6 @@ class Questions:
         return documents.copies(self._copies().to_json(), self.state(), self._sampler.ends)
 
     def rejections(self) -> Rejections:
-        """The open ones."""
         named = {topic: name for name, topic in self._tables.config().topics().items()}
         return documents.rejections(self._open(), named)
 

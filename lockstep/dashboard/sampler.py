@@ -54,7 +54,6 @@ class Log:
         self._entries.appendleft(LogEntry(time_ms=now_ms(), kind=kind, message=message))
 
     def newest(self) -> tuple[LogEntry, ...]:
-        """The entries, newest first."""
         return tuple(self._entries)
 
 

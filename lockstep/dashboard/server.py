@@ -240,8 +240,6 @@ async def _until_changed(config: Config, path: Path, tell: Callable[[], object])
 
 
 class ConfigurationFile:
-    """The file that a server was started with."""
-
     def __init__(self, path: Path, config: Config) -> None:
         """``config`` is what was read from there."""
         self._path = path

@@ -126,7 +126,6 @@ def end_frame(event: str, at: At, event_id: str) -> bytes:
 
 
 def waiting_frame(message: str) -> bytes:
-    """Why nothing comes yet."""
     return b"event: waiting\ndata: %b\n\n" % orjson.dumps({"message": message})
 
 
@@ -187,7 +186,6 @@ class FollowedView:
         self._stop.set()
 
     async def news(self, timeout_s: float) -> None:
-        """Wait for a step, or the end."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._news.wait(), timeout_s)
 
@@ -447,5 +445,4 @@ def _row_or_none(key: str, row: str | None) -> bytes:
 
 
 def scope_of(wanted: Filter) -> str:
-    """A short hash of a filter."""
     return hashlib.sha256(orjson.dumps(sorted(wanted.items()))).hexdigest()[:12]

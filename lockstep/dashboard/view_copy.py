@@ -38,7 +38,6 @@ Filter = Mapping[str, str]
 
 
 def text_of(value: JsonValue) -> str:
-    """A key's value as text, to be compared with a filter's."""
     return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
@@ -99,7 +98,6 @@ class ViewCopy:
             self._connection.close()
 
     def reader(self) -> "CopyReader":
-        """The copy as of the newest step."""
         return CopyReader(self._file, self._key)
 
 

@@ -35,7 +35,6 @@ def findings_text(findings: Sequence[Finding]) -> Group:
 
 
 def count_text(findings: Sequence[Finding]) -> str:
-    """How many errors and warnings there are."""
     counts = {
         word: sum(finding.severity is severity for finding in findings)
         for word, severity in (("error", Severity.ERROR), ("warning", Severity.WARNING))
@@ -67,7 +66,6 @@ def _sentence(text: str) -> str:
 
 
 def findings_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """One object per finding: severity, subject, what, why, fix."""
     return [
         {
             "severity": finding.severity.value,

@@ -91,7 +91,6 @@ def _sink(
 
 
 def _of_this_machine(config: Config) -> list[Finding]:
-    """Java, directories, and encryption."""
     findings: list[Finding] = []
     if config.stores:
         findings += java_findings(os.environ)

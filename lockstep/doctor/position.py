@@ -25,8 +25,6 @@ _AFTER_A_GAP: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SlotFacts:
-    """The pipeline's slot, as the source has it."""
-
     name: str
     slot: Slot | None
     identity: SystemIdentity
@@ -125,5 +123,4 @@ def dropped_publication_findings(config: Config, state: CaptureState, version: i
 
 
 def publication_subject(name: str) -> str:
-    """The subject that identifies findings about the publication."""
     return f"publication {name}"

@@ -115,7 +115,6 @@ def check_view_topics(config: Config, *, name: str) -> list[Finding]:
 
 
 def _refusals(name: str, refused: Refused, *, why: str) -> list[Finding]:
-    """Why a view's query can't be kept, one finding for each reason."""
     return [
         error(f"view {name}", f"{refusal.clause}: {refusal.reason}", why, refusal.remedy)
         for refusal in refused.refusals
@@ -175,7 +174,6 @@ def _expression_findings(
 
 
 def uncaptured_findings(config: Config) -> list[Finding]:
-    """The sinks that name a table which isn't captured."""
     findings = []
     for name, settings in config.sinks.items():
         uncaptured = config.uncaptured_tables(settings)

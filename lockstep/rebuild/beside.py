@@ -135,8 +135,6 @@ def build_beside(context: RebuildContext, number: int, record: Record, *, switch
 
 
 class _Generation:
-    """One generation, from what exists of it to what readers may see."""
-
     def __init__(self, context: RebuildContext, number: int, record: Record, opened: OpenedSink) -> None:
         self._context = context
         self._number = number

@@ -139,7 +139,6 @@ class DriverJob:
         return state is BuildState.DONE or has_left
 
     def _take_in(self, answer: BuildAnswer) -> None:
-        """Report what is new since the last look."""
         plan, known, self._known = self._plan, self._known, answer
         if answer.beats < known.beats:  # another driver has begun it again, and counts from 0
             known = BuildAnswer(answer.run)

@@ -196,7 +196,6 @@ class Build:
         switched_from: int | None = None,
         explained: tuple[str, ...] = (),
     ) -> Rebuilt:
-        """The result, with what was measured."""
         return Rebuilt(
             self._number, report, switched_from, is_live, explained, self._loaded, self._load_s, self._compare_s
         )
@@ -252,7 +251,6 @@ def without_those_that_left(begun: Config, now: Config) -> Config:
 
 @contextmanager
 def open_generation(name: str, settings: SinkSettings, number: int) -> Iterator[OpenedSink]:
-    """A sink bound to a generation, until the block ends."""
     opened = open_sink(name, settings, number)
     try:
         yield opened

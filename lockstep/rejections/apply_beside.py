@@ -36,8 +36,6 @@ Portion = Sequence[tuple[DeadLetter, bytes | None]]
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Applies rejected events beside the job of a generation."""
-
     opened: OpenedSink
     name: str
     generation: int

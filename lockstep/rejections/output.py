@@ -41,7 +41,6 @@ def rejection_json(dead_letter: DeadLetter, tables: Tables) -> dict[str, Any]:
 def rejections_json(
     dead_letters: Sequence[DeadLetter], unreadable: Sequence[UnreadableDeadLetter], tables: Tables
 ) -> dict[str, Any]:
-    """For programs."""
     return {
         "rejections": [rejection_json(dead_letter, tables) for dead_letter in dead_letters],
         "reasons": [
@@ -117,7 +116,6 @@ def counted(number: int, noun: str) -> str:
 
 
 def readable_age(seconds: float) -> str:
-    """In the largest unit that fits."""
     for size, unit in _AGES:
         if seconds >= size:
             return f"{seconds // size:.0f} {unit}"

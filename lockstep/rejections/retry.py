@@ -82,8 +82,6 @@ def retry(config: Config, name: str, selection: Selection, *, say: Callable[[str
 
 
 class _Attempt:
-    """One run over a generation's rejections."""
-
     def __init__(
         self, config: Config, name: str, book: RejectionBook, settings: SinkSettings, opened: OpenedSink, number: int
     ) -> None:
@@ -245,6 +243,5 @@ def _generation(
 
 
 def _others(dead_letters: Iterable[DeadLetter], number: int) -> list[tuple[int, int]]:
-    """The other generations that have rejections, and how many."""
     others = (dead_letter.generation for dead_letter in dead_letters if dead_letter.generation != number)
     return sorted(Counter(others).items())

@@ -4,6 +4,6 @@ Read it from the inside out: ``canonical`` is the form that is compared. ``sides
 ``comparing/`` finds which keys may differ, and which of them do. ``explain`` says what else is known of a difference,
 and ``repair`` mends it. ``report`` is the result. ``verify`` joins these parts, and ``command`` shows the result.
 
-``full_comparison`` is another way, for a system at rest: it compares every row of every table under one snapshot, for
-the demo and the tests.
+``full_comparison`` is another way, which ignores that a live system goes on changing: it compares every row of every
+table under one snapshot, for the demo and the tests.
 """

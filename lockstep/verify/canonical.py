@@ -28,7 +28,6 @@ FINGERPRINT_BYTES: Final = 16
 
 
 def key_of(table: Table, values: Row) -> Key:
-    """The key of a row, or of a mapping of its key columns."""
     # Copied, since many are kept: orjson's bytes hold on to its whole buffer of some kilobytes.
     return bytes(memoryview(orjson.dumps({name: values[name] for name in table.key})))
 

@@ -19,7 +19,6 @@ class Load:
 
 
 def next_chunk_rows(rows: int, *, took_s: float, chunk_s: float) -> int:
-    """How many rows to ask for next, after ``rows`` took ``took_s`` seconds."""
     factor = chunk_s / took_s if took_s > 0 else _GROWTH_MAX
     wanted_rows = int(rows * min(_GROWTH_MAX, max(1 / _GROWTH_MAX, factor)))
     return min(_CHUNK_ROWS_MAX, max(_CHUNK_ROWS_MIN, wanted_rows))

@@ -52,7 +52,6 @@ class Checked:
 
 
 def named_queries(views: Mapping[str, ViewSettings]) -> dict[TableName, NamedQuery]:
-    """The configured views as a query can read them."""
     return {view.table: NamedQuery(view.sql, view.beyond_query) for view in views.values()}
 
 

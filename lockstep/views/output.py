@@ -40,7 +40,6 @@ def checked_json(checked: Checked) -> dict[str, Any]:
 
 
 def refusal_json(refusal: Refusal) -> dict[str, str]:
-    """One reason against a query."""
     return {"clause": refusal.clause, "reason": refusal.reason, "remedy": refusal.remedy}
 
 
@@ -202,8 +201,6 @@ def _not_kept(statuses: Sequence[ViewStatus]) -> Iterator[Text]:
 
 
 def explained_json(explained: Explained) -> dict[str, Any]:
-    """The status of the view as in the list, with its query and its plan."""
-
     def figures(step: PlanStep) -> dict[str, Any]:
         kept = None if explained.kept is None else explained.kept.get(step.number)
         return {"kept_rows": None if kept is None else kept.rows, "kept_bytes": None if kept is None else kept.bytes}
@@ -262,7 +259,6 @@ def _kept_text(kept: Mapping[int, Kept] | None) -> Callable[[PlanStep], str]:
 
 
 def figures_sentences(figures: ViewFigures, *, is_building: bool = False) -> Iterator[str]:
-    """What a view holds and has done."""
     counters = figures.counters
     yield f"the result has {rows_text(figures.rows)}" + (" so far" if is_building else "")
     yield f"the state has {rows_text(figures.state_rows)} in {readable_bytes(figures.state_bytes)} of disk"

@@ -166,7 +166,6 @@ def _settings_of(config: Config, name: str) -> ViewSettings:
 
 
 def _built_with(config: Config, today: ViewSettings, of: Description) -> ViewSettings:
-    """The settings with a generation's query."""
     built = settings_of_generation(config, today.name, of.generation).view
     return today if built is None else built
 

@@ -272,7 +272,6 @@ class Run:
     # A job
 
     def finish(self, job: Job) -> None:
-        """Read the log to its end."""
         for _ in range(1000):
             process = job.process
             if process is not None and process.planned is None and process.reads_from == self.log.ends:

@@ -111,7 +111,6 @@ ODD: list[dict[str, JsonValue]] = [
 
 
 def rows_of(sink: Sink, of: Table = ITEMS) -> dict[str, str]:
-    """Live rows, as key -> note."""
     note_by_key = [(str(tuple(stored.key.values())), str(stored.row["note"])) for stored in sink.scan(of)]
     assert len(note_by_key) == len(dict(note_by_key)), "a row was found twice"
     return dict(note_by_key)

@@ -33,8 +33,6 @@ _DISK_MB = 48
 
 
 class Disk:
-    """A small file system of its own."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self._ballast = path / "ballast"

@@ -60,7 +60,6 @@ class Cache:
         return None if value is None else orjson.loads(value)
 
     def change(self, lsn: int, *, epoch: int = 1) -> None:
-        """A change of the row arrives here."""
         assert not self.sink.apply(batch(changed(lsn, epoch=epoch))).rejections
 
     def close(self) -> None:

@@ -60,7 +60,6 @@ def test_nothing_is_lost_of_a_table_that_nobody_knows_more_of_than_that_it_is_th
 
 @pytest.fixture
 def store(request: pytest.FixtureRequest) -> Iterator[Destination]:
-    """A destination of one kind."""
     made = opened_destination(request.param, lambda: request.getfixturevalue("endpoints"))
     yield made
     made.close()

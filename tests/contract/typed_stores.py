@@ -63,7 +63,6 @@ class Store:
             yield made
 
     def rows(self, table: str = "orders", generation: int = 1) -> list[dict[str, Any]]:
-        """See ``read``."""
         return sorted(self.read(f"{self.name}_g{generation}", table), key=lambda row: str(row.get("id")))
 
 

@@ -186,7 +186,6 @@ class Storm:
         return process
 
     def _go_on(self) -> None:
-        """Start again what was killed."""
         if self._capture is None:
             self._capture = self._begun(self._pipeline.start_capture())
         if self._job is None:

@@ -28,7 +28,6 @@ Ask = Callable[[], object]
 
 @pytest.fixture
 def asks(stack: Any) -> Iterator[list[Ask]]:
-    """Requests of the open clients."""
     settings = kafka_settings(stack.endpoints().kafka_bootstrap, partitions=1)
     client = settings.client()
     prefixes = [f"clients{os.getpid()}_{next(_numbers)}" for _ in range(CLIENTS)]

@@ -46,7 +46,6 @@ def large(pipeline: ViewPipeline, user: int, *, size: int) -> int:
 
 
 def rejected(pipeline: ViewPipeline) -> list[int]:
-    """The users whose rows have an open rejection."""
     dead_letters = DeadLetters(pipeline.log.kafka.client(), pipeline.name, sink=pipeline.sink, generation=1)
     return [orjson.loads(key)["id"] for _, key in dead_letters.read([table_topic(pipeline.name, pipeline.view.table)])]
 

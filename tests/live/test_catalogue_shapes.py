@@ -79,7 +79,6 @@ class _Described:
 
 
 def _xid_after(database: Database, *statements: str) -> int:
-    """The xid of the transaction that runs these."""
     database.execute("begin", *statements)
     xid = _xid(database)
     database.execute("commit")

@@ -71,7 +71,6 @@ class Pipeline:
             return load_consistency(opened.records, 1)
 
     def arguments(self, **more: Any) -> dict[str, Any]:
-        """The arguments of ``run_sinks``."""
         return {
             "pipeline": self.name,
             "kafka": self.log.kafka,
@@ -104,7 +103,6 @@ class Pipeline:
             give_order(opened.records, 1, [of.name], wish, now_ms=1)
 
     def applied(self) -> Offsets:
-        """The next offsets that were stored with the rows."""
         with psycopg.connect(self.dsn) as connection:
             rows = connection.execute(
                 "select topic, partition, next_offset from lockstep.applied_offset where view_schema = %s", [self.sink]

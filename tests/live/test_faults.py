@@ -90,11 +90,9 @@ class Running:
         return len(self.job.reports)
 
     def name(self, server: str) -> str:
-        """The sink of a server."""
         return f"{self.pipeline.name}_{SERVERS[server]}"
 
     def opened(self, server: str) -> OpenedSink:
-        """Its sink's live generation."""
         name = self.name(server)
         if server not in self._sinks:
             self._sinks[server] = open_sink(name, self.pipeline.config.sinks[name], 1)

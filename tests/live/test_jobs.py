@@ -75,7 +75,6 @@ class Pipeline:
         return lsn
 
     def write_traffic(self, transactions: int, *, keys: int = 200, seed: int = 1) -> int:
-        """Random changes of random rows."""
         chance = random.Random(seed)
         lsn = 0
         for number in range(transactions):

@@ -127,7 +127,6 @@ key = ["v"]
                 return None
 
     def counts(self) -> dict[str, int]:
-        """What the view has."""
         settings = self.captured.config.sinks[self.view]
         assert settings.view is not None
         result = planned_view(settings.view, read_tables(self.captured.client, self.captured.name)).table

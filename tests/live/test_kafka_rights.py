@@ -20,7 +20,6 @@ _LOGIN = 'sasl_mechanism = "SCRAM-SHA-512"\npassword_file = "password"\n'
 
 
 def rights(page: str, heading: str, columns: int) -> list[list[str]]:
-    """The rows of the first table below a page's heading."""
     text = (_PAGES / page).read_text().split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
     assert all(len(row) == columns for row in rows)

@@ -24,7 +24,6 @@ _PAGES = Path(__file__).parents[2] / "docs"
 
 
 def warehouse_sql(role: str, database: str) -> str:
-    """The SQL of the warehouse's page, for these names."""
     page = (_PAGES / "sinks" / "warehouse.md").read_text()
     found = re.search(r"```sql\n(create role .*?)```", page, re.DOTALL)
     assert found is not None
@@ -38,7 +37,6 @@ def close_to_everybody(database: Database) -> None:
 
 @pytest.fixture
 def warehouse(endpoints: Endpoints) -> Iterator[Database]:
-    """A database of the warehouse's server."""
     created = Database(endpoints.warehouse_dsn)
     try:
         yield created

@@ -32,8 +32,6 @@ SCHEMA = "key binary, value binary, topic string, partition int, offset long, to
 
 
 class Log:
-    """Topics of this test alone."""
-
     def __init__(self, bootstrap: str) -> None:
         self.kafka = KafkaSettings(bootstrap_servers=bootstrap)
         self.name = f"log.{uuid.uuid4().hex[:12]}"
@@ -82,7 +80,6 @@ def rows(batches: Sequence[pa.RecordBatch]) -> list[dict[str, Any]]:
 
 
 def through_spark(spark: SparkSession, log: Log, topics: Sequence[str]) -> list[dict[str, Any]]:
-    """What Spark's own source has."""
     options = {
         "kafka.bootstrap.servers": log.kafka.bootstrap_servers,
         "kafka.isolation.level": "read_committed",

@@ -215,7 +215,6 @@ def _check_loss(pipeline: Pipeline, spark: SparkSession, lose: Callable[[], None
 
 
 def _check_whole(pipeline: Pipeline) -> None:
-    """The log is read again from its beginning."""
     pipeline.both(2, "second")
 
     def is_whole() -> bool:

@@ -35,7 +35,6 @@ def pipeline(stack: Any, tmp_path: Path) -> Iterator[Pipeline]:
 
 @contextlib.contextmanager
 def _prometheus(directory: Path, targets: list[str]) -> Iterator[str]:
-    """A Prometheus that scrapes these every second; yields its address."""
     program = needs("prometheus")
     settings = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},

@@ -65,7 +65,6 @@ class Issuer:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def settings(self) -> dict[str, str | int]:
-        """librdkafka's settings."""
         return {"sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.token.endpoint.url": self.url}
 
 

@@ -156,7 +156,6 @@ tables = ["public.labels"]
         return open_sink(self.sink(kind), self.config.sinks[self.sink(kind)], 1)
 
     def row(self, kind: str, of: Put) -> Mapping[str, JsonValue] | None:
-        """The row of this key as the store has it."""
         with closing(self.opened(kind).sink) as sink:
             key = {name: of.row[name] for name in of.table.key}
             return next((stored.row for stored in sink.rows(of.table, [key])), None)

@@ -32,7 +32,6 @@ def ask(captured: Captured, keys: Sequence[Key] | None, table: str = "public.t")
 
 
 def repair(captured: Captured, keys: Sequence[Key], table: str = "public.t") -> None:
-    """Ask, and wait until it is done."""
     before = sum(_DONE in line for line in captured.said)
     ask(captured, keys, table)
     wait(captured, lambda: sum(_DONE in line for line in captured.said) > before)

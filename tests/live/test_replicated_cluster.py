@@ -256,7 +256,6 @@ class Follower(threading.Thread):
 
 @contextmanager
 def following(pipeline: Pipeline) -> Iterator[Follower]:
-    """A reader until the block ends."""
     topics = pipeline.config.topics().values()
     partitions = range(pipeline.config.kafka.topics.partitions)
     follower = Follower(pipeline.client, [*itertools.product(topics, partitions)])
@@ -374,7 +373,6 @@ class Prompted:
         self._running.stdin.flush()
 
     def until_end(self) -> list[str]:
-        """The lines that it writes until it ends."""
         told = self._running.stdout.read()
         assert self._running.wait() == 0, f"it failed, or didn't end within {_PATIENCE_S:.0f} s: {told}"
         return told.strip().splitlines()

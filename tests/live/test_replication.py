@@ -206,7 +206,6 @@ class InFlight:
         until(lambda: self._database.connection.execute(waiting, (self.name, row[0])).fetchone())
 
     def created(self) -> Any:
-        """The slot, once it exists."""
         self._thread.join(300)
         return self._created[0]
 

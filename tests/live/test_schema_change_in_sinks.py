@@ -141,7 +141,6 @@ class Followed:
             assert report.is_equal, report.to_json()
 
     def close(self) -> None:
-        """Remove what the sinks hold."""
         for kind, name in self.sinks.items():
             if kind == "search":
                 with OpenSearch(hosts=[self.endpoints.opensearch_url]) as search:

@@ -69,7 +69,6 @@ class Pipeline:
         return self.log.commit(changes, commit_time_ms=time.time_ns() // 1_000_000)
 
     def both(self, key: int, note: str) -> int:
-        """A row of each table."""
         row = {"id": key, "note": note}
         return self.write(Put(ORDERS, row), Put(ITEMS, row))
 

@@ -39,7 +39,6 @@ class Recorded:
     streamed: dict[str, dict[int, bytes]]
 
     def events(self, *, user: str | None = None) -> list[Event]:
-        """The whole stream again."""
         return _events(self.database, self.tables, self.slot, self.start, user)
 
 

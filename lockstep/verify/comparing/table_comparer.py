@@ -171,7 +171,6 @@ class TableComparer:
         )
 
     def _misplaced(self, table: Table, candidates: Candidates, rechecked: Rechecked) -> list[Difference]:
-        """Rows of the sink that nobody finds under their key."""
         differences = extra_rows(second_copies(candidates.shown, candidates.doubled, rechecked), SECOND_COPY)
         possibly = possibly_misplaced(candidates.shown, candidates.doubled, rechecked)
         if possibly:

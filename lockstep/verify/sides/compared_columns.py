@@ -84,7 +84,6 @@ def differently_made(ours: SinkSettings, theirs: SinkSettings, table: TableName)
 
 
 def _ways(settings: SinkSettings, table: TableName) -> dict[str, list[object]]:
-    """How the masked and computed columns of a table are made."""
     ways: dict[str, list[object]] = {}
     for text, way in (*settings.mask.items(), *settings.computed.items()):
         name, column = parse_column(text)

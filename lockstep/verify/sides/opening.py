@@ -221,7 +221,6 @@ class _Opening:
         )
 
     def _other(self) -> GenerationSide | None:
-        """The other generation, None if it is compared with something else."""
         if len(self._opened) == 1:
             return None
         return GenerationSide(self._opened[1].number, self._opened[1].rows, self._applied[1], self._log_ends)

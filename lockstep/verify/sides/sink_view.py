@@ -33,7 +33,6 @@ class SinkView:
         return table in self._projection.masks or table in self._projection.evaluated
 
     def evaluates(self, table: TableName) -> bool:
-        """Whether expressions must be evaluated for rows."""
         return table in self._projection.evaluated
 
     def table(self, table: Table) -> Table:

@@ -29,7 +29,6 @@ class SourceConnection:
 
     @contextmanager
     def opened(self) -> Iterator[psycopg.Connection[Any]]:
-        """The connection, opened if there is none."""
         self._waiting.check()
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._source, application=APPLICATION)
