@@ -61,8 +61,6 @@ class Copied:
 
 @dataclass(frozen=True, slots=True)
 class Bare:
-    """The COPY that publishes nothing."""
-
     rows_per_s: float
     cpu_us: float
 

@@ -187,7 +187,6 @@ class FlinkJob:
         return self._status() == "RUNNING"
 
     def check(self) -> None:
-        """Raises LockstepError when the job no longer runs."""
         self._status()
 
     def _status(self) -> str:

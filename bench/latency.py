@@ -93,7 +93,6 @@ def commit_steadily(
 
 
 def percentiles_ms(seconds: Sequence[float]) -> dict[str, float]:
-    """``p50`` and so on, in milliseconds."""
     return {f"p{percent:g}": round(1000 * percentile(seconds, percent), 3) for percent in PERCENTS}
 
 

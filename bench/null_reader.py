@@ -134,7 +134,6 @@ class CommitWatcher(threading.Thread):
                 self.seen[row] = now
 
     def finish(self) -> None:
-        """Stop reading and release the slot."""
         self._finished.set()
         self.join(10)
         self._stream.close()

@@ -128,7 +128,6 @@ class Rig:
         return self.start_command(name, [sys.executable, "-m", "lockstep", *arguments], environment=environment)
 
     def start_command(self, name: str, command: list[str], *, environment: Mapping[str, str] = NOTHING_ELSE) -> Child:
-        """Start any command in the same way."""
         self._pipelines += 1
         launch = Launch(
             command=command,
@@ -233,7 +232,6 @@ class Pipeline:
             )
 
     def sql(self) -> psycopg.Connection[Any]:
-        """An autocommit connection to the source."""
         return psycopg.connect(self.endpoints.source_dsn, autocommit=True)
 
     def load(self, connection: psycopg.Connection[Any], *, first: int, rows: int, per_transaction: int) -> None:
@@ -294,7 +292,6 @@ class Pipeline:
         connection.execute("select pg_copy_logical_replication_slot(%s, %s)", (self.config.slot, name))
 
     def end_offsets(self) -> dict[int, int]:
-        """The end of each partition of the table's topic."""
         cluster = TopicAdmin(self.client)
         count = cluster.partition_counts([self.topic])[self.topic]
         ends = cluster.end_offsets([(self.topic, partition) for partition in range(count)])

@@ -82,7 +82,6 @@ class Timeline:
             )
 
     def sql(self) -> psycopg.Connection[Any]:
-        """An autocommit connection to the source."""
         return psycopg.connect(self.endpoints.source_dsn, autocommit=True)
 
     def fill(self, connection: psycopg.Connection[Any]) -> int:
@@ -130,7 +129,6 @@ class Timeline:
         return {(follower, tweet): (name, body, at) for follower, tweet, name, body, at in cursor}
 
     def wal_end(self) -> int:
-        """The present end of the source's log, as an LSN."""
         with self.sql() as connection:
             return wal_end(connection)
 

@@ -338,7 +338,6 @@ def _told(server: _Server, pid: int, stage: str) -> float:
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """Suspend a process and its family."""
     process = psutil.Process(pid)
     family = [process, *process.children(recursive=True)]
     try:

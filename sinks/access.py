@@ -65,8 +65,8 @@ def certificate_refused(server: str, error: BaseException) -> LockstepError | No
 
 
 def split_address(url: str, *, looks_like: str) -> SplitResult:
-    """The parts of a server's address. Raises ValueError, without the address in it, if the host or port is missing or
-    wrong.
+    """The parts of a server's address. Raises ValueError, without the address in it, for a wrong or missing host or
+    port.
 
     Client libraries notice that only when they connect, each with an exception of its own.
     """

@@ -56,7 +56,6 @@ class Jar:
 
     @property
     def filename(self) -> str:
-        """Maven's name of the file."""
         classifier = f"-{self.classifier}" if self.classifier else ""
         return f"{self.artifact}-{self.version}{classifier}.{self.extension}"
 

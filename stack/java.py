@@ -34,8 +34,6 @@ exec "{java}" "$@"
 
 @dataclass(frozen=True, kw_only=True)
 class Java:
-    """One installed Java runtime."""
-
     home: Path
     major: int
     has_vector_module: bool

@@ -57,14 +57,12 @@ class Tail:
     offset: int = 0
 
     def size(self) -> int:
-        """How many bytes were written since that start."""
         try:
             return max(0, self.log.stat().st_size - self.offset)
         except FileNotFoundError:
             return 0
 
     def text(self) -> str:
-        """Everything written since that start."""
         try:
             with self.log.open("rb") as content:
                 content.seek(self.offset)

@@ -24,7 +24,6 @@ class Remembered:
 
     @property
     def tail(self) -> Tail:
-        """The log since the last start."""
         return Tail(log=Path(self.log), offset=self.log_offset)
 
     def stopped(self) -> "Remembered":
@@ -39,7 +38,6 @@ class State:
         self._writing = threading.Lock()
 
     def read(self) -> dict[str, Remembered]:
-        """What is known of each server, by name."""
         try:
             content = json.loads(self._path.read_text(encoding="utf-8"))
             return {name: _parse(entry) for name, entry in content["servers"].items()}

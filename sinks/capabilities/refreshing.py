@@ -7,8 +7,6 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Refreshes:
-    """What ``Refreshing.refreshes`` returns."""
-
     counts: Mapping[str, int]
     """How often each part was refreshed."""
     waiting: Collection[str]

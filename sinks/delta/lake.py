@@ -152,7 +152,6 @@ class Lake:
         partitions: Iterable[str] = (),
         configuration: Mapping[str, str],
     ) -> "DeltaTable":
-        """A new table, or the one that somebody else has created there meanwhile."""
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
 

@@ -27,7 +27,6 @@ def delta_name(name: TableName) -> str:
 
 
 def quoted(name: str, *, of: str = "") -> str:
-    """A column's name in SQL, with the alias of its table before it."""
     quoted = '"' + name.replace('"', '""') + '"'
     return f"{of}.{quoted}" if of else quoted
 

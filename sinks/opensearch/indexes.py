@@ -32,8 +32,6 @@ _NEVER: Final = "-1"  # as refresh_interval: only on request
 
 
 class HeldIndex(NamedTuple):
-    """A table's index at present: the shape for which it was made, and its fields."""
-
     shape: Shape
     properties: Mapping[str, Mapping[str, Any]]
 

@@ -9,7 +9,6 @@ from sinks.opensearch.writer_aliases import WriterAliases
 
 
 def check_new(name: str, settings: OpenSearchSettings, tables: Sequence[Table]) -> str:
-    """See ``SinkKind.check_new``."""
     indexes = OpenSearchIndexes(name, settings, 1)
     try:
         return indexes.check_new(tables)
@@ -18,7 +17,6 @@ def check_new(name: str, settings: OpenSearchSettings, tables: Sequence[Table]) 
 
 
 def why_late_writes_are_unseen(name: str, settings: OpenSearchSettings) -> str:
-    """See ``SinkKind.why_late_writes_are_unseen``."""
     if settings.view is None:
         return ""
     indexes = OpenSearchIndexes(name, settings, 1)

@@ -55,7 +55,6 @@ class WriterAliases:
         return fence
 
     def check(self, fence: int) -> None:
-        """Raise Fenced unless this is the writer's fence."""
         if self.fence() != fence:
             raise self.fenced()
 

@@ -26,8 +26,6 @@ _PIPELINE_BYTES: Final = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a script for some events of a table."""
-
     events: TableEvents
     indexes: Sequence[int]
     """Of its events in ``events``."""

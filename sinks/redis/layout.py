@@ -204,7 +204,6 @@ class TableLayout:
 
     @property
     def mark(self) -> str:
-        """The prefix of the sink's own fields."""
         return COLUMN_MARK if self.has_fields else ""
 
     @property

@@ -9,8 +9,6 @@ from sinks.warehouse.dialect import Storage
 
 
 class Noted(NamedTuple):
-    """Where a relation was stored, and whether it had rows."""
-
     storage: Storage
     has_rows: bool
 
@@ -37,8 +35,6 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """The present state."""
-
     bookkeeping: int
     storages: Mapping[str, Storage]
     """Of the relations that exist."""

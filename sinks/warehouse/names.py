@@ -29,8 +29,6 @@ def warehouse_name(name: TableName) -> str:
 
 @dataclass(frozen=True)
 class WarehouseNames:
-    """The names of one sink's tables."""
-
     chosen: Mapping[TableName, str] = field(default_factory=dict)
     history: bool | Collection[TableName] = False
     """The tables that have a history, or whether all have one."""
@@ -84,7 +82,6 @@ def fitting(name: str, what: str) -> str:
 
 
 def qualified(schema: str, relation: str) -> str:
-    """A relation with its schema, quoted for SQL."""
     return f"{quote_identifier(schema)}.{quote_identifier(relation)}"
 
 

@@ -67,5 +67,4 @@ class OwnIndex(Settings):
         return [name for name in self.columns if name in names]
 
     def unknown_columns(self, columns: Collection[str]) -> list[str]:
-        """Its columns that are missing from these. The columns of an expression aren't known."""
         return [name for name in self.columns if name not in columns]

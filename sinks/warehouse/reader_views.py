@@ -16,8 +16,6 @@ _HISTORY_COLUMNS = (TAG_COLUMN, FROM, TO, OPERATION)
 
 @dataclass(frozen=True, slots=True)
 class ViewDefinition:
-    """A view: its columns, in the query's order, and the query."""
-
     columns: tuple[str, ...]
     query: str
 

@@ -46,9 +46,7 @@ class ProjectingSink:
     def prepare(
         self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
     ) -> AddedValues:
-        """Also raises ConfigurationError with all columns that can't be left out or never existed; dropped ones are
-        fine.
-        """
+        """Also raises ConfigurationError for columns that can't be hidden or never existed; dropped ones are fine."""
         problems = self._projection.key_problems(tables) + self._projection.clash_problems(tables)
         seen = [self._projection.table(table) for table in tables]
         is_new = self._generation not in self._generations.numbers()

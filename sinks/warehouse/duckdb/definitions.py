@@ -27,8 +27,6 @@ from sinks.warehouse.stored_table import GenerationSchema, StoredTable
 
 
 class DuckDbDefinitions:
-    """No table has a primary key."""
-
     def __init__(self, connection: DuckDbConnection, schema: GenerationSchema) -> None:
         self._connection = connection
         self._schema = schema

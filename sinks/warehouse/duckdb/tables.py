@@ -87,8 +87,6 @@ def find_bad(shape: Shape) -> dict[str, Finding]:
 
 
 class Statements:
-    """The SQL that writes and deletes rows of one table."""
-
     def __init__(self, target: str, held: StoredTable) -> None:
         shape, key = held.shape, held.shape.table.key
         tag, deleted = quote_identifier(TAG_COLUMN), quote_identifier(DELETED_COLUMN)
@@ -133,8 +131,6 @@ class Statements:
 
 
 class HistoryStatements:
-    """The SQL that adds and deletes versions of a table's history."""
-
     def __init__(self, target: str, shape: Shape) -> None:
         key = shape.table.key
         tag, committed = quote_identifier(TAG_COLUMN), quote_identifier(COMMITTED)

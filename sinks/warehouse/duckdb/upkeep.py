@@ -20,8 +20,6 @@ TRIM_PORTIONS: Final = 64
 
 
 class DuckDbUpkeep:
-    """Trims a history by parts of its keys."""
-
     def __init__(self, connection: DuckDbConnection, schema: GenerationSchema) -> None:
         self._connection = connection
         self._schema = schema

@@ -18,16 +18,12 @@ from sinks.warehouse.reader_views import ViewDefinition
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view in the file. ``name`` is quoted; ``generations`` are those whose tables it reads."""
-
     relation: str
     name: str
     generations: frozenset[int]
 
 
 class DuckDbViews:
-    """The views of one sink, in the schema ``schema``. Every method is called inside a transaction."""
-
     def __init__(self, connection: DuckDbConnection, schema: str) -> None:
         self._connection = connection
         self._schema = schema

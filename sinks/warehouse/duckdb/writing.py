@@ -34,8 +34,6 @@ class _Written:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """Events as rows."""
-
     data: pa.Table
     indexes: Sequence[int]
     """The index of each row's event."""
@@ -79,8 +77,6 @@ class _Given:
 
 
 class DuckDbWriter:
-    """Writes rows that were prepared before."""
-
     def __init__(self, connection: DuckDbConnection, schema: GenerationSchema) -> None:
         self._connection = connection
         self._schema = schema

@@ -31,8 +31,6 @@ _SECOND_LOCK_MS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view in the database. ``name`` is quoted; ``generations`` are those whose tables it reads."""
-
     relation: str
     name: str
     owner: str
