@@ -90,8 +90,8 @@ def say(message: str, *, level: int = logging.INFO) -> None:
 
 
 def exit_code_of(run: Callable[[], int | None]) -> int:
-    """Run a command and flush its output. Our own errors and the system's errors about files become a message and an
-    exit code. A bug keeps its traceback."""
+    """Run a command and flush its output. Our own errors, and the system's about files, become a message and an exit
+    code. A bug keeps its traceback."""
     try:
         code = _of_source(run) or 0
         if sys.stdout is not None:

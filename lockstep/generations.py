@@ -44,7 +44,7 @@ class Description:
 
     ``differs`` is what a rebuild would change: settings that differ in today's configuration, and columns that the
     source has renamed since. ``job`` says whether a job applies to it, ``verification`` how its last comparison with
-    the source ended, ``view`` what a view's job has reported, ``consistency`` as of when a consistent sink's tables
+    the source ended, ``view`` what a view's job has reported, ``consistency`` of which time a consistent sink's tables
     are.
     """
 

@@ -60,7 +60,7 @@ class Access:
     token: str | None
     host: str = "127.0.0.1"
     page: str | None = None
-    """The address of a page beside the dashboard's own. What is below it needs the session, which a loaded page has."""
+    """The address of a page beside the dashboard's own. Paths below it are for clients that have loaded a page."""
     session: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
 
     def refusal(self, method: str, path: str, headers: Mapping[str, str]) -> Refused | None:

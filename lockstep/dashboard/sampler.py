@@ -197,8 +197,7 @@ class Sampler:
             trouble = error.message
             seen = seen or error
         except Exception:
-            # A bug of ours or of a client library must not end the page: it reports that, and the next look tries
-            # again.
+            # A bug of ours or of a client library must not end the page: it says so, and the next look tries again.
             logger.exception("the pipeline couldn't be looked at")
             trouble = "the dashboard failed to look at the pipeline, and its log says why"
             seen = seen or LockstepError(trouble)

@@ -7,7 +7,7 @@ from lockstep.doctor.encryption import plain_findings
 
 
 def webhook_findings(subject: str, webhook: Webhook, *, why: str) -> list[Finding]:
-    """What a webhook lacks to be posted to. Sends nothing: a receiver might mistake it for an alert it waits for."""
+    """What a webhook lacks to be posted to. Sends nothing: a receiver might take it for a real message."""
     found = []
     for ask in (webhook.address, webhook.headers):
         try:

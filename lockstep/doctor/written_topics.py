@@ -23,7 +23,7 @@ def written_topics(
     rights: Collection[str] = _RIGHTS,
     kind: str = "topic",
 ) -> list[Finding]:
-    """What lacks for these topics, by their names. For topics in ``named``, also that nothing lacks. ``kind`` is the
+    """What is missing for these topics, by their names; for those in ``named``, also that nothing is. ``kind`` is the
     word for such a topic. Creates nothing. Raises what the brokers raise."""
     existing = cluster.partition_counts(plans)
     lacking = cluster.lacking_rights(plans, rights)

@@ -22,7 +22,7 @@ _EVERY_S: Final = 5.0
 
 class InputsWatch:
     """Compares the present inputs with ``begun``, which has no shapes if tables may change. ``again`` are the commands
-    that begin a build again after its topics were recreated. ``changed`` is the first change that was seen."""
+    that begin a build again after its topics were recreated. ``changed`` is the change that was seen, if any."""
 
     def __init__(
         self, config: Config, tables: Sequence[TableName], begun: BuildInputs, *, again: Sequence[str]

@@ -52,7 +52,7 @@ def compared_table(
 def compared_columns(
     origin: Table, logged: Table, ours: frozenset[str], theirs: frozenset[str], *, against: str
 ) -> tuple[list[str], LeftOut]:
-    """The columns that both sides have, and those that only one has or that aren't compared, with the reason.
+    """The columns that both sides have, and those that aren't compared although a side has them, with the reason.
 
     ``origin`` is the table's shape on the expected side, ``logged`` the newest one in the log. ``ours`` and ``theirs``
     are the columns that the sink's settings and the expected side's leave out.
