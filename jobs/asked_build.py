@@ -75,16 +75,16 @@ class AskedBuild(EndingThread):
                 is_gone = is_gone or silence.seconds(request, outages) > patient(BUILD_SILENT_S)
                 if is_gone or request is None or request.run != self._answer.run:
                     self._job.ask_to_stop()
-                self._tell(opened)
+                self._report_build(opened)
             except LockstepError:  # a destination that doesn't answer now is asked again
                 outages += 1
         if is_gone:
             with suppress(LockstepError):
                 withdraw(opened.records, self._plan.generation, self._answer.run)
         else:
-            self._tell_end(opened)
+            self._report_end(opened)
 
-    def _tell_end(self, opened: OpenedSink) -> None:
+    def _report_end(self, opened: OpenedSink) -> None:
         """Report how the job has ended. Waits for a destination that doesn't answer until the driver ends."""
         failure = self._job.failure
         if isinstance(failure, Fenced):  # by another driver, which answers now
@@ -98,7 +98,7 @@ class AskedBuild(EndingThread):
         self._answer = end  # nobody else changes it any more
         while True:
             try:
-                self._tell(opened)
+                self._report_build(opened)
             except Unavailable:
                 if not self._stop.wait(BEAT_S):
                     continue
@@ -106,7 +106,7 @@ class AskedBuild(EndingThread):
                 pass
             return
 
-    def _tell(self, opened: OpenedSink) -> None:
+    def _report_build(self, opened: OpenedSink) -> None:
         with self._lock:
             self._answer = answer = replace(self._answer, beats=self._answer.beats + 1)
         save_answer(opened.records, self._plan.generation, answer)

@@ -53,7 +53,7 @@ class Consistency:
 
 @dataclass(frozen=True, slots=True)
 class KnownConsistency:
-    """A generation's consistency for readers, except ``but_tables``: they are set aside, have left, or are joining."""
+    """A generation's consistency for readers, except ``but_tables``: they are held, have left, or are joining."""
 
     of_tables: Consistency
     but_tables: tuple[TableName, ...] = ()
@@ -95,17 +95,17 @@ def known_consistency(
     generation: int,
     progress: Progress | None,
     *,
-    asides: Iterable[TableName],
+    held_tables: Iterable[TableName],
     pipeline: str,
 ) -> KnownConsistency | None:
     """None if the generation isn't a consistent one. Raises what the destination raises. ``progress`` is the
-    generation's, and ``asides`` are the tables that its job has set aside."""
+    generation's, and ``held_tables`` are the tables that its job holds."""
     kept = load_consistency(records, generation)
     if kept is None:
         return None
     topics = () if progress is None else behind_the_watermark(progress)
     behind = {table for topic in topics if (table := table_of_topic(pipeline, topic)) is not None}
-    return KnownConsistency(kept, tuple(sorted(behind.union(asides))))
+    return KnownConsistency(kept, tuple(sorted(behind.union(held_tables))))
 
 
 def _name(generation: int) -> str:

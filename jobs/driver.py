@@ -146,12 +146,12 @@ def run_sinks(
         session(source, stop, all_settings, follows=not once, opened=opened) as spark_session,
     ):
 
-        def tell(one: Report) -> None:
+        def forward(one: Report) -> None:
             if isinstance(one, SinkStarted | SinkWaiting | SinkFailed):
                 signs.end(one.sink)
             report(one)
 
-        group = Group(source, sinks, spark_session, once=once, stop=stop, report=tell, open_sink=open_sink)
+        group = Group(source, sinks, spark_session, once=once, stop=stop, report=forward, open_sink=open_sink)
         return group.run(beside)
 
 

@@ -25,7 +25,7 @@ class JobThread(EndingThread):
         super().__init__(f"sink-{plan.name}-g{plan.generation}", spark, report=report)
         self.plan = plan
         self.newer: NewerJob | None = None
-        self._job = SinkJob(plan, spark, stop=self._stop, report=self._tell)
+        self._job = SinkJob(plan, spark, stop=self._stop, report=self._forward)
         self.start()
 
     def forget_takeover(self) -> None:
@@ -48,7 +48,7 @@ class JobThread(EndingThread):
         if not isinstance(self.failure, SparkEnded):  # it concerns every sink: the driver reports it once
             self._report(SinkFailed(self.plan.name, self.plan.generation, self.failure))
 
-    def _tell(self, report: Report) -> None:
+    def _forward(self, report: Report) -> None:
         if isinstance(report, SinkStarted):
             self._note(clear_stop)
         self._report(report)

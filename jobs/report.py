@@ -167,8 +167,8 @@ class SinkStopped(_OfGeneration):
 
 
 @dataclass(frozen=True, slots=True)
-class TablesSetAside(_OfGeneration):
-    """The tables that are set aside from now on, a sentence for each; none if ``sentences`` is empty. ``has_failed``:
+class TablesHeld(_OfGeneration):
+    """The tables that are held from now on, a sentence for each; none if ``sentences`` is empty. ``has_failed``:
     one of them can't be applied."""
 
     sentences: tuple[str, ...]
@@ -177,8 +177,8 @@ class TablesSetAside(_OfGeneration):
     @property
     def message(self) -> Message:
         if not self.sentences:
-            return INFO, LogMessage("no table is set aside any more", self._facts())
-        return WARNING, LogMessage("tables are set aside", self._facts(), "\n".join(self.sentences))
+            return INFO, LogMessage("no table is held any more", self._facts())
+        return WARNING, LogMessage("tables are held", self._facts(), "\n".join(self.sentences))
 
 
 @dataclass(frozen=True, slots=True)

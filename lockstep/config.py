@@ -359,7 +359,7 @@ def _problems_of_tables(source: SourceSettings, sinks: Mapping[str, SinkSettings
 
 def _problems_of_view(name: str, sink: SinkSettings, may_have: Callable[[TableName], bool]) -> list[str]:
     unknown = [text for text in sink.tables if not may_have(TableName.parse(text))]
-    astray = sorted(str(table) for table in sink.named_tables() if table not in sink.held_tables)
+    astray = sorted(str(table) for table in sink.named_tables() if table not in sink.contained_tables)
     problems = [
         f"views.{name}.sql reads {text}, and there is no section [{text}]"
         for text in unknown
@@ -369,7 +369,7 @@ def _problems_of_view(name: str, sink: SinkSettings, may_have: Callable[[TableNa
     if unknown:
         problems.append(f"views.{name}.sql reads tables that aren't captured: {', '.join(unknown)}")
     if astray:
-        result = " ".join(map(str, sink.held_tables))
+        result = " ".join(map(str, sink.contained_tables))
         problems.append(f"views.{name} names tables, and its result is called {result}: {', '.join(astray)}")
     return problems
 

@@ -21,13 +21,13 @@ from cdc.model.table import TableName
 from cdc.model.timeouts import OBEYED_S
 from jobs.consistency import KnownConsistency, known_consistency
 from jobs.dead_letters.store import DeadLetters
+from jobs.generations.held_tables import HeldState, Wish, load_held_tables, load_orders
 from jobs.generations.identities import load_identities, lost_of, lost_rows
 from jobs.generations.lease import is_running
 from jobs.generations.record import Generation, Phase, Record, check_owner, list_generations, save_record, way_on
-from jobs.generations.set_aside import AsideState, Wish, load_asides, load_orders
 from jobs.generations.status import JobState, JobStatus, job_statuses
 from jobs.generations.switch import PREVIOUS, switch
-from jobs.generations.view_state import ToldView, load_told, remove_kept
+from jobs.generations.view_state import ReportedView, load_view, remove_kept
 from jobs.offsets import Offsets
 from lockstep.captured_tables import captured_now
 from lockstep.config import Config
@@ -53,7 +53,7 @@ class Description:
     differs: tuple[str, ...]
     job: JobStatus
     verification: Verification | None = None
-    view: ToldView | None = None
+    view: ReportedView | None = None
     consistency: KnownConsistency | None = None
 
     @property
@@ -109,10 +109,10 @@ def describe(config: Config, name: str, *, epoch: Callable[[], int | None] | Non
             progress = opened.generations.load_progress()
             column_names = load_names(opened.records, generation.number)
             verification = load_verification(opened.records, generation.number)
-            view = None if settings.view is None else load_told(opened.records, generation.number)
-            asides = jobs[generation.number].asides
+            view = None if settings.view is None else load_view(opened.records, generation.number)
+            held_tables = jobs[generation.number].held_tables
             consistency = known_consistency(
-                opened.records, generation.number, progress, asides=asides, pipeline=config.pipeline.name
+                opened.records, generation.number, progress, held_tables=held_tables, pipeline=config.pipeline.name
             )
             if verification is not None and verification.through_lsn:
                 verification = verification.in_epoch(epoch())
@@ -175,7 +175,7 @@ def _remarks(name: str, of: Description) -> Iterator[Text]:
         number = None if of.generation.is_live else of.generation.number
         yield Text(of.verification.sentence(label, sink=name, generation=number), style="dim")
     style = "red" if of.needs_somebody else "yellow"
-    yield from (Text(f"{label}: {text}", style=style) for text in of.job.aside_sentences(name))
+    yield from (Text(f"{label}: {text}", style=style) for text in of.job.held_sentences(name))
     sentence = of.job.sentence(label)
     if sentence is not None and (of.needs_somebody or of.generation.is_live):
         yield Text(sentence, style=style)
@@ -215,33 +215,33 @@ def switch_to(
         built_with = settings_of_generation(config, name, generation)
         wanted = sink_tables_now(config, built_with)
         live = opened.generations.live()
-        check_nothing_aside(opened.records, name, number, wanted, live=live)
+        check_none_held(opened.records, name, number, wanted, live=live)
         # Both lack these, so the switch needn't wait for them.
-        aside = load_asides(opened.records, number).keys()
-        _check_nothing_lost(name, settings, number, None if built_with.view is not None else set(wanted) - aside)
-        ends = partial(log_ends_now, config, built_with, without=aside)
+        held = load_held_tables(opened.records, number).keys()
+        _check_nothing_lost(name, settings, number, None if built_with.view is not None else set(wanted) - held)
+        ends = partial(log_ends_now, config, built_with, without=held)
         live_before = switch(partial(open_sink, name, settings), number, log_ends=ends, say=say)
     finally:
         opened.sink.close()
     return live_before, number
 
 
-def check_nothing_aside(
+def check_none_held(
     records: CoordinationRecords, name: str, number: int, tables: Collection[TableName], *, live: int | None
 ) -> None:
-    """Raise LockstepError if a generation lacks changes of one of these ``tables``, which is set aside.
+    """Raise LockstepError if a generation lacks changes of one of these ``tables``, which is held.
 
     ``tables`` are those that it should have; orders for other tables don't matter. A table that was also taken out of
     the ``live`` generation doesn't matter.
     """
-    asides, orders = load_asides(records, number), load_orders(records, number)
-    live_asides = {} if live is None or live == number else load_asides(records, live)
+    held_tables, orders = load_held_tables(records, number), load_orders(records, number)
+    live_held_tables = {} if live is None or live == number else load_held_tables(records, live)
     ordered = {table for table, order in orders.items() if order.wish is not Wish.APPLY}
-    for table in sorted((ordered | asides.keys()).intersection(tables)):
-        states = [each[table].state for each in (asides, live_asides) if table in each]
-        if states == [AsideState.OUT, AsideState.OUT]:
+    for table in sorted((ordered | held_tables.keys()).intersection(tables)):
+        states = [each[table].state for each in (held_tables, live_held_tables) if table in each]
+        if states == [HeldState.OUT, HeldState.OUT]:
             continue
-        sentence = asides[table].sentence(name, str(table)) if table in asides else f"{table} is to be set aside"
+        sentence = held_tables[table].sentence(name, str(table)) if table in held_tables else f"{table} is to be held"
         raise LockstepError(
             f"generation {number} of sink {name!r} can't be switched to: {sentence}",
             hint=f"`lockstep resume {name} {table}`, and try again once it has caught up",

@@ -8,9 +8,9 @@ from cdc.machine_load import patient
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
 from cdc.model.timeouts import OBEYED_S
+from jobs.generations.held_tables import HeldState, Order, Wish, give_again, give_order, is_done, load_held_tables
 from jobs.generations.lease import is_running
 from jobs.generations.record import Generation, Phase, check_owner
-from jobs.generations.set_aside import AsideState, Order, Wish, give_again, give_order, is_done, load_asides
 from jobs.generations.status import has_error, job_status
 from lockstep.captured_tables import parse_table
 from lockstep.config import Config
@@ -67,20 +67,20 @@ def _check(
 ) -> None:
     if generation.record is not None:
         check_owner(name, generation.number, generation.record, config.pipeline.name)
-    asides = load_asides(records, generation.number)
-    has = {*config.sink_tables(settings_of_generation(config, name, generation)), *asides}
+    held_tables = load_held_tables(records, generation.number)
+    has = {*config.sink_tables(settings_of_generation(config, name, generation)), *held_tables}
     unknown = [table for table in tables if table not in has]
     if unknown:
         raise ConfigurationError(
             f"sink {name!r} has no table {unknown[0]}", hint=f"it has: {', '.join(sorted(map(str, has)))}"
         )
     for table in tables:
-        if table in asides and asides[table].state is AsideState.UNCAPTURED:
+        if table in held_tables and held_tables[table].state is HeldState.UNCAPTURED:
             raise LockstepError(
-                f"table {table} of sink {name!r} isn't captured", hint=asides[table].next_step(name, "")
+                f"table {table} of sink {name!r} isn't captured", hint=held_tables[table].next_step(name, "")
             )
-        if wish is Wish.PAUSE and table in asides and not asides[table].awaited:
-            is_read = asides[table].is_read
+        if wish is Wish.PAUSE and table in held_tables and not held_tables[table].awaited:
+            is_read = held_tables[table].is_read
             raise LockstepError(
                 f"table {table} was taken out of sink {name!r}" + (", and hasn't caught up since" if is_read else ""),
                 hint="wait until it has, `lockstep lag` shows it"
@@ -105,8 +105,8 @@ def _wait_until_obeyed(
     deadline, had_error = time.monotonic() + patient(OBEYED_S), has_error(opened.records, number)
     while time.monotonic() < deadline:
         orders = give_again(opened.records, number, orders, tables)
-        asides = load_asides(opened.records, number)
-        if all(is_done(orders[table], asides.get(table)) for table in tables):
+        held_tables = load_held_tables(opened.records, number)
+        if all(is_done(orders[table], held_tables.get(table)) for table in tables):
             break
         if not had_error and has_error(opened.records, number):
             status = job_status(opened.records, number, now_ms=time.time_ns() // 1_000_000)
@@ -117,7 +117,7 @@ def _wait_until_obeyed(
         say(f"{label}: its job is busy with a batch, and does what was asked for after it; `lockstep lag` shows it")
         return True
     for table in tables:
-        aside = asides.get(table)
-        text = f"{table} is applied like all others" if aside is None else aside.sentence(name, str(table))
+        held = held_tables.get(table)
+        text = f"{table} is applied like all others" if held is None else held.sentence(name, str(table))
         say(f"{label}: {text}")
-    return not any(table in asides and asides[table].has_failed for table in tables)
+    return not any(table in held_tables and held_tables[table].has_failed for table in tables)

@@ -171,8 +171,8 @@ class LagCollector:
                 label = self._sinks[name].unknown(of.generation, len(answer)).label
                 if of.progress is not None:
                     # A job that begins again reports less, or nothing: that is no move.
-                    told = 0 if of.job is None or of.job.read is None else of.job.read.records
-                    read = self._most_read[label] = max(told, self._most_read.get(label, 0))
+                    reported = 0 if of.job is None or of.job.read is None else of.job.read.records
+                    read = self._most_read[label] = max(reported, self._most_read.get(label, 0))
                     offsets = sum(of.progress.next_offsets.values())
                     signs[f"{APPLIED}{label}"] = offsets, of.progress.watermark_lsn, read
                     if of.progress.skipped:

@@ -236,8 +236,8 @@ def find_conditions(
         known, subjects = _names_known(_NO_SERVERS), frozenset[str]()
         if not isinstance(report, LockstepError) and "source" not in report.silent_servers:
             known, subjects = _names_known(_NO_KAFKA), frozenset(_unanswered(report))
-            told = (*_capture(report, facts, settings), *_sinks(report), *_views(report, now_ms))
-            found += [*_slot(report), *(each for each in told if each.name in known)]
+            judged = (*_capture(report, facts, settings), *_sinks(report), *_views(report, now_ms))
+            found += [*_slot(report), *(each for each in judged if each.name in known)]
         return Findings(tuple(found), subjects, known | facts.added_names, frozenset(_unasked(facts, settings)))
     found = [
         *_slot(report),
@@ -386,17 +386,17 @@ def _sinks(report: LagReport) -> Iterator[Condition]:
                 job.since_ms,
             )
     for sink in (stage.sink for stage in report.stages if stage.sink is not None):
-        asides = [] if sink.job is None else sink.job.by_need
-        failed = [(table, aside) for table, aside in asides if aside.has_failed]
+        held_tables = [] if sink.job is None else sink.job.by_need
+        failed = [(table, held) for table, held in held_tables if held.has_failed]
         if failed:
-            table, aside = failed[0]
+            table, held = failed[0]
             others = f", and {len(failed) - 1} more" if failed[1:] else ""
             yield _open(
                 "table-failed",
                 sink.label,
-                f"{sink.label} goes on without a table: {aside.why(str(table))}{others}",
-                aside.next_step(sink.name, str(table)),
-                aside.since_ms,
+                f"{sink.label} goes on without a table: {held.why(str(table))}{others}",
+                held.next_step(sink.name, str(table)),
+                held.since_ms,
             )
     for label, count in {**report.open_rejections, **report.refused_rows}.items():
         if count:

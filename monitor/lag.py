@@ -31,7 +31,7 @@ from cdc.protocol.control_records import CaptureState, Gap
 from cdc.stream.slot_watch import minutes_until_full
 from jobs.consistency import KnownConsistency
 from jobs.generations.status import JobState, JobStatus
-from jobs.generations.view_state import ToldView
+from jobs.generations.view_state import ReportedView
 from monitor.verification import Verification
 from monitor.visible import Visible
 
@@ -86,7 +86,7 @@ class SinkFacts:
 
     ``watermark_lsn`` is 0 until something is known to be complete. ``records_behind`` counts the records between the
     sink's next offsets and the topics' ends, transaction markers included; ``records_held`` those among them that wait
-    for tables which are set aside. ``job`` is its job's status, None if the sink couldn't be asked. At an earlier look
+    for held tables. ``job`` is its job's status, None if the sink couldn't be asked. At an earlier look
     it had everything committed before ``complete_ms``. ``has_begun``: something was applied to it, as far as is known.
 
     ``is_view``: it is the result of a query. ``view`` is what its job has reported of it, None without a report.
@@ -110,7 +110,7 @@ class SinkFacts:
     records_held: int = 0
     has_begun: bool = True
     is_view: bool = False
-    view: ToldView | None = None
+    view: ReportedView | None = None
     joining: tuple[str, ...] = ()
     consistency: KnownConsistency | None = None
     read_lsn: int = 0
@@ -138,8 +138,8 @@ class SourceFacts:
     the owner of a transaction that a slot for a copy waits for.
 
     ``is_captured``: a capture of the slot is at work on its first copy or the stream. ``captured_silent_s`` is how long
-    it has asked the source nothing, by the server's clock, None if unknown. ``told_at`` changes with each status update
-    from capture to the server, and so shows that it lives; None without a reader.
+    it has asked the source nothing, by the server's clock, None if unknown. ``reported_at`` changes with each status
+    update from capture to the server, and so shows that it lives; None without a reader.
 
     ``complete_lsn`` is what a living capture has reported: everything that commits before it is in Kafka. It was read
     before ``published_lsn``. Everything committed before ``complete_ms`` lies before it. ``copied_from_lsn`` is where
@@ -166,7 +166,7 @@ class SourceFacts:
     slot_waits_for: str | None = None
     is_captured: bool = False
     captured_silent_s: float | None = None
-    told_at: str | None = None
+    reported_at: str | None = None
     commit_interval_ms: int | None = None
 
 
@@ -279,7 +279,7 @@ class LagReport:
         return bool(self.unanswered or self.broken) or self.first_copy_left or is_bad or has_ended or lacks_tables
 
     @property
-    def views(self) -> dict[str, ToldView]:
+    def views(self) -> dict[str, ReportedView]:
         """What jobs have reported of their views, by the label of a generation."""
         sinks = [stage.sink for stage in self.stages if stage.sink is not None]
         return {sink.label: sink.view for sink in sinks if sink.view is not None}

@@ -11,7 +11,7 @@ from rich.text import Text
 from cdc.model.lsn import format_lsn
 from cdc.model.times import time_text
 from cdc.stream.slot_watch import WARN_MINUTES
-from jobs.generations.view_state import ToldView
+from jobs.generations.view_state import ReportedView
 from monitor.lag import LagReport, Stage, StageState
 from monitor.next_steps import rebuild_step
 from monitor.units import readable_bytes
@@ -71,7 +71,7 @@ def remarks(lag: LagReport) -> Iterator[Remark]:
 
 def _of_the_pipeline(lag: LagReport) -> Iterator[Remark]:
     worst = lag.worst
-    if worst is not None and _is_told_nowhere_else(worst):
+    if worst is not None and _is_reported_nowhere_else(worst):
         yield Remark(worst.sentence, "red")
     for sentence in lag.broken:
         yield Remark(f"{sentence}: `lockstep doctor` says what to do", "red")
@@ -93,9 +93,9 @@ def _of_progress(lag: LagReport) -> Iterator[Remark]:
             yield Remark(f"{stage.name}: {stage.reason}", "yellow", f"{stage.name}: limited")
     for sentence in lag.building_views:
         yield Remark(sentence, "yellow", sentence.partition(":")[0] + ": building")
-    for label, told in lag.views.items():
-        if not told.is_building:
-            yield Remark(f"{label}: {view_text(told)}", "dim", f"{label}: figures")
+    for label, view in lag.views.items():
+        if not view.is_building:
+            yield Remark(f"{label}: {view_text(view)}", "dim", f"{label}: figures")
     for label, known in lag.consistencies.items():
         yield Remark(
             f"{label}: {known.text}", "dim" if known.of_tables.is_reached else "yellow", f"{label}: consistent"
@@ -108,9 +108,9 @@ def _of_jobs(lag: LagReport) -> Iterator[Remark]:
     for label, job in lag.idle.items():
         yield Remark(job.sentence(label) or "", "red" if job.needs_somebody else "yellow")
     for sink in (stage.sink for stage in lag.stages if stage.sink is not None):
-        for table, aside in [] if sink.job is None else sink.job.by_need:
-            sentence = f"{sink.label}: {aside.sentence(sink.name, str(table))}"
-            yield Remark(sentence, "red" if aside.has_failed else "yellow", sentence)
+        for table, held in [] if sink.job is None else sink.job.by_need:
+            sentence = f"{sink.label}: {held.sentence(sink.name, str(table))}"
+            yield Remark(sentence, "red" if held.has_failed else "yellow", sentence)
 
 
 def _of_contents(lag: LagReport) -> Iterator[Remark]:
@@ -146,9 +146,9 @@ def _of_rejections(lag: LagReport) -> Iterator[Remark]:
             yield Remark(sentence, "red", f"{name}: rejections open")
 
 
-def view_text(told: ToldView) -> str:
+def view_text(view: ReportedView) -> str:
     """A view's size and the cost of a change, or the progress of its build, in one line."""
-    figures = told.figures
+    figures = view.figures
     if figures.building is not None:
         return f"the view's state is being built: {figures.building.sentence}"
     return (
@@ -157,7 +157,7 @@ def view_text(told: ToldView) -> str:
     )
 
 
-def _is_told_nowhere_else(stage: Stage) -> bool:
+def _is_reported_nowhere_else(stage: Stage) -> bool:
     """Jobs that have ended, and sinks that can't be asked, have sentences of their own."""
     if stage.sink is None:
         return stage.state in (StageState.STALLED, StageState.SILENT, StageState.UNKNOWN)

@@ -13,7 +13,7 @@ from jobs.consistency import KnownConsistency, known_consistency
 from jobs.generations.lease import LastBeat
 from jobs.generations.record import Generation, Record, check_owner, list_generations
 from jobs.generations.status import JobStatus, job_statuses
-from jobs.generations.view_state import ToldView, load_told
+from jobs.generations.view_state import ReportedView, load_view
 from monitor.background_question import Asking, answer_s
 from monitor.lag import SinkFacts, SourceFacts, has_all_of_kafka
 from monitor.verification import Verification, load_verification
@@ -39,7 +39,7 @@ class OfGeneration:
     progress: Progress | None = None
     job: JobStatus | None = None
     blocked_by: str | None = None
-    view: ToldView | None = None
+    view: ReportedView | None = None
     consistency: KnownConsistency | None = None
     visible: Visible | None = None
 
@@ -130,11 +130,13 @@ class SinkLook:
     def _of(self, generation: Generation, job: JobStatus | None, blocked_by: str | None) -> OfGeneration:
         number, opened = generation.number, self._opened(generation.number)
         progress = opened.generations.load_progress()
-        view = None if self._settings.view is None else load_told(opened.records, number)
+        view = None if self._settings.view is None else load_view(opened.records, number)
         consistency = None
         if self._settings.consistent:
-            asides = () if job is None else job.asides
-            consistency = known_consistency(opened.records, number, progress, asides=asides, pipeline=self._pipeline)
+            held_tables = () if job is None else job.held_tables
+            consistency = known_consistency(
+                opened.records, number, progress, held_tables=held_tables, pipeline=self._pipeline
+            )
         visible = self._visible_of(generation, progress)
         return OfGeneration(generation, progress, job, blocked_by, view, consistency, visible)
 
@@ -192,9 +194,9 @@ class SinkLook:
             is_live = self.unknown(of.generation, len(answer)).is_live
             read = {} if progress is None else dict(progress.next_offsets)
             reached = None if progress is None or progress.epoch < epoch else progress
-            told = None if job is None else job.read
-            in_hand = None if told is None else max(0, told.records - sum(read.values()))
-            is_of_epoch = told is not None and reached is not None and told.epoch == reached.epoch
+            reported = None if job is None else job.read
+            in_hand = None if reported is None else max(0, reported.records - sum(read.values()))
+            is_of_epoch = reported is not None and reached is not None and reported.epoch == reached.epoch
             behind, held = (None, 0) if ends is None else self._records_left(of, pipeline, read, ends)
             yield SinkFacts(
                 self._name,
@@ -211,8 +213,8 @@ class SinkLook:
                 view=of.view,
                 joining=() if progress is None else progress.joining,
                 consistency=of.consistency,
-                read_lsn=told.lsn if told is not None and is_of_epoch else 0,
-                read_commit_time_ms=told.commit_time_ms if told is not None and is_of_epoch else 0,
+                read_lsn=reported.lsn if reported is not None and is_of_epoch else 0,
+                read_commit_time_ms=reported.commit_time_ms if reported is not None and is_of_epoch else 0,
                 in_hand=in_hand,
                 visible=of.visible,
             )
@@ -224,9 +226,9 @@ class SinkLook:
         read: Mapping[tuple[str, int], int],
         ends: Mapping[tuple[str, int], int],
     ) -> tuple[int | None, int]:
-        """The records that a generation hasn't read, and those of them that wait for tables which are set aside."""
-        asides = {} if of.job is None else of.job.asides
-        unread = {pipeline.topics().get(table): aside for table, aside in asides.items() if not aside.is_read}
+        """The records that a generation hasn't read, and those of them that wait for held tables."""
+        held_tables = {} if of.job is None else of.job.held_tables
+        unread = {pipeline.topics().get(table): held for table, held in held_tables.items() if not held.is_read}
         topics = self.topics(of.generation, pipeline)
         topics = [topic for topic in topics if topic not in unread or unread[topic].awaited]
         held = [topic for topic in topics if topic in unread]

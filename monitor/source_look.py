@@ -132,7 +132,7 @@ class SourceLook:
             " left join pg_stat_activity a on a.pid = s.active_pid",
             *(3 * [self._slot]),
         )
-        wal_end, active, received, retained, wal_status, safe_wal_size, walsender, told_at, *blockers = row
+        wal_end, active, received, retained, wal_status, safe_wal_size, walsender, reported_at, *blockers = row
         blocked_by, slot_waits_for = (blocker and f"pid {blocker}" for blocker in blockers)
         capture = self._capture()
         (first_s, first_end), (last_s, last_end) = self._looks[0], self._look(parse_lsn(wal_end))
@@ -159,7 +159,7 @@ class SourceLook:
             slot_waits_for=slot_waits_for,
             is_captured=capture is not None,
             captured_silent_s=None if capture is None else capture.silent_s,
-            told_at=told_at,
+            reported_at=reported_at,
             commit_interval_ms=(newest.commit_interval_ms or None) if newest is not None else None,
         )
 

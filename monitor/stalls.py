@@ -166,7 +166,7 @@ class Stalls:
         if not report.slot_active:
             return self._unread(stage, look, report)
         is_at_work = look.source.walsender == ""
-        silent_s = self._silent_s(stage, look, look.source.told_at)
+        silent_s = self._silent_s(stage, look, look.source.reported_at)
         still_s = self._still(
             stage, look, lacks=bool(stage.bytes_behind) and not is_at_work, blocker=look.source.blocked_by
         )
@@ -177,14 +177,14 @@ class Stalls:
             reason = f"capture waits for a lock at the source that is held by {blocker}"
             return _as(stage, StageState.STALLED, reason=reason, hint="end that transaction: capture goes on by itself")
         taken = f"WAL is written, and capture has taken nothing of it for {still_s:.0f} s"
-        if look.source.told_at is not None and silent_s < look.stalled_s:
+        if look.source.reported_at is not None and silent_s < look.stalled_s:
             waits = f", until {look.source.slot_waits_for} ends its transaction" if look.source.slot_waits_for else ""
             reason = f"{taken}, but gives signs of life: it reads a whole topic, or waits for a slot{waits}"
             if look.silent_kafka is not None:
                 reason = f"{taken}, but gives signs of life: it waits for Kafka"
             return _as(stage, StageState.BEHIND, reason=reason)
         reason = f"{taken}, and given no sign of life"
-        if (still_s if look.source.told_at is None else silent_s) < LONG_SILENT_S:
+        if (still_s if look.source.reported_at is None else silent_s) < LONG_SILENT_S:
             return _as(stage, StageState.STALLED, reason=reason, hint=_LOOK_AGAIN)
         return _as(stage, StageState.STALLED, reason=f"{reason}: its process hangs", hint=_CAPTURE_AGAIN)
 
@@ -325,7 +325,7 @@ class Stalls:
             reason, since_ms = building
             self._still(stage, look, lacks=False)
             return replace(_as(stage, StageState.BUILDING, reason=reason), since_ms=since_ms)
-        # Nobody works on the rows of a table that is set aside.
+        # Nobody works on the rows of a table that is held.
         rows_left = max(0, (stage.events_behind or 0) - sink.records_held)
         has_rows_left = rows_left > 0 and sink.label not in look.left_out
         # A watermark alone may wait for a copy, or for older rows that get a new column.
@@ -416,10 +416,10 @@ def unreachable(last: LagReport | None, sinks: Iterable[str], error_text: str, *
 
 def _building(sink: SinkFacts) -> tuple[str, int | None] | None:
     """The progress of the build of a view's state, and since when; None after it. Nothing is applied before its end."""
-    told = sink.view
-    if told is not None and told.figures.building is not None:
-        return f"the view's state is being built: {told.figures.building.sentence}", told.since_ms
-    if told is None and not sink.watermark_lsn:
+    view = sink.view
+    if view is not None and view.figures.building is not None:
+        return f"the view's state is being built: {view.figures.building.sentence}", view.since_ms
+    if view is None and not sink.watermark_lsn:
         return "the view's state is to be built", None
     return None
 
@@ -446,11 +446,11 @@ def _delivering(stage: Stage, look: Look, report: LagReport, *, has_rows_left: b
     """The stage when the generation's job is at work."""
     sink = stage.sink
     assert sink is not None
-    for table, aside in [] if sink.job is None else sink.job.by_need:
-        if aside.holds_watermark or aside.has_failed:
-            step = aside.next_step(sink.name, str(table))
-            paused = _as(stage, StageState.PAUSED, reason=aside.why(str(table)), hint=step)
-            return replace(paused, since_ms=aside.since_ms)
+    for table, held in [] if sink.job is None else sink.job.by_need:
+        if held.holds_watermark or held.has_failed:
+            step = held.next_step(sink.name, str(table))
+            paused = _as(stage, StageState.PAUSED, reason=held.why(str(table)), hint=step)
+            return replace(paused, since_ms=held.since_ms)
     are_copies_paused = bool(report.paused_copies or report.first_copy_paused)
     explained = _first(
         stage,

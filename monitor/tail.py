@@ -64,19 +64,19 @@ class WantedKey:
             raise ConfigurationError(f"--key: {text!r} is not a JSON object", hint='for example {"id":42}')
         self._key = key
         self.columns = sorted(key)
-        self._has_told = False
+        self._has_reported = False
 
     def matches(self, key: object) -> bool:
         return isinstance(key, bytes) and _exact_json(key) == self._key
 
     def other_columns(self, key: object) -> list[str] | None:
         """The columns of a key whose columns differ from the wanted one's. Returned only once."""
-        if self._has_told or not isinstance(key, bytes):
+        if self._has_reported or not isinstance(key, bytes):
             return None
         other = _exact_json(key)
         if not isinstance(other, dict) or sorted(other) == self.columns:
             return None
-        self._has_told = True
+        self._has_reported = True
         return sorted(other)
 
 

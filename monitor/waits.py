@@ -19,8 +19,8 @@ from typing import Any, Final, Protocol, Self
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.lsn import format_lsn
 from cdc.pipeline_settings import Pipeline
+from jobs.generations.held_tables import load_held_tables
 from jobs.generations.lease import LastBeat
-from jobs.generations.set_aside import load_asides
 from jobs.generations.status import JobState, JobStatus, job_statuses
 from monitor.background_question import Remembered
 from monitor.comparable_lsns import Captures, Line
@@ -108,11 +108,11 @@ class Waits:
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
 
-        def tell() -> None:
+        def wake() -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(done.set)
 
-        with self._waiting(lsn, sinks, tell) as waiter, contextlib.suppress(TimeoutError):
+        with self._waiting(lsn, sinks, wake) as waiter, contextlib.suppress(TimeoutError):
             await asyncio.wait_for(done.wait(), timeout_s)
         return waiter.outcome()
 
@@ -132,14 +132,14 @@ class Waits:
         self.close()
 
     @contextlib.contextmanager
-    def _waiting(self, lsn: int, sinks: Collection[str], tell: Callable[[], None]) -> Iterator["_Waiter"]:
+    def _waiting(self, lsn: int, sinks: Collection[str], wake: Callable[[], None]) -> Iterator["_Waiter"]:
         unknown = [name for name in sinks if name not in self._lookers]
         if unknown or not self._lookers:
             raise ConfigurationError(
                 f"no such sink: {', '.join(unknown)}" if unknown else "the configuration has no sinks",
                 hint=f"sinks of this configuration: {', '.join(self._lookers) or 'none'}",
             )
-        waiter = _Waiter(lsn, frozenset(sinks or self._lookers), tell)
+        waiter = _Waiter(lsn, frozenset(sinks or self._lookers), wake)
         try:
             for name in waiter.sinks:
                 self._lookers[name].add(waiter)
@@ -150,9 +150,9 @@ class Waits:
 
 
 class _Waiter:
-    """One wait. ``tell`` is called once all sinks are there, or it is known that they never will be."""
+    """One wait. ``wake`` is called once all sinks are there, or it is known that they never will be."""
 
-    def __init__(self, lsn: int, sinks: frozenset[str], tell: Callable[[], None]) -> None:
+    def __init__(self, lsn: int, sinks: frozenset[str], wake: Callable[[], None]) -> None:
         self.lsn = lsn
         self.sinks = sinks
         self.reached: set[str] = set()
@@ -165,7 +165,7 @@ class _Waiter:
         self.began_s = time.monotonic()
         self._error: Exception | None = None
         self._lock = threading.Lock()
-        self._tell = tell
+        self._wake = wake
 
     def reach(self, sink: str) -> None:
         """The sink's readers see everything."""
@@ -173,14 +173,14 @@ class _Waiter:
             self.reached.add(sink)
             is_done = self.reached >= self.sinks
         if is_done:
-            self._tell()
+            self._wake()
 
     def fail(self, error: Exception) -> None:
         """Waiting can't help."""
         with self._lock:
             if not self.reached >= self.sinks:
                 self._error = self._error or error
-        self._tell()
+        self._wake()
 
     def outcome(self) -> Waited:
         """Raises the error if waiting can't help."""
@@ -262,14 +262,14 @@ class _Live:
         self._sink = sink
         self._still_beats: dict[int, LastBeat] = {}
         self.held = Remembered(self._ask_held, seconds=_LONG_S)
-        """Which tables that are set aside hold the watermark, and what helps; "" if none."""
+        """Which tables hold the watermark, and what helps; "" if none."""
         self.job = Remembered(self._ask_job, seconds=_JOB_S)
         """Whether its job runs."""
 
     def _ask_held(self) -> str:
-        asides = load_asides(self.opened.records, self.number)
+        held_tables = load_held_tables(self.opened.records, self.number)
         return "; ".join(
-            aside.sentence(self._sink, str(table)) for table, aside in asides.items() if aside.holds_watermark
+            held.sentence(self._sink, str(table)) for table, held in held_tables.items() if held.holds_watermark
         )
 
     def _ask_job(self) -> JobStatus:

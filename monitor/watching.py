@@ -29,7 +29,7 @@ class Figure:
 @dataclass(frozen=True, slots=True)
 class PanelRow:
     """One line of a panel. ``document`` is the same for programs, with whatever else is known. ``state`` is one of a
-    stage's states, or a word of its own. ``needs_somebody``: nothing moves until somebody acts. ``is_told``: it is
+    stage's states, or a word of its own. ``needs_somebody``: nothing moves until somebody acts. ``is_reported``: it is
     listed among the problems, for ``reason``."""
 
     name: str
@@ -40,7 +40,7 @@ class PanelRow:
     step: str = ""
     since_ms: int | None = None
     needs_somebody: bool = False
-    is_told: bool = False
+    is_reported: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ class TableSettings(Settings):
     lender: str = ""
 
     @property
-    def held_tables(self) -> tuple[TableName, ...]:
+    def contained_tables(self) -> tuple[TableName, ...]:
         """The tables that it holds by its settings: those of ``tables``, or a view's result."""
         return tuple(map(TableName.parse, self.tables)) if self.view is None else (self.view.table,)
 

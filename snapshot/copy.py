@@ -108,7 +108,7 @@ class StreamCopy:
         self._events = RowEvents.of(self.published, self.consistent_point, self.state)
         self._pending = self._pending_bytes = 0
         self._opened_s = 0.0
-        self._sent_so_far = self._told = Copied()
+        self._sent_so_far = self._reported = Copied()
         self._estimated = self.reader.estimated_rows(self.published.table)
 
     def copy(
@@ -146,7 +146,7 @@ class StreamCopy:
         )
         self.state = state.with_copy(table.name, None)  # it requested this copy
         self.publisher.commit(self.state, covering=[topic])
-        self._tell(rows, max(rows, self._estimated), finished=True)
+        self._report_progress(rows, max(rows, self._estimated), finished=True)
 
     def _rows(self, leaves: Sequence[int] = (), copied: Callable[[bytes], None] = lambda _: None) -> int:
         """Publish every row and return their number; ``copied`` gets their keys."""
@@ -168,10 +168,10 @@ class StreamCopy:
         self.publisher.send(self.published.topic, key, None, self._events.tombstone_tag)
         self._sent([(key, value)], records=2)
 
-    def _tell(self, rows: int, rows_estimated: int, *, finished: bool) -> None:
+    def _report_progress(self, rows: int, rows_estimated: int, *, finished: bool) -> None:
         """Report that all that was sent is committed."""
-        sent, new = self._sent_so_far, self._sent_so_far.since(self._told)
-        self._told = sent
+        sent, new = self._sent_so_far, self._sent_so_far.since(self._reported)
+        self._reported = sent
         name = self.published.table.name
         self.report(CopyProgress(name, rows, rows_estimated, sent.bytes, finished=finished, new=new))
 
@@ -207,6 +207,6 @@ class StreamCopy:
     def _commit(self) -> None:
         self.publisher.commit(self.state, progress=False)
         self._pending = self._pending_bytes = 0
-        self._tell(self._sent_so_far.rows, self._estimated, finished=False)
+        self._report_progress(self._sent_so_far.rows, self._estimated, finished=False)
         if self.stopping():
             raise Interrupted

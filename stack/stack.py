@@ -342,8 +342,8 @@ def _known(name: str) -> str:
 
 def _alone(directory: Path, report: Report) -> contextlib.AbstractContextManager[None]:
     """Exclude other commands that start and stop servers here."""
-    told = f"another command starts or stops the servers of {directory}; waiting until it is done"
-    return locked(directory / "stack.lock", waits=lambda: report("stack", told))
+    message = f"another command starts or stops the servers of {directory}; waiting until it is done"
+    return locked(directory / "stack.lock", waits=lambda: report("stack", message))
 
 
 def _missing(directory: Path) -> StackError:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Mapping
 
 from cdc.model.table import TableName
 from jobs.generations.batch_gate import BatchGate
+from jobs.generations.held_tables import HeldState, HeldTable, Wish, dump_held_tables, give_order, held_tables_name
 from jobs.generations.lease import Clock, GenerationLease
-from jobs.generations.set_aside import Aside, AsideState, Wish, asides_name, dump_asides, give_order
 from jobs.query.sink_tables import SinkTables
 from sinks.contract import OpenedSink
 from sinks.memory import MemorySink, MemoryStore, open_memory
@@ -59,13 +59,13 @@ class AskedRecords(MemorySink):
         return {name: self.store.records[name] for name in names if name in self.store.records}
 
 
-def set_aside(tables: SinkTables, opened: OpenedSink, asides: Mapping[TableName, Aside]) -> GenerationLease:
-    """Make a job know these as the tables that it has set aside. Returns its lease, of generation 1."""
+def hold_tables(tables: SinkTables, opened: OpenedSink, held_tables: Mapping[TableName, HeldTable]) -> GenerationLease:
+    """Make a job know these as the tables that it holds. Returns its lease, of generation 1."""
     lease = GenerationLease(opened, 1)
     lease.claim(opened.sink.claim)
-    paused = [table for table, aside in asides.items() if aside.state is AsideState.PAUSED]
+    paused = [table for table, held in held_tables.items() if held.state is HeldState.PAUSED]
     if paused:
         give_order(opened.records, 1, paused, Wish.PAUSE, now_ms=1)
-    opened.records.save(asides_name(1), dump_asides(asides))
+    opened.records.save(held_tables_name(1), dump_held_tables(held_tables))
     tables.obey(opened, lease)
     return lease

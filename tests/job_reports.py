@@ -68,7 +68,7 @@ class Reports:
     def total(self, field: str) -> int:
         return sum(report[field] for report in self.reports if report["report"] == "StatusReport")
 
-    def told(self) -> str:
+    def output(self) -> str:
         """The last reports except the many of watermarks, to explain a failed test."""
         telling = [report for report in self.reports if report["report"] != "WatermarkRaised"]
         return "\n".join(map(str, telling[-50:]))

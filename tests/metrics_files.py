@@ -110,7 +110,7 @@ ROWS: tuple[tuple[str, tuple[tuple[str, str, str, str], ...]], ...] = (
             ("Age of the watermark", "s", "time() - lockstep_sink_watermark_timestamp_seconds", _SINK),
             ("Open rejections", "short", "lockstep_open_rejections", _SINK),
             ("Tables that can't be applied", "short", "lockstep_failed_tables", _SINK),
-            ("Searches that are set aside", "short", "lockstep_searches_set_aside", "{{sink}}"),
+            ("Searches that are refused", "short", "lockstep_searches_refused", "{{sink}}"),
         ),
     ),
 )

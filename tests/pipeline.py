@@ -63,7 +63,7 @@ class Process(subprocess.Popen[bytes]):
                 [sys.executable, "-m", *command], cwd=ROOT, stdout=output, stderr=output, start_new_session=True
             )
 
-    def told(self) -> str:
+    def output(self) -> str:
         return self.log.read_text()
 
 
@@ -77,7 +77,7 @@ class Running(Protocol):
         """The exit code once it has ended."""
         ...
 
-    def told(self) -> str: ...
+    def output(self) -> str: ...
 
 
 def quick(endpoints: Endpoints) -> Endpoints:
@@ -222,7 +222,7 @@ url = "{self.endpoints.warehouse_url}"
             return process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.tell_where(process)
-            raise AssertionError(f"still running after {timeout_s:.0f} s: {process.told()[-8000:]}") from None
+            raise AssertionError(f"still running after {timeout_s:.0f} s: {process.output()[-8000:]}") from None
 
     def tell_where(self, process: Process) -> None:
         """Make a process that seems to hang write all its threads' stacks to its log."""
@@ -258,8 +258,8 @@ url = "{self.endpoints.warehouse_url}"
         """Wait until capture has taken the snapshot and reads the slot."""
 
         def streaming() -> bool:
-            assert process.poll() is None, process.told()
-            return "streaming from" in process.told()
+            assert process.poll() is None, process.output()
+            return "streaming from" in process.output()
 
         wait_until(streaming, what="capture streams")
 
@@ -270,7 +270,7 @@ url = "{self.endpoints.warehouse_url}"
 
         def published() -> bool:
             for process in processes:
-                assert process.poll() is None, process.told()
+                assert process.poll() is None, process.output()
             try:
                 state = self.state()
             except Unavailable:  # while brokers change roles
@@ -288,8 +288,8 @@ url = "{self.endpoints.warehouse_url}"
         deadline = time.monotonic() + timeout_s
         with Waits(self.config.as_pipeline(), self.config.sinks) as waits:
             while not (waited := waits.wait(target, timeout_s=2.0)).is_reached:
-                assert applier.poll() is None, applier.told()
-                assert time.monotonic() < deadline, f"{waited.late}\n{applier.told()[-5000:]}"
+                assert applier.poll() is None, applier.output()
+                assert time.monotonic() < deadline, f"{waited.late}\n{applier.output()[-5000:]}"
 
     def assert_sinks_equal(self) -> None:
         sinks = {name: open_sink(name, settings, 1) for name, settings in self.config.sinks.items()}

@@ -58,7 +58,7 @@ class _Here(Reports):
     def wait_ended(self, timeout_s: float) -> int:
         """The exit code, once it has ended."""
         self._thread.join(timeout_s)
-        assert not self._thread.is_alive(), f"still running after {timeout_s:.0f} s: {self.told()}"
+        assert not self._thread.is_alive(), f"still running after {timeout_s:.0f} s: {self.output()}"
         assert self._code is not None
         return self._code
 

@@ -25,7 +25,7 @@ from jobs.executor.follow import deliver
 from jobs.executor.open_sinks import close_sink
 from jobs.executor.result import Result, from_arrow
 from jobs.executor.task_input import Task, ViewInput, ViewTopicInput
-from jobs.executor.view_shards import of_shard, told_to_shard
+from jobs.executor.view_shards import of_shard, range_of_shard
 from jobs.offsets import Offsets
 from jobs.query.view_plan import planned_view, top_rows
 from jobs.spark.source import portable_client
@@ -249,7 +249,7 @@ class ViewPipeline:
         """The tasks of all shards, of one run."""
         task = self.task(settings, shards=tuple(self.shards()))
         return [
-            of_shard(task, {part.at: part.end for part in told_to_shard(number, {})})[0]
+            of_shard(task, {part.at: part.end for part in range_of_shard(number, {})})[0]
             for number in range(self.view.tasks)
         ]
 

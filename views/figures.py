@@ -101,11 +101,11 @@ class ViewFigures:
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> Self:
         counters = Counters(**{name: facts[name] for name in Counters.__dataclass_fields__})
-        told = facts["building"]
+        fields = facts["building"]
         building = None
-        if told is not None:
-            doing = Doing(told["doing"])
-            building = Building(told["began_ms"], doing, told["done"], told["total"], told["per_s"])
+        if fields is not None:
+            doing = Doing(fields["doing"])
+            building = Building(fields["began_ms"], doing, fields["done"], fields["total"], fields["per_s"])
         sizes = facts["state_rows"], facts["state_bytes"]
         return cls(facts["lsn"], *sizes, counters, building, facts["at_ms"], facts["time_ms"])
 

@@ -21,7 +21,7 @@ class Clock:
     unix_us: Callable[[], int]
 
 
-_TELL_S = 0.25
+_CONFIRM_S = 0.25
 """The pause after a status update, before one that only reports WAL without changes of ours."""
 
 
@@ -49,7 +49,7 @@ class Confirmation:
     def nothing_waits(self, sent_to: Lsn) -> None:
         """The server has sent all that commits before this position, and Kafka has it: report it soon."""
         self.complete = max(self.complete, sent_to)
-        if self.complete > self._sent_complete and self._clock.monotonic_s() - self._sent_s >= _TELL_S:
+        if self.complete > self._sent_complete and self._clock.monotonic_s() - self._sent_s >= _CONFIRM_S:
             self.send_status()
 
     def send_status(self) -> None:

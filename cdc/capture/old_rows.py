@@ -31,8 +31,8 @@ class OldRows:
         refuses updates and deletes in a partition without any identity."""
         holders = [partition for partition in partitions if _identity(partition)] or [relation]
         less = [holder for holder in holders if holder.replica_identity is not ReplicaIdentity.FULL]
-        is_told = not keys_can_swap or relation.replica_identity is not ReplicaIdentity.FULL
-        lacking = [holder for holder in less if not (is_told and _identity(holder).issuperset(table.key))]
+        is_certain = not keys_can_swap or relation.replica_identity is not ReplicaIdentity.FULL
+        lacking = [holder for holder in less if not (is_certain and _identity(holder).issuperset(table.key))]
         known = frozenset[str]().union(*map(_identity, less))
         places = frozenset(place for place, column in enumerate(table.columns) if column.name in known)
         return cls(
@@ -55,7 +55,7 @@ class OldRows:
     def require_key(self, table: Table, old: KeyImage | FullImage | None, places: Sequence[int]) -> None:
         """Raises UnsupportedChange if a change may belong to a ``lacking`` relation and lacks the key at ``places``. A
         change without an old row may belong to any of them."""
-        if not self._tells_key(old, places):
+        if not self._has_key(old, places):
             names = ", ".join(map(str, self.lacking))
             what = f"the replica identity of {names} doesn't deliver its key"
             if self.lacking != (table.name,):
@@ -67,7 +67,7 @@ class OldRows:
                 " leaves it out and copies the tables again",
             )
 
-    def _tells_key(self, old: KeyImage | FullImage | None, places: Sequence[int]) -> bool:
+    def _has_key(self, old: KeyImage | FullImage | None, places: Sequence[int]) -> bool:
         if old is None or (self.keys_can_swap and isinstance(old, FullImage) and self.whole(old) is None):
             return False
         return all(old.fields[place] is not None for place in places)

@@ -256,14 +256,14 @@ class CaptureState:
         copying = {other: its_copy for other, its_copy in self.copying.items() if other != name}
         return replace(self, copying=copying if copy is None else {**self.copying, name: copy})
 
-    def with_partitions(self, name: TableName, told: Callable[[str], str]) -> Self:
-        """The state after a topic got rows of partitions that came later. ``told`` adds them to what was recorded of
+    def with_partitions(self, name: TableName, add: Callable[[str], str]) -> Self:
+        """The state after a topic got rows of partitions that came later. ``add`` adds them to what was recorded of
         the table, as ``streamed`` and ``read`` do."""
         state, copy = self, self.copying.get(name)
         recorded = self.memberships.get(name, "")
-        if recorded != (now := told(recorded)):
+        if recorded != (now := add(recorded)):
             state = replace(self, memberships={**self.memberships, name: now})
-        if copy is not None and copy.membership != (now := told(copy.membership)):
+        if copy is not None and copy.membership != (now := add(copy.membership)):
             state = state.with_copy(name, replace(copy, membership=now))
         return state
 
@@ -425,7 +425,7 @@ class CaptureState:
             commit_time_ms=fields.number("commit_time_ms"),
             copied={TableName(schema, table): rows for schema, table, rows in fields.rows("copied", str, str, int)},
             memberships={
-                TableName(schema, table): told for schema, table, told in fields.rows("memberships", str, str, str)
+                TableName(schema, table): names for schema, table, names in fields.rows("memberships", str, str, str)
             },
             topics={topic: TopicIdentity(*identity) for topic, *identity in fields.rows("topics", str, str, int)},
             last_transaction=None if last is None else StreamedTransaction(*last),

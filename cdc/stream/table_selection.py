@@ -148,7 +148,7 @@ def _judged(
     publication = load_publication(sql, pipeline.publication, relations)
     there = [name for name in names if name in relations]
     wrong = {name: _error_of(sql, pipeline, relations[name], publication) for name in there}
-    reasons = {name: _told(name, finding) for name, finding in wrong.items() if finding is not None}
+    reasons = {name: _reason(name, finding) for name, finding in wrong.items() if finding is not None}
     topics = why_no_topic(pipeline, state, [name for name in there if name not in reasons])
     reasons |= {name: _with_way_out(name, reason) for name, reason in topics.items()}
     return [name for name in there if name not in reasons], reasons
@@ -183,7 +183,7 @@ def _error_in(findings: Sequence[Finding]) -> Finding | None:
     return next((finding for finding in findings if finding.severity is Severity.ERROR), None)
 
 
-def _told(name: TableName, finding: Finding) -> str:
+def _reason(name: TableName, finding: Finding) -> str:
     """A finding as a reason to wait, and what to do on the lines below."""
     is_of_table = finding.subject == f"table {name}"
     subject = finding.subject if not is_of_table else "it" if finding.what.startswith(_PREDICATES) else ""

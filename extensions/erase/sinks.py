@@ -8,8 +8,8 @@ from typing import Final
 
 from cdc.model.errors import Fenced, LockstepError
 from cdc.model.event import Position, RowEvent
+from jobs.generations.held_tables import Wish, load_held_tables, load_orders
 from jobs.generations.record import Generation, Phase
-from jobs.generations.set_aside import Wish, load_asides, load_orders
 from lockstep.config import Config
 from lockstep.erasing import DeletedRow, Place, Stopped, Waiting, without_erasing
 from lockstep.generations import list_of, settings_of_generation
@@ -78,7 +78,7 @@ class SinkErasing:
         row = self._row
         below, why = self._below(sink, number, opened)
         if row.tag and any(leftover.has_values for leftover in erasing.leftovers(row.table, row.key)):
-            # The job may have set the table aside, or lacked the deletion. The deletion's tag decides, as always.
+            # The job may hold the table, or may have lacked the deletion. The deletion's tag decides, as always.
             self._delete(opened)
         deadline = time.monotonic() + self._timeout_s
         while True:
@@ -96,10 +96,10 @@ class SinkErasing:
     def _below(self, sink: str, number: int, opened: OpenedSink) -> tuple[str | None, str | None]:
         """The tag below which this generation has all of the table; and the reason if it lacks the deletion."""
         table = str(self._row.table.name)
-        asides, orders = load_asides(opened.records, number), load_orders(opened.records, number)
+        held_tables, orders = load_held_tables(opened.records, number), load_orders(opened.records, number)
         order = orders.get(self._row.table.name)
-        if self._row.table.name in asides or (order is not None and order.wish is not Wish.APPLY):
-            return None, f"{table} is set aside in it: `lockstep resume {sink} {table}`, then run the command again"
+        if self._row.table.name in held_tables or (order is not None and order.wish is not Wish.APPLY):
+            return None, f"{table} is held in it: `lockstep resume {sink} {table}`, then run the command again"
         deadline = time.monotonic() + self._timeout_s
         while True:
             progress = opened.generations.load_progress()

@@ -10,7 +10,7 @@ match, and those with a different last report are looked at, so nothing in betwe
 It compares all searches at its start, when another generation goes live, when a sink was put back, when the log no
 longer has what comes next, and every ten minutes, because a retried rejection has no new event.
 
-A search that the server refuses is *set aside* with the reason, and the others go on. Its last reports stay. It is
+A search that the server refuses is *refused*: its reason is kept, and the others go on. Its last reports stay. It is
 tried again when it is changed, and when all are compared. A search that can't be stored, for example because its table
 isn't in the sink yet, is tried again every few seconds.
 """
@@ -79,7 +79,7 @@ class Stopped(LockstepError):
 
 
 @dataclass(frozen=True, slots=True)
-class _SetAside:
+class _RefusedSearch:
     """A search that isn't reported, and why. ``is_stored``: the server stored the query, but refuses to ask it."""
 
     search: Search
@@ -116,7 +116,7 @@ class Follower:
         self._stored = StoredSearches(self._any.bookkeeping)
         self._searches: dict[str, Search] = {}
         """The searches that documents are asked about."""
-        self._aside: dict[str, _SetAside] = {}
+        self._refused: dict[str, _RefusedSearch] = {}
         self._compare_at = self._again_at = 0.0
         try:
             # Before any claim: a process that can't report must not replace one that does.
@@ -159,7 +159,7 @@ class Follower:
             looked = self._step()
             self._signs.done(
                 {name: self._matching.get(name, 0) for name in self._searches},
-                {name: aside.reason for name, aside in self._aside.items()},
+                {name: refused.reason for name, refused in self._refused.items()},
             )
         return looked
 
@@ -206,7 +206,7 @@ class Follower:
         for table in live.outdated():
             live.drop(table)
             self._searches = {name: search for name, search in self._searches.items() if search.table != table}
-            self._aside = {name: aside for name, aside in self._aside.items() if aside.search.table != table}
+            self._refused = {name: refused for name, refused in self._refused.items() if refused.search.table != table}
         now = self._monotonic()
         is_again, is_due = now >= self._again_at, now >= self._compare_at
         self._again_at = now + _REFUSED_AGAIN_S if is_again else self._again_at
@@ -223,10 +223,10 @@ class Follower:
         return bool(compared)
 
     def _is_to_be_tried(self, search: Search, *, is_again: bool, is_due: bool) -> bool:
-        aside = self._aside.get(search.name)
-        if aside is None or aside.search != search:
+        refused_search = self._refused.get(search.name)
+        if refused_search is None or refused_search.search != search:
             return True
-        return is_due if aside.is_stored else is_again
+        return is_due if refused_search.is_stored else is_again
 
     def _begin(self, number: int, progress: Progress) -> None:
         """Begin with a generation: all searches are stored for it and compared."""
@@ -234,7 +234,7 @@ class Follower:
         self.live = LiveGeneration(self._config, self._name, self._settings, number, progress, claim=self._claim)
         self.live.begin_anew()
         self._searches.clear()
-        self._aside.clear()
+        self._refused.clear()
         self._compare_at = self._monotonic() + _COMPARE_EVERY_S
 
     def _leave(self) -> None:
@@ -249,30 +249,30 @@ class Follower:
         except Unavailable:
             raise
         except LockstepError as error:
-            self._set_aside(_SetAside(search, error.message, is_stored=False))
+            self._refuse(_RefusedSearch(search, error.message, is_stored=False))
             return False
         self._searches[search.name] = search
         return True
 
-    def _set_aside(self, aside: _SetAside) -> None:
+    def _refuse(self, refused_search: _RefusedSearch) -> None:
         """Go on without a search. The log says so once."""
-        name = aside.search.name
+        name = refused_search.search.name
         self._searches.pop(name, None)
-        before = self._aside.get(name)
-        self._aside[name] = aside
-        if before is None or before.reason != aside.reason:
-            logger.error(LogMessage("search set aside", {"sink": self._name, "search": name}, aside.reason))
+        before = self._refused.get(name)
+        self._refused[name] = refused_search
+        if before is None or before.reason != refused_search.reason:
+            logger.error(LogMessage("search refused", {"sink": self._name, "search": name}, refused_search.reason))
 
-    def _set_refused_aside(self, live: "LiveGeneration", refused: QueriesRefused) -> None:
+    def _refuse_queries(self, live: "LiveGeneration", refused: QueriesRefused) -> None:
         for name, reason in refused.reasons.items():
             search = self._searches[name]
             live.discard(search)
-            self._set_aside(_SetAside(search, f"opensearch refuses to ask for it: {reason}", is_stored=True))
+            self._refuse(_RefusedSearch(search, f"opensearch refuses to ask for it: {reason}", is_stored=True))
 
     def _end_removed(self, searches: Mapping[str, Search]) -> None:
         """Report the end of matches for searches that were removed or moved to another table."""
-        for name in [name for name in self._aside if name not in searches]:
-            del self._aside[name]
+        for name in [name for name in self._refused if name not in searches]:
+            del self._refused[name]
         gone = {name for name, search in self._searches.items() if searches.get(name) != search}
         for name in gone:
             search = self._searches.pop(name)
@@ -334,12 +334,12 @@ class Follower:
     def _compare(self, live: "LiveGeneration", searches: Sequence[Search]) -> None:
         """Look at documents that the index finds without a reported match, and at reported matches that it doesn't
         find. Asks the index once for each search, and goes through the reports once for all. A search that the index
-        refuses is set aside.
+        refuses is kept with its reason.
         """
         counts = dict.fromkeys((search.name for search in searches), 0)
         with SpillingMap(Path(tempfile.gettempdir())) as seen:
             for search in searches:
-                if search.name in self._searches:  # comparing another search may have set it aside
+                if search.name in self._searches:  # comparing another search may have refused it
                     found = self._found_and_not_told(live, search, seen)
                     counts[search.name] += self._look_at_all(live, search, found)
             standing = {search.name: search for search in searches if search.name in self._searches}
@@ -358,7 +358,7 @@ class Follower:
                 counts[name] += self._look_at_all(live, standing[name], identities)
         for search in searches:
             if search.name in self._searches:
-                self._aside.pop(search.name, None)
+                self._refused.pop(search.name, None)
                 count = counts[search.name]
                 logger.info(
                     LogMessage("search compared", {"sink": self._name, "search": search.name, "looked_at": count})
@@ -374,7 +374,7 @@ class Follower:
                 yield identity
 
     def _look_at_all(self, live: "LiveGeneration", search: Search, identities: Iterable[bytes]) -> int:
-        """Look at these documents because of a search, and return their number. The search may be set aside."""
+        """Look at these documents because of a search, and return their number. The search may be refused."""
         count = 0
         try:
             for portion in _portions(identities, _DOCUMENTS):
@@ -383,7 +383,7 @@ class Follower:
                 self._look_at(live, search.table, dict.fromkeys(portion, ""))
                 count += len(portion)
         except QueriesRefused as refused:
-            self._set_refused_aside(live, refused)
+            self._refuse_queries(live, refused)
         return count
 
     def _ceased(self, entry: bytes, search: str) -> Match:
@@ -422,12 +422,12 @@ class Follower:
             yield Match(self._name, search, str(table), identity, dict(key), now)
 
     def _asked(self, live: "LiveGeneration", percolator: Percolator, documents: Sequence[Document]) -> list[set[str]]:
-        """The searches that each of these documents matches. Sets aside searches that can't be asked."""
+        """The searches that each of these documents matches. Searches that can't be asked are refused."""
         while True:
             try:
                 return percolator.matches(documents)
             except QueriesRefused as refused:
-                self._set_refused_aside(live, refused)
+                self._refuse_queries(live, refused)
 
     # --- reports ---
 

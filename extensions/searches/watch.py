@@ -1,4 +1,4 @@
-"""The state of sinks' standing searches: which are set aside, and whether any process reports them."""
+"""The state of sinks' standing searches: which are refused, and whether any process reports them."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,12 +18,12 @@ from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings
 
 _SILENT: Final = "searches-silent"
-_SET_ASIDE: Final = "search-set-aside"
+_REFUSED: Final = "search-refused"
 
 METRICS: Final[tuple[Definition, ...]] = (
     dashboard_gauge("standing_searches", "1", "Standing searches of the sink.", ("sink",)),
     dashboard_gauge("searches_matching_documents", "1", "Documents that match, those of each search.", ("sink",)),
-    dashboard_gauge("searches_set_aside", "1", "Standing searches that are refused and not reported.", ("sink",)),
+    dashboard_gauge("searches_refused", "1", "Standing searches that are refused and not reported.", ("sink",)),
     dashboard_gauge(
         "searches_silent_seconds", "s", "Since when the sink's standing searches aren't reported.", ("sink",)
     ),
@@ -32,7 +32,7 @@ METRICS: Final[tuple[Definition, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class StandingSearches:
-    """The searches of one sink. ``set_aside`` says why a search isn't reported, by its name.
+    """The searches of one sink. ``refused`` says why a search isn't reported, by its name.
 
     ``matching`` is the sum of matching documents over all searches, as reported on the topic of matches. ``silent_s``
     is the time without a sign of life, in seconds, as far back as this process has looked. ``waiting`` says what is in
@@ -41,7 +41,7 @@ class StandingSearches:
 
     count: int
     matching: int
-    set_aside: Mapping[str, str]
+    refused: Mapping[str, str]
     silent_s: float
     waiting: str = ""
 
@@ -51,7 +51,7 @@ class StandingSearches:
 
     def figures(self, sink: str) -> Iterator[Figure]:
         """For metrics, in the order of ``METRICS``."""
-        values = (self.count, self.matching, len(self.set_aside), self.silent_s)
+        values = (self.count, self.matching, len(self.refused), self.silent_s)
         return (Figure(definition, value, (sink,)) for definition, value in zip(METRICS, values, strict=True))
 
     def conditions(self, sink: str) -> Iterator[Condition]:
@@ -65,16 +65,16 @@ class StandingSearches:
                 f"`lockstep run` does where [searches] names {sink}, or `lockstep searches watch {sink}`",
                 passes=True,
             )
-        if self.set_aside:
-            first = min(self.set_aside)
-            others = len(self.set_aside) - 1
+        if self.refused:
+            first = min(self.refused)
+            others = len(self.refused) - 1
             yield Condition(
-                _SET_ASIDE,
+                _REFUSED,
                 sink,
                 Severity.WARNING,
                 f"not reported: search {first} of {sink}"
                 + (f" and {others:,} others" if others else "")
-                + f": {self.set_aside[first]}",
+                + f": {self.refused[first]}",
                 f"`lockstep searches list {sink}` shows all; remove it, and add it with another query",
                 passes=True,
             )
@@ -122,9 +122,9 @@ class SinkSearches:
         # A process that begins again and again, and fails each time, gives signs of life as well.
         if self._sign is None or (self._sign[0] != status.at_ms and not status.waiting):
             self._sign = status.at_ms, now
-        set_aside = {name: reason for name, reason in status.refused.items() if name in searches}
+        refused = {name: reason for name, reason in status.refused.items() if name in searches}
         silent_s, matching = now - self._sign[1], sum(status.matching.values())
-        return StandingSearches(len(searches), matching, set_aside, silent_s, status.waiting)
+        return StandingSearches(len(searches), matching, refused, silent_s, status.waiting)
 
 
 class SearchesWatch:
@@ -141,7 +141,7 @@ class SearchesWatch:
             try:
                 searches = self._of(name).look()
             except LockstepError:
-                unknown |= {(_SILENT, name), (_SET_ASIDE, name)}
+                unknown |= {(_SILENT, name), (_REFUSED, name)}
                 continue
             if searches is not None:
                 conditions += searches.conditions(name)

@@ -122,7 +122,7 @@ def _row(status: StreamQueryStatus) -> PanelRow:
         status.hint if status.reason else "",
         status.since_ms,
         needs_somebody=status.needs_somebody,
-        is_told=status.needs_somebody or status.state == WAITING,
+        is_reported=status.needs_somebody or status.state == WAITING,
     )
 
 

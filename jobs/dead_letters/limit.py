@@ -8,7 +8,7 @@ from typing import Final
 from cdc.model.errors import LockstepError
 
 _NUMBER: Final = re.compile(r"(?<=\s)[\d,.]*\d(?=[\s,;:)]|$)")
-_KINDS_TOLD_MAX: Final = 5
+_KINDS_NAMED_MAX: Final = 5
 
 
 def kind_of(reason: str) -> str:
@@ -24,8 +24,8 @@ def count_kinds(reasons: Iterable[str]) -> list[tuple[str, int]]:
 def in_words(reasons: Iterable[str]) -> str:
     """The most frequent kinds, as part of a sentence."""
     kinds = count_kinds(reasons)
-    text = "; ".join(f"{count:,} x {kind}" for kind, count in kinds[:_KINDS_TOLD_MAX])
-    others = sum(count for _, count in kinds[_KINDS_TOLD_MAX:])
+    text = "; ".join(f"{count:,} x {kind}" for kind, count in kinds[:_KINDS_NAMED_MAX])
+    others = sum(count for _, count in kinds[_KINDS_NAMED_MAX:])
     return text + (f"; {others:,} others" if others else "")
 
 
@@ -39,7 +39,7 @@ class TooManyOpen(LockstepError):
 
 def check_open(sink: str, generation: int, reasons: Iterable[str], *, new_topics: Iterable[str], max_open: int) -> None:
     """Raise TooManyOpen if more rejections would be open than allowed. ``reasons`` are those of all that would be open,
-    including tables that are set aside. ``new_topics`` has the topic of each new one, at least one: old rejections
+    including tables that are held. ``new_topics`` has the topic of each new one, at least one: old rejections
     aren't to blame for what comes now."""
     given = list(reasons)
     if len(given) <= max_open:

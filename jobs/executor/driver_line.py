@@ -16,7 +16,7 @@ from jobs.offsets import Offsets
 from sinks.contract import TopicPartition
 from views.figures import ViewFigures
 
-TELL_S: Final = 0.2
+REPORT_S: Final = 0.2
 """How often to report progress to the driver, which stores it in the destination."""
 
 ALIVE_S: Final = 5.0
@@ -56,7 +56,7 @@ _COUNTS: Final = ("rows", "applied", "stale")
 
 
 @dataclass(slots=True)
-class Told:
+class TaskReport:
     """What a task has applied since its last report; ``next_offsets`` has only partitions that have moved.
 
     ``view`` are a view's figures, None for other sinks; ``shard`` is the task's shard of a divided view.
@@ -150,7 +150,7 @@ class DriverLine:
             self.close()
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._tell_read, name="read", daemon=True).start()
+        threading.Thread(target=self._send_read, name="read", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -165,13 +165,13 @@ class DriverLine:
         finally:
             self._work = None
 
-    def _tell_read(self) -> None:
-        seen = told = None
+    def _send_read(self) -> None:
+        seen = sent = None
         while not self._ended.wait(WORK_S):
             work = self._work
-            if work is not None and work is seen and work is not told:
+            if work is not None and work is seen and work is not sent:
                 self._send(orjson.dumps({"read": _entries(work[0])}) + b"\n")
-                told = work
+                sent = work
             seen = work
 
     def is_over(self) -> bool:
@@ -215,8 +215,8 @@ class DriverLine:
                 return
             self._listen(self._socket)
 
-    def tell(self, told: Told) -> None:
-        self._send(told.to_json())
+    def send_report(self, sent: TaskReport) -> None:
+        self._send(sent.to_json())
 
     def _send(self, line: bytes) -> None:
         with self._lock:

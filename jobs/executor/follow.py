@@ -70,13 +70,13 @@ def _opened_line(until: Until) -> Iterator[DriverLine | None]:
             yield line
 
 
-def _apply(task: Task, told: Sequence[Range], until: Until, line: DriverLine | None, result: Result) -> None:
+def _apply(task: Task, ranges: Sequence[Range], until: Until, line: DriverLine | None, result: Result) -> None:
     assert task.client is not None
     run = partial(follow, task.client, until, line)
     if not task.reads_whole_transactions:
-        run(Rows(task, told, until, line, result))
+        run(Rows(task, ranges, until, line, result))
         return
-    own, stored = of_shard(task, {part.at: part.end for part in told})
+    own, stored = of_shard(task, {part.at: part.end for part in ranges})
     if own.view is None:
         with closing(Transactions(own, stored, line, result)) as applier:
             run(applier)

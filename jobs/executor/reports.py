@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from jobs.executor.driver_line import ALIVE_S, TELL_S, DriverLine, Told
+from jobs.executor.driver_line import ALIVE_S, REPORT_S, DriverLine, TaskReport
 from jobs.executor.result import Result
 from jobs.offsets import Offsets
 
@@ -18,37 +18,39 @@ class Reports:
         self._result = result
         self._came = came
         # What was reported to the driver, and the value of ``came`` then.
-        self._told: Offsets = {}
-        self._told_came = 0
-        self._told_s = time.monotonic()
+        self._sent: Offsets = {}
+        self._sent_came = 0
+        self._sent_s = time.monotonic()
 
     @property
     def has_moved(self) -> bool:
         """Whether more was applied since the last report."""
-        return self._result.next_offsets != self._told
+        return self._result.next_offsets != self._sent
 
     def is_due(self, now_s: float, *, has_news: bool) -> bool:
         """Whether to report now: news soon, otherwise that the task is alive."""
-        return self._line is not None and now_s - self._told_s >= (TELL_S if has_news else ALIVE_S)
+        return self._line is not None and now_s - self._sent_s >= (REPORT_S if has_news else ALIVE_S)
 
-    def sign_of_life(self, now_s: float, *, has_got_on: bool) -> Told:
+    def sign_of_life(self, now_s: float, *, has_got_on: bool) -> TaskReport:
         """A report that only says that the task is alive. The position follows later."""
-        self._told_s = now_s
-        return Told(has_got_on=has_got_on)
+        self._sent_s = now_s
+        return TaskReport(has_got_on=has_got_on)
 
-    def take(self, now_s: float) -> Told:
+    def take(self, now_s: float) -> TaskReport:
         """The next report. The offsets also stay in the result. Counts wait until what they count is applied."""
         result, came = self._result, self._came()
-        has_got_on, self._told_came, self._told_s = came > self._told_came, came, now_s
-        moved = {at: offset for at, offset in result.next_offsets.items() if self._told.get(at) != offset}
+        has_got_on, self._sent_came, self._sent_s = came > self._sent_came, came, now_s
+        moved = {at: offset for at, offset in result.next_offsets.items() if self._sent.get(at) != offset}
         if not moved:
-            return Told(has_got_on=has_got_on)
-        taken = Told(result.rows, result.applied, result.stale, result.commit_time_ms, moved, has_got_on=has_got_on)
+            return TaskReport(has_got_on=has_got_on)
+        taken = TaskReport(
+            result.rows, result.applied, result.stale, result.commit_time_ms, moved, has_got_on=has_got_on
+        )
         result.rows = result.applied = result.stale = 0
-        self._told = dict(result.next_offsets)
+        self._sent = dict(result.next_offsets)
         return taken
 
-    def send(self, told: Told) -> None:
+    def send(self, report: TaskReport) -> None:
         """Send the driver a report that was taken when due."""
         assert self._line is not None
-        self._line.tell(told)
+        self._line.send_report(report)

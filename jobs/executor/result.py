@@ -56,8 +56,8 @@ class Failure:
             return cls(kind, error.message, error.hint, error.retry_after_s)
         if isinstance(error, LockstepError):
             return cls(type(error).__name__, error.message, error.hint)
-        told = bug(error)
-        return cls(type(error).__name__, told.message, told.hint)
+        failure = bug(error)
+        return cls(type(error).__name__, failure.message, failure.hint)
 
     @classmethod
     def all_of(cls, error: Exception) -> "list[Failure]":
@@ -72,8 +72,8 @@ class Failure:
 
     @classmethod
     def from_json(cls, fields: list[Any]) -> "Failure":
-        *told, table = fields
-        kind, message, hint, retry_after_s = told
+        *failure, table = fields
+        kind, message, hint, retry_after_s = failure
         return cls(kind, message, hint, retry_after_s, None if table is None else TableName(*table))
 
     def error(self) -> LockstepError:

@@ -86,9 +86,9 @@ class Transactions(Applier):
 
     def report(self, now_s: float) -> None:
         if self._reports.is_due(now_s, has_news=self._reports.has_moved):
-            told = self._reports.take(now_s)
-            told.read = self._feed.read if self._waits else {}
-            self._reports.send(told)
+            report = self._reports.take(now_s)
+            report.read = self._feed.read if self._waits else {}
+            self._reports.send(report)
 
     def is_at_end(self, now_s: float) -> bool:
         return self._end.is_reached(now_s, is_taken_in=self._consistency.is_reached and not self._waits)
@@ -152,13 +152,13 @@ class Transactions(Applier):
     def _apply(self, portion: pa.Table, next_offsets: Offsets) -> None:
         """Apply a part of a step. Nothing in it is repeated: a failure rolls back the whole step."""
         apply_portion(self._task, self._opened.sink, portion, next_offsets, self._result)
-        self._tell_of_life()
+        self._send_sign_of_life()
 
     @property
     def _waits(self) -> bool:
         return self._log.waits or bool(self._waiting.rows)
 
-    def _tell_of_life(self) -> None:
+    def _send_sign_of_life(self) -> None:
         """Report within a step, which may take long."""
         now_s = time.monotonic()
         if self._reports.is_due(now_s, has_news=False):

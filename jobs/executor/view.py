@@ -11,7 +11,7 @@ import orjson
 
 from cdc.model.errors import DataLost, Unavailable
 from jobs.executor.applier import Applier
-from jobs.executor.driver_line import DriverLine, Told, Until
+from jobs.executor.driver_line import DriverLine, TaskReport, Until
 from jobs.executor.log_feed import LogFeed
 from jobs.executor.log_reader import Polled, Range
 from jobs.executor.open_sinks import close_sink, sink_for
@@ -81,8 +81,8 @@ def _keep_beside_others(
             is_first = not retry_s or time.monotonic() - began_s > 2 * RETRY_MOST_S
             retry_s = RETRY_S if is_first else min(2 * retry_s, RETRY_MOST_S)
             failure = replace(Failure.of(error), retry_after_s=retry_s)
-            line.tell(Told(failure=failure, shard=shard.number))
-            progress.tell({})
+            line.send_report(TaskReport(failure=failure, shard=shard.number))
+            progress.send({})
             if not (until.goes_on and ends_by_itself):
                 raise
             close_sink(task)  # the next attempt starts with a new connection
@@ -231,7 +231,7 @@ class ViewSteps(Applier):
         taken = self._log.take(cut)
         if self._build is not None:
             self._build.keep(taken.records)
-            if self._events.tell_of_rows():
+            if self._events.report_rows():
                 return
             self._build.end(cut, taken)
             self._build = None
@@ -251,7 +251,7 @@ class ViewSteps(Applier):
     def _step(self, cut: Cut, taken: Taken) -> bool:
         """Take in whole transactions. False if the driver must store left-out rows first."""
         events = [] if taken.records is None else list(self._view.own_events(self._events.decoded(taken.records)))
-        if self._events.tell_of_rows():
+        if self._events.report_rows():
             return False
         try:
             self._view.step(

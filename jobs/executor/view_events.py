@@ -31,7 +31,7 @@ class ViewEvents:
             self._left_out.take(with_records(decoded.rejections, records), tags, known)
         return decoded.events
 
-    def tell_of_rows(self) -> bool:
+    def report_rows(self) -> bool:
         """Whether the driver must store left-out rows before these records are taken in, since they aren't read again
         after that. Asks the driver now; if it doesn't answer, the rows are in the result."""
         if not self._left_out:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
-from jobs.executor.driver_line import DriverLine, Told
+from jobs.executor.driver_line import DriverLine, TaskReport
 from jobs.executor.log_feed import LogFeed
 from jobs.executor.reports import Reports
 from jobs.executor.result import Result
@@ -26,7 +26,7 @@ class SinkProgress:
         self.rejected = dict(rejected)
         self._not_stored: deque[Offsets] = deque()
 
-    def tell(self, offsets: Offsets) -> None:
+    def send(self, offsets: Offsets) -> None:
         """A report with these offsets was sent."""
         self._not_stored.append(dict(offsets))
 
@@ -86,11 +86,11 @@ class ViewReports:
         has_news = self.figures.building is not None or (self._goes_on and self._reports.has_moved)
         if not self._reports.is_due(now_s, has_news=has_news):
             return
-        told = self._reports.take(now_s) if self._goes_on else self._reports.sign_of_life(now_s, has_got_on=False)
-        told.view, told.shard = self.figures(), self._result.shard
-        told.read = self.feed.read if self.feed.log.waits else {}
-        self._reports.send(told)
-        self.progress.tell(self._result.next_offsets)
+        report = self._reports.take(now_s) if self._goes_on else self._reports.sign_of_life(now_s, has_got_on=False)
+        report.view, report.shard = self.figures(), self._result.shard
+        report.read = self.feed.read if self.feed.log.waits else {}
+        self._reports.send(report)
+        self.progress.send(self._result.next_offsets)
 
     def are_kept(self) -> bool:
         """Have the driver store a shard's rejections now, and forget void ones. Returns whether it has. The driver
@@ -102,8 +102,8 @@ class ViewReports:
         result, line = self._result, self._line
         if line is None:
             return False
-        line.tell(Told(rejected=result.rejected, resolved=result.resolved, shard=result.shard))
-        self.progress.tell({})
+        line.send_report(TaskReport(rejected=result.rejected, resolved=result.resolved, shard=result.shard))
+        self.progress.send({})
         line.wait_stored(self.progress.not_stored, KEPT_S)
         self.progress.hear(line.take_stored())
         if self.progress.not_stored:

@@ -12,17 +12,17 @@ _SHARD: Final = ""
 """Stands in the place of a topic, which always has a name: a task's shard is sent among its ranges of the log."""
 
 
-def told_to_shard(number: int, reached: Offsets) -> list[Range]:
+def range_of_shard(number: int, reached: Offsets) -> list[Range]:
     """The input of a shard's task: its number, and the next offsets stored in the sink."""
     return [Range(_SHARD, number, 0, 0), *(Range(*at, 0, offset) for at, offset in reached.items())]
 
 
-def of_shard(task: Task, told: Offsets) -> tuple[Task, Offsets]:
+def of_shard(task: Task, sent: Offsets) -> tuple[Task, Offsets]:
     """The task of the shard named in its input, and the offsets. The task of a view without shards stays as it is."""
-    numbers = [partition for topic, partition in told if topic == _SHARD]
+    numbers = [partition for topic, partition in sent if topic == _SHARD]
     if task.view is None or not numbers:
-        return task, told
-    offsets = {at: offset for at, offset in told.items() if at[0] != _SHARD}
+        return task, sent
+    offsets = {at: offset for at, offset in sent.items() if at[0] != _SHARD}
     return _task_of(task, numbers), offsets
 
 

@@ -13,7 +13,7 @@ _RECORD: Final = "columns"
 
 
 @dataclass(frozen=True, slots=True)
-class HeldTable:
+class TableColumns:
     """The shape that a generation's table was last prepared for, and the number of each column that it ever had.
     ``relation`` is that shape's ``Table.relation``, 0 if unknown; the numbers are of its columns."""
 
@@ -27,7 +27,7 @@ class Columns:
     """The columns of a generation's tables. ``lacking`` are the values that older rows still have to get.
     ``is_filled``: all rows have them, except those that the destination refused."""
 
-    tables: Mapping[TableName, HeldTable] = field(default_factory=dict)
+    tables: Mapping[TableName, TableColumns] = field(default_factory=dict)
     lacking: AddedValues = field(default_factory=dict)
     is_filled: bool = True
 
@@ -35,8 +35,8 @@ class Columns:
         return orjson.dumps(
             {
                 "tables": [
-                    [name.schema, name.name, held_table.schema_id, dict(held_table.columns), held_table.relation]
-                    for name, held_table in self.tables.items()
+                    [name.schema, name.name, known_table.schema_id, dict(known_table.columns), known_table.relation]
+                    for name, known_table in self.tables.items()
                 ],
                 "lacking": [[name.schema, name.name, dict(values)] for name, values in self.lacking.items()],
                 "filled": self.is_filled,
@@ -47,7 +47,7 @@ class Columns:
     def from_json(cls, text: str) -> "Columns":
         fields: dict[str, Any] = orjson.loads(text)
         return cls(
-            {TableName(schema, name): HeldTable(*held) for schema, name, *held in fields["tables"]},
+            {TableName(schema, name): TableColumns(*held) for schema, name, *held in fields["tables"]},
             {TableName(schema, name): values for schema, name, values in fields["lacking"]},
             fields["filled"],
         )

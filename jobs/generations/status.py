@@ -17,6 +17,7 @@ import orjson
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from cdc.model.times import time_text
+from jobs.generations.held_tables import HeldTable, held_tables_name, parse_held_tables
 from jobs.generations.lease import (
     SYSTEM_CLOCK,
     Clock,
@@ -30,7 +31,6 @@ from jobs.generations.lease import (
 )
 from jobs.generations.read_so_far import ReadSoFar
 from jobs.generations.record import Phase, Record, record_name, way_on
-from jobs.generations.set_aside import Aside, asides_name, asides_of
 from jobs.generations.starting import STARTING_NAME
 from sinks.contract import CoordinationRecords
 
@@ -64,7 +64,7 @@ class JobStatus:
     unknown.
 
     ``reason`` and ``hint`` are those of a stopped job's error. ``last_sign_ms`` is the time of a running job's last
-    heartbeat, by its own clock. ``asides`` are the tables that it has set aside. ``read`` is what a running job has
+    heartbeat, by its own clock. ``held_tables`` are the tables that it holds. ``read`` is what a running job has
     read. ``start`` says what starts a job, which depends on the generation's phase.
     """
 
@@ -73,7 +73,7 @@ class JobStatus:
     reason: str | None = None
     hint: str | None = None
     last_sign_ms: int | None = field(default=None, compare=False)
-    asides: Mapping[TableName, Aside] = field(default_factory=dict)
+    held_tables: Mapping[TableName, HeldTable] = field(default_factory=dict)
     read: ReadSoFar | None = field(default=None, compare=False)
     start: str = _APPLIES
 
@@ -88,7 +88,7 @@ class JobStatus:
 
     @property
     def has_failed_tables(self) -> bool:
-        return any(aside.has_failed for aside in self.asides.values())
+        return any(held.has_failed for held in self.held_tables.values())
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -96,17 +96,17 @@ class JobStatus:
             "since_ms": self.since_ms,
             "reason": self.reason,
             "hint": self.hint,
-            "tables": {str(table): aside.to_json() for table, aside in sorted(self.asides.items())},
+            "tables": {str(table): held.to_json() for table, held in sorted(self.held_tables.items())},
         }
 
-    def aside_sentences(self, sink: str) -> list[str]:
-        """A sentence for each table that is set aside, those that need somebody first."""
-        return [aside.sentence(sink, str(table)) for table, aside in self.by_need]
+    def held_sentences(self, sink: str) -> list[str]:
+        """A sentence for each table that is held, those that need somebody first."""
+        return [held.sentence(sink, str(table)) for table, held in self.by_need]
 
     @property
-    def by_need(self) -> list[tuple[TableName, Aside]]:
-        """The tables that are set aside, those that need somebody first."""
-        return sorted(self.asides.items(), key=lambda item: (not item[1].has_failed, item[0]))
+    def by_need(self) -> list[tuple[TableName, HeldTable]]:
+        """The tables that are held, those that need somebody first."""
+        return sorted(self.held_tables.items(), key=lambda item: (not item[1].has_failed, item[0]))
 
     def sentence(self, label: str) -> str | None:
         """A sentence about the generation's job; None if one runs."""
@@ -148,7 +148,7 @@ def job_statuses(
     a last heartbeat isn't from about now. ``still`` has those that didn't move, for a caller that looks repeatedly: the
     same one isn't waited for twice. ``sink`` is the name to use in commands."""
     still = {} if still is None else still
-    names = (heartbeat_name, asides_name, record_name)
+    names = (heartbeat_name, held_tables_name, record_name)
     found = records.load_all([*(name(number) for number in generations for name in names), STARTING_NAME])
     starting = _starting(found.get(STARTING_NAME), still, now_ms=now_ms)
     beats = {number: last_beat_of(found.get(heartbeat_name(number))) for number in generations}
@@ -166,7 +166,7 @@ def job_statuses(
             )
             if number in running
             else _ended(records, number, beat, starting),
-            asides=asides_of(found.get(asides_name(number))),
+            held_tables=parse_held_tables(found.get(held_tables_name(number))),
             start=_start(sink, number, found.get(record_name(number))),
         )
         for number, beat in beats.items()

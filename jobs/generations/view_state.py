@@ -18,7 +18,7 @@ from views.figures import ViewFigures
 
 
 @dataclass(frozen=True, slots=True)
-class ToldView:
+class ReportedView:
     """The figures of a view, and since when its state is being built or complete, in milliseconds since 1970."""
 
     since_ms: int
@@ -42,22 +42,22 @@ class ToldView:
         return cls(facts["since_ms"], ViewFigures.from_json(facts))
 
 
-def told_name(generation: int) -> str:
+def view_record_name(generation: int) -> str:
     return f"g{generation}.view"
 
 
-def dump_told(told: ToldView) -> str:
-    return orjson.dumps(told.to_json()).decode()
+def dump_view(view: ReportedView) -> str:
+    return orjson.dumps(view.to_json()).decode()
 
 
-def parse_told(text: str | None) -> ToldView | None:
+def parse_view(text: str | None) -> ReportedView | None:
     """None if no job has reported any."""
-    return None if text is None else ToldView.from_json(orjson.loads(text))
+    return None if text is None else ReportedView.from_json(orjson.loads(text))
 
 
-def load_told(records: CoordinationRecords, generation: int) -> ToldView | None:
+def load_view(records: CoordinationRecords, generation: int) -> ReportedView | None:
     """What the job of a view last reported; None if it never did. Raises what the destination raises."""
-    return parse_told(records.load(told_name(generation)))
+    return parse_view(records.load(view_record_name(generation)))
 
 
 def state_directory(spark: SparkSettings, *, pipeline: str, sink: str, generation: int) -> Path:

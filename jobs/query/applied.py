@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable
 
 from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavailable
-from jobs.executor.driver_line import Told
+from jobs.executor.driver_line import TaskReport
 from jobs.executor.result import Result
 from jobs.executor.task_input import Task
 from jobs.query.rejections import Rejections
-from jobs.query.threads import QueryState, store_told
+from jobs.query.threads import QueryState, store_reported
 from jobs.query.topic_watch import TopicWatch
 from jobs.query.view_figures import FiguresKeeper
 from jobs.query.whole_progress import WholeProgress
@@ -48,34 +48,36 @@ class Applied:
         # Rejections stored since the last report.
         self._rejected = 0
 
-    def hear(self, told: Told) -> bool:
+    def hear(self, task_report: TaskReport) -> bool:
         """Take a task's report. Rejections come with the batch's result, except those of a view's shards. Returns
         whether this report and all earlier ones of the batch are stored."""
         # A task that is behind and makes no progress may be cut off, or its destination hangs: that must get reported.
-        if told.is_at_work or not self._keeper.is_behind:
+        if task_report.is_at_work or not self._keeper.is_behind:
             self._state.heard_at = time.monotonic()
-        figures = None if told.view is None else self._progress.figures(told.shard, told.view)
+        figures = None if task_report.view is None else self._progress.figures(task_report.shard, task_report.view)
         if figures is not None:
-            self._figures.told(figures)
-        if told.read and self._progress.shards is None:  # other shards may not have read this
-            self._keeper.read_to(told.read)
-        if told.failure is not None:
-            self._hear_failure(told.failure.error())
-        if (told.rejected or told.resolved) and not self._keep(told):
+            self._figures.take(figures)
+        if task_report.read and self._progress.shards is None:  # other shards may not have read this
+            self._keeper.read_to(task_report.read)
+        if task_report.failure is not None:
+            self._hear_failure(task_report.failure.error())
+        if (task_report.rejected or task_report.resolved) and not self._keep(task_report):
             self._is_stored = False
             return False
-        if not told.next_offsets:
+        if not task_report.next_offsets:
             return self._is_stored
-        self._topics.heard_of({topic for topic, _ in told.next_offsets})
+        self._topics.heard_of({topic for topic, _ in task_report.next_offsets})
         self._state.look_first()
-        progress = store_told(self._state, lambda: self._progress.store(told.next_offsets, shard=told.shard))
+        progress = store_reported(
+            self._state, lambda: self._progress.store(task_report.next_offsets, shard=task_report.shard)
+        )
         if progress is not None:
-            self.tell(told, progress)
+            self.report_part(task_report, progress)
             self._state.has_stored(progress.watermark_lsn)
         self._is_stored = progress is not None
         return self._is_stored
 
-    def tell(self, part: Result | Told, progress: Progress) -> None:
+    def report_part(self, part: Result | TaskReport, progress: Progress) -> None:
         """Report a part of the batch, or the remainder at its end."""
         rejected, self._rejected = self._rejected, 0
         if isinstance(part, Result):
@@ -95,25 +97,25 @@ class Applied:
             )
         )
 
-    def keep_rejections(self, part: Result | Told) -> None:
+    def keep_rejections(self, part: Result | TaskReport) -> None:
         """Store them. Raises as ``Rejections.keep``."""
         self._rejections.keep(part)
 
     def end_view(self, result: Result) -> None:
         """Store the view's last figures of the batch."""
         if result.view is not None:
-            self._figures.told(result.view, is_last=True)
+            self._figures.take(result.view, is_last=True)
 
-    def tell_of_lacking(self, progress: Progress, *, awaits_copy: bool) -> None:
+    def report_lacking(self, progress: Progress, *, awaits_copy: bool) -> None:
         """Report that the newest transactions aren't applied."""
         at = self._task.sink, self._task.generation, progress.watermark_lsn
         self._report(LacksRecord(*at, awaits_copy=awaits_copy))
 
-    def _keep(self, told: Told) -> bool:
+    def _keep(self, task_report: TaskReport) -> bool:
         """Store rejections from the middle of a batch. Returns whether that succeeded: only then does the task go on.
         After Unavailable they come again with the batch's result. Errors that don't end by themselves end the query."""
         try:
-            self._rejections.keep(told)
+            self._rejections.keep(task_report)
         except Unavailable as error:
             if isinstance(error, DataLost):
                 self._state.fail(error)
@@ -121,8 +123,8 @@ class Applied:
         except Exception as error:
             self._state.fail(error)
             return False
-        self._keeper.count_rejected(len(told.rejected))
-        self._rejected += len(told.rejected)
+        self._keeper.count_rejected(len(task_report.rejected))
+        self._rejected += len(task_report.rejected)
         return True
 
     def _hear_failure(self, error: LockstepError) -> None:

@@ -10,7 +10,7 @@ from cdc.model.errors import DataLost, LockstepError, Unavailable
 from jobs.executor.log_reader import Range, open_ranges, ranges, spread
 from jobs.executor.result import RejectedEvent, Result, check_rejections
 from jobs.executor.task_input import Task
-from jobs.executor.view_shards import told_to_shard
+from jobs.executor.view_shards import range_of_shard
 from jobs.offsets import Offsets
 from jobs.query.applied import Applied
 from jobs.query.batch_ranges import BatchPlan
@@ -126,7 +126,7 @@ class RowBatches:
         self._applied.keep_rejections(result)
         reached = {at: max(end, result.next_offsets.get(at, 0)) for at, end in ends.items()}
         progress = self._keeper.batch_applied(reached, rejected=len(result.rejected), written=written)
-        self._applied.tell(result, progress)
+        self._applied.report_part(result, progress)
         return ran
 
     def _go_on(self, spark: SparkSession, starts: Offsets, ends: Offsets) -> Result:
@@ -200,9 +200,9 @@ class WholeBatches:
         once, bulk = self._plan.once, self._plan.bulk
         if result.next_offsets:
             progress = self._progress.store(result.next_offsets, rejected=len(result.rejected))
-            self._applied.tell(result, progress)
+            self._applied.report_part(result, progress)
             if result.lacks_record and once:
-                self._applied.tell_of_lacking(progress, awaits_copy=result.awaits_copy)
+                self._applied.report_lacking(progress, awaits_copy=result.awaits_copy)
         elif result.lacks_record and once and not bulk:  # after a bulk load another job goes on
             what = "view" if self._task.steps is None else "sink"
             raise lacks_record(f"{what} {self._plan.name!r}", awaits_copy=result.awaits_copy)
@@ -214,7 +214,7 @@ class WholeBatches:
         result = Result()
         refused: dict[tuple[str, bytes], RejectedEvent] = {}
         while True:
-            part = self._delivery.run(lambda: self._told(spark), self._task.tables.keys(), goes_on=goes_on)
+            part = self._delivery.run(lambda: self._ranges_of_shards(spark), self._task.tables.keys(), goes_on=goes_on)
             # Each part alone may have too few to be refused.
             refused = {at: event for at, event in refused.items() if at not in part.resolved}
             refused |= {(event.position.topic, event.key): event for event in part.rejected}
@@ -227,10 +227,10 @@ class WholeBatches:
             if not part.has_more or self._is_over():
                 return result
 
-    def _told(self, spark: SparkSession) -> DataFrame:
+    def _ranges_of_shards(self, spark: SparkSession) -> DataFrame:
         """The offsets stored in the sink by now: a batch that goes on may have come far before an attempt failed."""
         if (shards := self._progress.shards) is not None:
-            return range_frame(spark, [told_to_shard(number, shards.stored(number)) for number in range(shards.count)])
+            return range_frame(spark, [range_of_shard(number, shards.stored(number)) for number in range(shards.count)])
         return range_frame(spark, [[Range(*at, 0, offset) for at, offset in self._keeper.reached.items()]])
 
     def _time_has_passed(self) -> bool:

@@ -23,7 +23,7 @@ from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.executor.shape_history import added_values, relations
 from jobs.generations.batch_gate import BatchGate
-from jobs.generations.columns import Columns, HeldTable
+from jobs.generations.columns import Columns, TableColumns
 from jobs.report import ColumnBackfillProgress, Reporter
 from sinks.contract import AddedValues, Batch, Sink, StoredRow
 from sinks.wrappers.projection import Projection
@@ -57,7 +57,7 @@ def next_columns(
     added column counts as lacking; rows that have it are left alone. Raises LockstepError for a column that took
     another one's name.
     """
-    held_tables = {} if known_columns is None else dict(known_columns.tables)
+    known_tables = {} if known_columns is None else dict(known_columns.tables)
     lacking: dict[TableName, Mapping[str, JsonValue]] = {}
     for whole in tables:
         table = read = projection.table(whole)
@@ -65,44 +65,44 @@ def next_columns(
             read = replace(projection, excluded={}).table(whole)
         table_records = [record for record in records if record.table.name == table.name]
         added = added_values(table, table_records)
-        held_table = held_tables.get(table.name)
-        if held_table is not None:
-            held_table = _of_newest_relation(held_table, table_records)
+        known_table = known_tables.get(table.name)
+        if known_table is not None:
+            known_table = _of_newest_relation(known_table, table_records)
         missing: dict[str, JsonValue]
-        if held_table is not None:
-            _check_columns(read, held_table, table_records)
-            numbers = {number for number in held_table.columns.values() if number}
+        if known_table is not None:
+            _check_columns(read, known_table, table_records)
+            numbers = {number for number in known_table.columns.values() if number}
             missing = {
                 name: value
                 for name, value in added.items()
-                if name not in held_table.columns and table.column(name).number not in numbers
+                if name not in known_table.columns and table.column(name).number not in numbers
             }
             if known_columns is not None:
-                missing |= _still_lacking(known_columns.lacking.get(table.name, {}), held_table, table)
+                missing |= _still_lacking(known_columns.lacking.get(table.name, {}), known_table, table)
         else:
             # A table that joins a generation has no rows in it.
             missing = added if known_columns is None and has_rows else {}
         if missing:
             lacking[table.name] = missing
-        columns = {} if held_table is None else _under_their_names(held_table.columns, read)
+        columns = {} if known_table is None else _under_their_names(known_table.columns, read)
         columns |= {column.name: column.number or columns.get(column.name, 0) for column in read.columns}
-        held_tables[table.name] = HeldTable(whole.schema_id, columns, whole.relation)
-    return Columns(held_tables, lacking, is_filled=not lacking)
+        known_tables[table.name] = TableColumns(whole.schema_id, columns, whole.relation)
+    return Columns(known_tables, lacking, is_filled=not lacking)
 
 
-def _of_newest_relation(held_table: HeldTable, records: Sequence[SchemaRecord]) -> HeldTable:
+def _of_newest_relation(known_table: TableColumns, records: Sequence[SchemaRecord]) -> TableColumns:
     """The same columns with their numbers in today's relation, if the relation was replaced. Columns go on under their
     names: capture has then copied the whole table, or found all names unchanged."""
     groups = relations(records)
-    known = [index for index, group in enumerate(groups) if group[-1].table.relation == held_table.relation]
+    known = [index for index, group in enumerate(groups) if group[-1].table.relation == known_table.relation]
     if not known:
-        return held_table
-    columns = dict(held_table.columns)
+        return known_table
+    columns = dict(known_table.columns)
     for before, after in pairwise(groups[known[-1] :]):
         names = {column.number: column.name for column in before[-1].table.columns if column.number}
         numbers = {column.name: column.number for column in after[0].table.columns}
         columns = {name: numbers.get(names.get(number, name), _GONE) for name, number in columns.items()}
-    return replace(held_table, columns=columns)
+    return replace(known_table, columns=columns)
 
 
 def _under_their_names(columns: Mapping[str, int], table: Table) -> dict[str, int]:
@@ -117,22 +117,22 @@ def _under_their_names(columns: Mapping[str, int], table: Table) -> dict[str, in
     }
 
 
-def _still_lacking(lacking: Mapping[str, JsonValue], held_table: HeldTable, table: Table) -> dict[str, JsonValue]:
+def _still_lacking(lacking: Mapping[str, JsonValue], known_table: TableColumns, table: Table) -> dict[str, JsonValue]:
     """Under today's names, and without columns that the source has dropped."""
     numbered = {column.number: column.name for column in table.columns if column.number}
     names = {column.name for column in table.columns}
-    now = ((numbered.get(held_table.columns.get(name, 0), name), value) for name, value in lacking.items())
+    now = ((numbered.get(known_table.columns.get(name, 0), name), value) for name, value in lacking.items())
     return {name: value for name, value in now if name in names}
 
 
-def _check_columns(table: Table, held_table: HeldTable, records: Sequence[SchemaRecord]) -> None:
+def _check_columns(table: Table, known_table: TableColumns, records: Sequence[SchemaRecord]) -> None:
     """Raise NeedsRebuild if older rows hold another column's values under a name, and no copy replaces them."""
     for column in table.columns:
-        number = held_table.columns.get(column.name, 0)
+        number = known_table.columns.get(column.name, 0)
         if not number or not column.number or number == column.number:
             continue
         # A table may have had the shape several times. The fewer records follow, the fewer copies count.
-        held_at = [index for index, record in enumerate(records) if record.table.schema_id == held_table.schema_id]
+        held_at = [index for index, record in enumerate(records) if record.table.schema_id == known_table.schema_id]
         since = held_at[-1] + 1 if held_at else 0
         is_copied = False
         is_there = False

@@ -1,5 +1,5 @@
-"""The watermark to store: it doesn't move while it isn't true of older rows. Pure. ``Aside.holds_watermark`` in
-``jobs.generations.set_aside`` says which tables hold it."""
+"""The watermark to store: it doesn't move while it isn't true of older rows. Pure. ``HeldTable.holds_watermark`` in
+``jobs.generations.held_tables`` says which tables hold it."""
 
 from collections.abc import Collection
 

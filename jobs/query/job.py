@@ -19,13 +19,13 @@ from cdc.model.errors import (
 )
 from cdc.protocol.control_records import SchemaRecord
 from jobs.executor.shape_history import ShapesOutdated
-from jobs.generations.set_aside import Asides
+from jobs.generations.held_tables import HeldTables
 from jobs.query.failures import BACKOFF_MAX_S, Backoff, spark_error
+from jobs.query.held_tables import NewlyHeld
 from jobs.query.job_lease import JobLease
 from jobs.query.log_facts import have_shapes_changed, unreadable
 from jobs.query.log_start import Unreadable
 from jobs.query.queries import Queries
-from jobs.query.set_aside_tables import SetAside
 from jobs.query.sink_plan import SinkPlan
 from jobs.query.sink_tables import SinkTables
 from jobs.query.threads import TICK_S
@@ -84,8 +84,8 @@ class Recovery:
         self._backoff = Backoff()
         # How many queries in a row another job has overtaken.
         self._overtaken = 0
-        # The tables set aside when the last PositionMismatch came: one of them may have been the reason.
-        self._checked_again: Asides | None = None
+        # The tables held when the last PositionMismatch came: one of them may have been the reason.
+        self._checked_again: HeldTables | None = None
 
     def run(self) -> None:
         """Return when stopped or done. Raises LockstepError if somebody must act."""
@@ -95,7 +95,7 @@ class Recovery:
             try:
                 with jvm_calls(partial(spark_error, name)):
                     is_due = self._queries.run()
-            except SetAside:
+            except NewlyHeld:
                 is_due = True
             except LockstepError as error:
                 self._go_on_after(error, began_s)
@@ -103,7 +103,7 @@ class Recovery:
             if not is_due:
                 if once and not self._stop.is_set():
                     # ``once`` applies all there is, but may have left out tables that can't be applied.
-                    self._tables.aside.check_none_failed()
+                    self._tables.held.check_none_failed()
                 return
 
     def _go_on_after(self, error: LockstepError, began_s: float) -> None:
@@ -131,8 +131,8 @@ class Recovery:
             case ConfigurationError() | Unreadable():
                 raise error
             case PositionMismatch():
-                # A resumed table may be too late by now. The next start sets it aside, and only that one.
-                resuming = {table: aside for table, aside in self._tables.aside.now.items() if aside.is_read}
+                # A resumed table may be too late by now. The next start sets it held, and only that one.
+                resuming = {table: held for table, held in self._tables.held.now.items() if held.is_read}
                 if not resuming or resuming == self._checked_again:
                     raise error
                 self._checked_again = resuming
@@ -161,7 +161,7 @@ class Recovery:
     def _has_lost_rights(self) -> bool:
         """Whether the job lost the right to read the topics of some tables, and can go on without them."""
         plan, tables = self._tables.plan, self._tables
-        if len(plan.tables) < 2 and not any(table in tables.aside.now for table in plan.tables):
+        if len(plan.tables) < 2 and not any(table in tables.held.now for table in plan.tables):
             return False  # then single tables can't be the reason
         return self._answered(lambda: tables.go_on_without(unreadable(plan, TopicAdmin(plan.kafka.client()))))
 

@@ -63,9 +63,9 @@ class SharedBell:
         while self._goes_on():
             try:
                 if self._bell.rings(_LISTEN_S):
-                    self._tell(None, self._bell.heard)
+                    self._report(None, self._bell.heard)
             except Exception as error:
-                self._tell(error)
+                self._report(error)
                 with self._changed:
                     self._changed.wait_for(lambda: not self._listeners, _SILENT_S)
 
@@ -79,7 +79,7 @@ class SharedBell:
             self._is_heard = bool(self._listeners)
             return self._is_heard
 
-    def _tell(self, error: Exception | None, heard: Heard | None = None) -> None:
+    def _report(self, error: Exception | None, heard: Heard | None = None) -> None:
         with self._changed:
             listeners = list(self._listeners)
         for listener in listeners:

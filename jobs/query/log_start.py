@@ -8,8 +8,8 @@ from cdc.kafka.control_topics import ProgressReader, read_progress
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import ConfigurationError, LockstepError, PositionMismatch
 from cdc.model.table import TableName
+from jobs.generations.held_tables import Orders
 from jobs.generations.lease import GenerationLease
-from jobs.generations.set_aside import Orders
 from jobs.offsets import Offsets
 from jobs.query.log_facts import LogFacts, unreadable, without_topic
 from jobs.query.resume_check import check_epochs, check_resume, known_epoch
@@ -25,7 +25,7 @@ class Unreadable(LockstepError):
 
 
 class LogStart:
-    """Checks before a query begins. If single tables are to blame, they are set aside."""
+    """Checks before a query begins. If single tables are to blame, they are held."""
 
     def __init__(
         self, tables: SinkTables, opened: OpenedSink, lease: GenerationLease, orders: Orders, cluster: TopicAdmin
@@ -39,17 +39,17 @@ class LogStart:
         self._cluster = cluster
 
     def require_readable(self) -> None:
-        """Raises SetAside if the job may not read the topics of some tables, and Unreadable if no others are left."""
+        """Raises NewlyHeld if the job may not read the topics of some tables, and Unreadable if no others are left."""
         errors = unreadable(self._plan, self._cluster)
         if not errors:
             return
         if self._tables.go_on_without(errors) and self._opened.generations.load_progress() is not None:
-            self._tables.aside.fail(self._lease, errors, self._orders)
+            self._tables.held.fail(self._lease, errors, self._orders)
         error = next(iter(errors.values()))
         raise Unreadable(error.message, hint=error.hint)
 
     def row_plans(self, log: LogFacts) -> Mapping[TableName, RowPlan]:
-        """What to evaluate of the tables' rows. Raises ConfigurationError if that is impossible, and SetAside if it is
+        """What to evaluate of the tables' rows. Raises ConfigurationError if that is impossible, and NewlyHeld if it is
         possible for other tables."""
         expressions = self._plan.settings.expressions()
         try:
@@ -61,16 +61,16 @@ class LogStart:
                 and self._tables.go_on_without(errors)
                 and self._opened.generations.load_progress() is not None
             ):
-                self._tables.aside.fail(self._lease, errors, self._orders)
+                self._tables.held.fail(self._lease, errors, self._orders)
             raise
 
-    def set_lost_aside(self) -> None:
-        """Set tables aside again that are retried or resumed, and whose topic is gone. Raises SetAside. Otherwise the
+    def hold_lost(self) -> None:
+        """Hold tables again that are retried or resumed, and whose topic is gone. Raises NewlyHeld. Otherwise the
         query and the sink's other tables would wait for the topic, in vain: what the table lacks was in it."""
-        again = [table for table, aside in self._tables.aside.now.items() if aside.is_read]
+        again = [table for table, held in self._tables.held.now.items() if held.is_read]
         errors = without_topic(self._plan, self._cluster, again) if again else {}
         if errors:
-            self._tables.aside.fail(self._lease, errors, self._orders)
+            self._tables.held.fail(self._lease, errors, self._orders)
 
     def check_resuming(
         self,
@@ -80,10 +80,10 @@ class LogStart:
         ends: Offsets,
         now_ms: int,
     ) -> None:
-        """Set tables aside again whose topic has lost what they lack. Raises SetAside."""
+        """Hold tables again whose topic has lost what they lack. Raises NewlyHeld."""
         errors: dict[TableName, LockstepError] = {}
         begins = self._cluster.begin_offsets(log.partitions)
-        for topic in self._tables.aside.by_topic():
+        for topic in self._tables.held.by_topic():
             facts = log.topics.get(topic)
             if facts is None:
                 continue
@@ -99,7 +99,7 @@ class LogStart:
             except PositionMismatch as error:
                 errors[log.table_of[topic]] = error
         if errors:
-            self._tables.aside.fail(self._lease, errors, self._orders)
+            self._tables.held.fail(self._lease, errors, self._orders)
 
     def epoch_to_go_on_with(self, log: LogFacts, progress: Progress | None, *, ends: Offsets, now_ms: int) -> int:
         """The epoch of the log that the sink may go on with: everything that it reads from now on is as new, or

@@ -12,7 +12,7 @@ from typing import Final
 
 from cdc.pace import Pace
 from cdc.readiness import wait_any_ready, wait_ready
-from jobs.executor.driver_line import END, GO_ON, GO_ON_S, STORED, TELL_S, Told
+from jobs.executor.driver_line import END, GO_ON, GO_ON_S, REPORT_S, STORED, TaskReport
 from jobs.generations.batch_gate import BatchGate
 
 _LOOK_S: Final = 0.1
@@ -73,7 +73,7 @@ class LongBatches:
 
     It also ends a batch at a standstill: the next one is planned, so its task notices if it can't get what is there.
 
-    ``on_told`` takes a task's report, in the thread of ``serve``, and returns whether all reports so far are stored.
+    ``on_report`` takes a task's report, in the thread of ``serve``, and returns whether all reports so far are stored.
     ``is_behind`` says whether more is known to be published than a task has; its argument is the task's shard of a
     view, None if the view isn't divided.
     """
@@ -81,7 +81,7 @@ class LongBatches:
     def __init__(
         self,
         gate: BatchGate,
-        on_told: Callable[[Told], bool],
+        on_report: Callable[[TaskReport], bool],
         *,
         is_behind: Callable[[int | None], bool],
         is_shared: bool = False,
@@ -91,7 +91,7 @@ class LongBatches:
         self._is_shared = is_shared
         self._batch_number = 0
         self._ended_number = -1
-        self._on_told = on_told
+        self._on_report = on_report
         self._is_behind = is_behind
         self._directory = Path(tempfile.mkdtemp(prefix="lockstep-"))  # private to this user
         self.path = str(self._directory / "s")
@@ -108,7 +108,7 @@ class LongBatches:
         try:
             while not ended.is_set():
                 now = time.monotonic()
-                seconds = min((line.told_at + GO_ON_S - now for line in lines), default=GO_ON_S)
+                seconds = min((line.reported_at + GO_ON_S - now for line in lines), default=GO_ON_S)
                 seconds = min([seconds, *(line.hears_at - now for line in lines if line.hears_at > now)])
                 heard = [line.connection for line in lines if line.hears_at <= now]
                 ready = self._wait([self._listener, *heard], seconds)
@@ -165,23 +165,23 @@ class LongBatches:
             more = line.connection.recv(_RECEIVED_AT_ONCE)
             received, is_there = received + more, bool(more)
         *lines, line.rest = (line.rest + received).split(b"\n")
-        told = Told()
-        answered = sum([told.add_json(text) for text in lines])
+        report = TaskReport()
+        answered = sum([report.add_json(text) for text in lines])
         if answered:
-            line.shard, line.is_building = told.shard, told.is_building
+            line.shard, line.is_building = report.shard, report.is_building
         if lines:
             line.not_stored += answered
             began = time.monotonic()
-            is_stored = self._on_told(told)
-            if told.next_offsets and told.shard is None:  # a shard may wait for the answer
+            is_stored = self._on_report(report)
+            if report.next_offsets and report.shard is None:  # a shard may wait for the answer
                 line.pace.took(time.monotonic() - began)
                 line.hears_at = began + line.pace.interval_s
-            line.lacks_rejections |= bool(told.rejected or told.resolved) and not is_stored
+            line.lacks_rejections |= bool(report.rejected or report.resolved) and not is_stored
             # Other tasks' reports may all be stored while this one's isn't: it comes again with the task's result.
             if is_stored and is_there and not line.lacks_rejections:
                 line.connection.sendall(STORED * line.not_stored)
                 line.not_stored = 0
-        if told.is_at_work:
+        if report.is_at_work:
             line.standstill.has_moved(time.monotonic())
         return is_there
 
@@ -193,12 +193,12 @@ class LongBatches:
         would_begin = not any(other.is_building for other in others)
         is_stuck = line.standstill.is_too_long(now, is_behind=self._is_behind(line.shard)) and would_begin
         is_left_alone = self._is_shared and line.batch_number == self._ended_number and not line.is_building
-        if (self._gate.is_wanted or is_stuck or is_left_alone) and not line.is_told_to_end:
+        if (self._gate.is_wanted or is_stuck or is_left_alone) and not line.is_asked_to_end:
             line.connection.sendall(END)
-            line.is_told_to_end = True
-        if now - line.told_at >= GO_ON_S:
+            line.is_asked_to_end = True
+        if now - line.reported_at >= GO_ON_S:
             line.connection.sendall(GO_ON)
-            line.told_at = now
+            line.reported_at = now
 
 
 class _TaskLine:
@@ -207,12 +207,12 @@ class _TaskLine:
     def __init__(self, connection: socket.socket, now_s: float, batch_number: int) -> None:
         self.connection = connection
         self.batch_number = batch_number
-        self.told_at = self.hears_at = now_s
-        self.pace = Pace(times_as_long=_TIMES_A_STORE, fastest_s=TELL_S, slowest_s=SLOWEST_S)
+        self.reported_at = self.hears_at = now_s
+        self.pace = Pace(times_as_long=_TIMES_A_STORE, fastest_s=REPORT_S, slowest_s=SLOWEST_S)
         self.standstill = Standstill(now_s)
         self.shard: int | None = None
         self.is_building = False
-        self.is_told_to_end = False
+        self.is_asked_to_end = False
         self.not_stored = 0
         self.lacks_rejections = False
         self.rest = b""

@@ -8,13 +8,13 @@ from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans
 from cdc.model.errors import DataLost, Unavailable
 from cdc.protocol.control_records import ProgressRecord
 from jobs.clock import now_ms
+from jobs.generations.held_tables import Orders
 from jobs.generations.lease import GenerationLease
-from jobs.generations.set_aside import Orders
 from jobs.query.consistency import claim_and_keep
+from jobs.query.held_tables import is_any_due
 from jobs.query.log_facts import LogFacts
 from jobs.query.progress import ProgressKeeper
 from jobs.query.progress_at_start import as_of_start, progress_at_start
-from jobs.query.set_aside_tables import is_any_due
 from jobs.query.sink_tables import SinkTables
 from jobs.report import Reporter, WatermarkRaised
 from sinks.contract import OpenedSink, Progress
@@ -34,7 +34,7 @@ def wait_for_tables(
     """Wait until there is a table to read. Returns whether another query is due. If none of the sink's tables is
     captured, it lacks nothing meanwhile and its watermark goes on. Raises DataLost if the destination was put back."""
     plan, watch, keeper = tables.plan, tables.watch(), keeper_of_none(tables, opened, lease)
-    tables.aside.tell()
+    tables.held.report()
     if watch is not None:
         cluster = TopicAdmin(plan.kafka.client())
         cluster.create(cluster.missing(control_topic_plans(plan.pipeline, plan.kafka.topics)))
@@ -44,7 +44,7 @@ def wait_for_tables(
         while not plan.once and not stop.wait(ORDERS_LOOK_S):
             try:
                 lease.check()
-                if tables.aside.orders(lease) != orders or is_any_due(tables.aside.now):
+                if tables.held.orders(lease) != orders or is_any_due(tables.held.now):
                     return True
                 if watch is None:
                     continue
@@ -55,7 +55,7 @@ def wait_for_tables(
                 records, unlearned = unlearned, []
                 if keeper is not None:
                     raised = keeper.learn(filter(watch.holds, records), selection=watch.selection)
-                    _tell(raised, plan.name, plan.generation, report)
+                    _report(raised, plan.name, plan.generation, report)
             except DataLost:  # the claim and what was stored are gone: begin anew
                 raise
             except Unavailable:
@@ -65,16 +65,16 @@ def wait_for_tables(
     return False
 
 
-def _tell(progress: Progress | None, sink: str, generation: int, report: Reporter) -> None:
+def _report(progress: Progress | None, sink: str, generation: int, report: Reporter) -> None:
     if progress is not None:
         report(WatermarkRaised(sink, generation, progress.watermark_lsn, progress.commit_time_ms))
 
 
 def keeper_of_none(tables: SinkTables, opened: OpenedSink, lease: GenerationLease) -> ProgressKeeper | None:
     """The progress of a sink none of whose tables is captured. None if its watermark waits for a table that is set
-    aside, or for a part of the log that was left out."""
+    held, or for a part of the log that was left out."""
     plan, stored = tables.plan, opened.generations.load_progress()
-    waits = tables.all or any(aside.holds_watermark for aside in tables.aside.now.values())
+    waits = tables.all or any(held.holds_watermark for held in tables.held.now.values())
     if stored is None or stored.skipped or waits:
         return None
     claim_and_keep(opened, plan.generation, lambda: lease.claim(opened.sink.claim))

@@ -8,6 +8,7 @@ from cdc.model.errors import Fenced, LockstepError, NeedsRebuild, Unavailable
 from cdc.model.table import TableName
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.columns import Columns, load_columns, save_columns
+from jobs.generations.held_tables import Orders
 from jobs.generations.identities import (
     Identities,
     dump_identities,
@@ -19,7 +20,6 @@ from jobs.generations.identities import (
     lost_rows,
 )
 from jobs.generations.lease import GenerationLease
-from jobs.generations.set_aside import Orders
 from jobs.query.column_backfill import BackfillReporter, backfill_tables, next_columns
 from jobs.query.consistency import claim_and_keep
 from jobs.query.log_facts import LogFacts
@@ -30,7 +30,7 @@ from sinks.registry import projection_of
 
 
 class Preparation:
-    """The preparation of one query. If single tables are to blame, they are set aside."""
+    """The preparation of one query. If single tables are to blame, they are held."""
 
     def __init__(
         self, tables: SinkTables, opened: OpenedSink, lease: GenerationLease, orders: Orders, *, report: Reporter
@@ -43,17 +43,17 @@ class Preparation:
         self._orders = orders
         self._report = report
         # The columns that rows of unread tables lack.
-        self._lacking_aside: AddedValues = {}
+        self._lacking_of_held: AddedValues = {}
 
-    def set_refused_aside(self, refused: TablesRefused) -> None:
-        """Go on without the tables that the destination refused. Raises SetAside; if no others are left, their error. A
-        destination that accepts nothing fails here too: then single tables aren't to blame."""
+    def hold_refused(self, refused: TablesRefused) -> None:
+        """Go on without the tables that the destination refused. Raises NewlyHeld; if no others are left, their error.
+        A destination that accepts nothing fails here too: then single tables aren't to blame."""
         if not self._tables.go_on_without(refused.errors) or self._opened.generations.load_progress() is None:
             raise LockstepError(refused.message, hint=refused.hint)
         # A table that was removed is refused for that reason. A table that was never made is no loss.
         known = self.known_identities()
         lost = lost_of(self._opened, {name: known[name] for name in refused.errors if name in known})
-        self._tables.aside.fail(self._lease, {**refused.errors, **lost_rows(self._plan.name, lost)}, self._orders)
+        self._tables.held.fail(self._lease, {**refused.errors, **lost_rows(self._plan.name, lost)}, self._orders)
 
     def claim(self) -> None:
         """Become the writer of the generation. Raises as ``GenerationLease.claim``."""
@@ -61,7 +61,7 @@ class Preparation:
 
     def still_there(self, tables: Collection[TableName], log: LogFacts, stored: Progress | None) -> Identities:
         """The present identities of those ``tables`` that have rows, as far as the destination has identities. Raises
-        SetAside if single tables were removed: made anew, they would lack what had been applied and still count as
+        NewlyHeld if single tables were removed: made anew, they would lack what had been applied and still count as
         complete. Raises NeedsRebuild if all are gone, or one of a generation that can't go on without it."""
         if stored is None:
             return {}
@@ -72,7 +72,7 @@ class Preparation:
         errors = lost_rows(self._plan.name, lost_of(self._opened, known_of(known, begun)))
         if errors:
             if self._tables.go_on_without(errors):
-                self._tables.aside.fail(self._lease, errors, self._orders)
+                self._tables.held.fail(self._lease, errors, self._orders)
             first = next(iter(errors.values()))
             raise NeedsRebuild("; ".join(error.message for error in errors.values()), hint=first.hint)
         return now
@@ -98,14 +98,14 @@ class Preparation:
             return {}
         new = [name for name in tables if name not in kept]
         identities = {**kept, **identities_of(self._opened, new)}
-        if before | identities != before:  # others may be set aside
+        if before | identities != before:  # others may be held
             self._lease.save_record(record, dump_identities(before | identities))
         return identities
 
-    def prepare(self, log: LogFacts, *, may_set_aside: bool) -> tuple[Columns, AddedValues]:
+    def prepare(self, log: LogFacts, *, may_hold: bool) -> tuple[Columns, AddedValues]:
         """Prepare the sink for the tables. Returns its columns, and the values that its rows still lack. Raises
-        SetAside if only some tables can't be prepared. At a sink's first start there are no rows yet and the settings
-        may be untested, so only tables that the destination can't hold are set aside then."""
+        NewlyHeld if only some tables can't be prepared. At a sink's first start there are no rows yet and the settings
+        may be untested, so only tables that the destination can't hold are held then."""
         try:
             return self._prepare_all(log)
         except (Unavailable, Fenced):
@@ -113,13 +113,13 @@ class Preparation:
         except TablesRefused as refused:
             if self._tables.go_on_without(refused.errors):
                 unfit = {name: self._unfit(error) for name, error in refused.errors.items()}
-                self._tables.aside.fail(self._lease, unfit, self._orders)
+                self._tables.held.fail(self._lease, unfit, self._orders)
             raise
         except LockstepError:
-            errors = self._unprepared(log) if may_set_aside and self._plan.go_live else {}
-            if not self._tables.aside.are_single(errors, log.tables):
+            errors = self._unprepared(log) if may_hold and self._plan.go_live else {}
+            if not self._tables.held.are_single(errors, log.tables):
                 raise
-            self._tables.aside.fail(self._lease, errors, self._orders)
+            self._tables.held.fail(self._lease, errors, self._orders)
             raise
 
     def _unfit(self, error: LockstepError) -> LockstepError:
@@ -152,12 +152,12 @@ class Preparation:
         has_rows = plan.generation in self._opened.generations.numbers()
         projection = projection_of(plan.settings)
         columns = next_columns(known, log.tables.values(), log.records, projection=projection, has_rows=has_rows)
-        self._lacking_aside = (
+        self._lacking_of_held = (
             {}
             if known is None
             else {table: values for table, values in known.lacking.items() if table not in log.tables}
         )
-        kept = _with_lacking(columns, self._lacking_aside)
+        kept = _with_lacking(columns, self._lacking_of_held)
         if kept != known:
             save_columns(self._opened.records, plan.generation, kept)
         if columns.lacking and has_rows:
@@ -183,12 +183,12 @@ class Preparation:
                 report=BackfillReporter(plan.name, plan.generation, self._report),
             )
             if left is not None:
-                save_columns(opened.records, plan.generation, _with_lacking(left, self._lacking_aside))
+                save_columns(opened.records, plan.generation, _with_lacking(left, self._lacking_of_held))
         finally:
             opened.sink.close()
         return left is not None
 
 
-def _with_lacking(columns: Columns, aside: AddedValues) -> Columns:
+def _with_lacking(columns: Columns, held: AddedValues) -> Columns:
     """The same columns, with what rows of unread tables lack."""
-    return replace(columns, lacking={**columns.lacking, **aside})
+    return replace(columns, lacking={**columns.lacking, **held})

@@ -57,7 +57,7 @@ class ProgressKeeper:
         self._held = HeldWatermark(
             start.watermark, log.topics.keys(), lacks_columns=lacks_columns, waits_for_table=start.waits_for_table
         )
-        self._read_mark = ReadMark(self._applied.offsets, start.watermark, tells_lsn=not start.waits_for_table)
+        self._read_mark = ReadMark(self._applied.offsets, start.watermark, has_lsn=not start.waits_for_table)
         # The sink's tables by topic. Saving progress names those that are whole.
         self._tables = {topic: result or name for topic, name in log.table_of.items()}
         # Up to where batches have applied everything, once that is stored.

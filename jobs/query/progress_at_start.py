@@ -6,13 +6,13 @@ from types import MappingProxyType
 from typing import Final
 
 from cdc.kafka.topic_names import table_topic
-from jobs.generations.set_aside import Aside
+from jobs.generations.held_tables import HeldTable
 from jobs.offsets import Offsets
 from jobs.query.log_facts import LogFacts
 from jobs.query.watermark import Watermark
 from sinks.contract import Progress
 
-NOTHING_ASIDE: Final[Mapping[str, Aside]] = MappingProxyType({})
+NONE_HELD: Final[Mapping[str, HeldTable]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +36,17 @@ def progress_at_start(
     *,
     now_ms: int,
     log_epoch: int = 0,
-    asides: Mapping[str, Aside] = NOTHING_ASIDE,
+    held_tables: Mapping[str, HeldTable] = NONE_HELD,
     selection: str = "",
 ) -> ProgressAtStart:
     """What a query begins with at ``stored``. Pure. ``log_epoch`` is the log's newest epoch, which the sink may go on
-    with. It is stored with the first batch, which reads beyond the epoch's start. ``asides`` are the tables that are
-    set aside, by topic. ``selection`` identifies the captured tables as far as known."""
+    with. It is stored with the first batch, which reads beyond the epoch's start. ``held_tables`` are by topic.
+    ``selection`` identifies the captured tables as far as known."""
     # A watermark says that all tables are applied up to it. If a table joins or returns, the watermark doesn't move and
     # isn't true of that table yet. For paused tables it has waited.
-    awaited = {topic for topic, aside in asides.items() if aside.is_read and aside.awaited}
-    held = {topic for topic, aside in asides.items() if aside.holds_watermark}
-    passed_over = {topic for topic in held if not asides[topic].awaited}
+    awaited = {topic for topic, held in held_tables.items() if held.is_read and held.awaited}
+    held = {topic for topic, held in held_tables.items() if held.holds_watermark}
+    passed_over = {topic for topic in held if not held_tables[topic].awaited}
     # Nothing is applied of a table that waits for its copy, so the watermark waits for it.
     uncopied = [table_topic(pipeline, name) for name in log.uncopied]
     joining = () if stored is None else _joining(stored, log, {*uncopied, *held}, passed_over, awaited=awaited)

@@ -14,13 +14,14 @@ from jobs.clock import now_ms
 from jobs.executor.view_coordination import has_had_state
 from jobs.generations.columns import Columns
 from jobs.generations.first_read import dump_first_read, first_read, first_read_name, load_first_read
+from jobs.generations.held_tables import Orders
 from jobs.generations.identities import Identities
 from jobs.generations.lease import GenerationLease
 from jobs.generations.prepared import preparing
 from jobs.generations.record import require_in_use
-from jobs.generations.set_aside import Orders
 from jobs.generations.view_state import check_can_keep
 from jobs.query.consistency import check_can_be_consistent, keep_consistency, kept_consistency
+from jobs.query.held_tables import Noted
 from jobs.query.identity_watch import IdentityWatch
 from jobs.query.job_lease import JobLease
 from jobs.query.log_facts import LogFacts, read_log_facts
@@ -31,7 +32,6 @@ from jobs.query.progress import ProgressKeeper
 from jobs.query.progress_at_start import as_of_start, progress_at_start
 from jobs.query.query import QueryPlan, SinkQuery
 from jobs.query.query_task import Destination, query_task
-from jobs.query.set_aside_tables import Noted
 from jobs.query.sink_tables import SinkTables
 from jobs.query.threads import ended_early
 from jobs.query.topic_watch import TopicWatch
@@ -91,7 +91,7 @@ class Queries:
             lease.begin()
             refused, self.refused = self.refused, None
             if refused is not None:
-                Preparation(self._tables, opened, lease, self._obeyed, report=self._report).set_refused_aside(refused)
+                Preparation(self._tables, opened, lease, self._obeyed, report=self._report).hold_refused(refused)
             self._tables.look()
             self._obeyed = orders = self._tables.obey(opened, lease)
             if self._tables.are_all_left_out:
@@ -119,7 +119,7 @@ class Queries:
         )
         destination = Destination(fence, opened.server(), prepared.identities, prepared.reached)
         task = query_task(plan, log, prepared.computed, prepared.view, destination)
-        tables.aside.begin(lease)
+        tables.held.begin(lease)
 
         def begin() -> bool:
             if prepared.stored is not None:
@@ -145,7 +145,7 @@ class Queries:
             captured=tables.watch(),
             uncopied=tables.listed(cluster, log.uncopied),
             begin=begin,
-            aside=[topic for topic, aside in tables.aside.by_topic().items() if not aside.is_read],
+            held=[topic for topic, held in tables.held.by_topic().items() if not held.is_read],
         )
         return self._run_query(query_plan, log, keeper, lease, orders, cluster)
 
@@ -160,7 +160,7 @@ class Queries:
     ) -> bool:
         """Run the query until it must begin anew or the job ends. Returns whether another one is due."""
         plan, tables = self._tables.plan, self._tables
-        has_orders = partial(tables.have_orders, lease, orders, Noted(tables.aside.now), keeper)
+        has_orders = partial(tables.have_orders, lease, orders, Noted(tables.held.now), keeper)
         has_lost = IdentityWatch(lease, query_plan.task.identities).has_lost
         with ended_early(
             plan,
@@ -187,7 +187,7 @@ class Queries:
         if early.failure is not None:
             raise early.failure
         if plan.once and not (early.ending.is_set() or self._stop.is_set()):
-            tables.aside.note_all_applied(lease)
+            tables.held.note_all_applied(lease)
         return early.ending.is_set() and not self._stop.is_set()
 
     def _prepare(
@@ -201,7 +201,7 @@ class Queries:
         """Read the facts of the log, and prepare the destination's tables for them."""
         plan, captured = self._tables.plan, self._tables.captured
         start.require_readable()
-        start.set_lost_aside()
+        start.hold_lost()
         view_settings = plan.settings.view
         join_singly = view_settings is None and captured is not None and captured.join_singly
         log = read_log_facts(plan, cluster, join_singly=join_singly)
@@ -216,7 +216,7 @@ class Queries:
         with preparing(opened.records, plan.generation, own):
             columns, lacking = Columns(), NOTHING_ADDED
             if view is None:
-                columns, lacking = preparation.prepare(log, may_set_aside=stored is not None)
+                columns, lacking = preparation.prepare(log, may_hold=stored is not None)
             else:
                 opened.sink.prepare([view.table], go_live=plan.go_live)
         identities = preparation.keep_identities(own.keys(), identities)
@@ -240,7 +240,7 @@ class Queries:
         known = begun if prepared.stored is None else prepared.stored
         start.check_resuming(log, known, ends=ends, now_ms=at_ms)
         log_epoch = start.epoch_to_go_on_with(log, known, ends=ends, now_ms=at_ms)
-        tables.aside.tell()
+        tables.held.report()
         # The watermark covers rows from before too.
         begun_with = progress_at_start(
             plan.pipeline,
@@ -248,7 +248,7 @@ class Queries:
             as_of_start(known, ends, at_ms),
             now_ms=at_ms,
             log_epoch=log_epoch,
-            asides=tables.aside.by_topic(),
+            held_tables=tables.held.by_topic(),
             selection="" if tables.captured is None else tables.captured.selection,
         )
         keeper = ProgressKeeper(

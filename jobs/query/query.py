@@ -78,7 +78,7 @@ class QueryPlan:
     store what is read from then on. If it returns False, it had nothing to store yet and is called again before the
     next batch.
 
-    ``aside`` are the topics of the sink's tables that are set aside: their rejections count among the open ones.
+    ``held`` are the topics of the sink's tables that are held: their rejections count among the open ones.
     """
 
     sink: SinkPlan
@@ -92,7 +92,7 @@ class QueryPlan:
     captured: CapturedWatch | None = None
     uncopied: Sequence[str] = ()
     begin: Callable[[], bool] = lambda: True
-    aside: Sequence[str] = ()
+    held: Sequence[str] = ()
 
 
 class SinkQuery:
@@ -144,7 +144,7 @@ class SinkQuery:
         rejections = Rejections(
             task.sink,
             letters,
-            letters.read([*task.tables, *plan.aside, *own]),
+            letters.read([*task.tables, *plan.held, *own]),
             self._lease,
             tables=None if task.reads_whole_transactions else task.tables,
             max_open=sink.settings.max_open_rejections,

@@ -13,13 +13,13 @@ from jobs.query.watermark import Watermark
 class ReadMark:
     """A watermark of what was read. Thread-safe, and never waits for a destination."""
 
-    def __init__(self, applied: Offsets, watermark: Watermark, *, tells_lsn: bool) -> None:
-        """``applied`` and ``watermark`` are those that the job begins with. ``tells_lsn`` is False if a table of the
+    def __init__(self, applied: Offsets, watermark: Watermark, *, has_lsn: bool) -> None:
+        """``applied`` and ``watermark`` are those that the job begins with. ``has_lsn`` is False if a table of the
         sink isn't read: then there is no LSN up to which all was read."""
         self._lock = threading.Lock()
         self._read = dict(applied)
         self._watermark = watermark.twin()
-        self._tells_lsn = tells_lsn
+        self._has_lsn = has_lsn
 
     def learn(self, records: Iterable[ProgressRecord], *, now_ms: int) -> None:
         with self._lock:
@@ -36,6 +36,6 @@ class ReadMark:
     def so_far(self) -> ReadSoFar:
         with self._lock:
             records, mark = sum(self._read.values()), self._watermark
-            if not self._tells_lsn or mark.joining:
+            if not self._has_lsn or mark.joining:
                 return ReadSoFar(records)
             return ReadSoFar(records, mark.epoch, mark.lsn, mark.commit_time_ms)

@@ -7,7 +7,7 @@ from typing import Protocol
 from cdc.model.table import TableName
 from jobs.clock import now_ms
 from jobs.dead_letters.limit import TooManyOpen
-from jobs.executor.driver_line import Told
+from jobs.executor.driver_line import TaskReport
 from jobs.executor.result import RejectedEvent, Result, check_rejections
 from jobs.generations.lease import GenerationLease
 from sinks.contract import TablesRefused
@@ -43,7 +43,7 @@ class Rejections:
         tables: Mapping[str, TableName] | None,
         max_open: int,
     ) -> None:
-        """``opened`` are the open ones from before. ``tables``, by topic, can each be set aside; None if none can."""
+        """``opened`` are the open ones from before. ``tables``, by topic, can each be held; None if none can."""
         self._sink = sink
         self._letters = letters
         self._lease = lease
@@ -58,7 +58,7 @@ class Rejections:
         with self._keeping:
             return self._open
 
-    def keep(self, result: Result | Told) -> None:
+    def keep(self, result: Result | TaskReport) -> None:
         """Write dead letters, remove void ones, and let the next batch know. Raises LockstepError if there are too
         many, and as ``GenerationLease.check``: a newer job may have applied these events while this one hung, and
         closed their rejections."""

@@ -7,12 +7,12 @@ from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
+from jobs.generations.held_tables import Order, Orders, read_tables
 from jobs.generations.lease import GenerationLease
-from jobs.generations.set_aside import Order, Orders, read_tables
 from jobs.query.captured_tables import Captured, CapturedWatch
+from jobs.query.held_tables import HeldTablesKeeper, Noted, is_any_due
 from jobs.query.progress import ProgressKeeper
 from jobs.query.progress_at_start import left_topics
-from jobs.query.set_aside_tables import Noted, TablesAside, is_any_due
 from jobs.query.sink_plan import SinkPlan
 from jobs.report import Reporter, TablesChanged
 from sinks.contract import OpenedSink
@@ -28,7 +28,7 @@ class SinkTables:
         """All tables of the sink, including those that are left out."""
         self.captured: Captured | None = None
         """As of the last look; None if the sink's tables don't change while the job runs."""
-        self.aside = TablesAside(plan.name, pipeline=plan.pipeline, generation=plan.generation, report=report)
+        self.held = HeldTablesKeeper(plan.name, pipeline=plan.pipeline, generation=plan.generation, report=report)
 
     @property
     def are_all_left_out(self) -> bool:
@@ -56,8 +56,8 @@ class SinkTables:
             joined = sorted(set(self.all).difference(before.of(named)))
             left = sorted(set(before.of(named)).difference(self.all))
             if joined or left:
-                told = tuple(map(str, joined)), tuple(map(str, left))
-                self._report(TablesChanged(plan.name, plan.generation, *told))
+                changed = tuple(map(str, joined)), tuple(map(str, left))
+                self._report(TablesChanged(plan.name, plan.generation, *changed))
 
     def watch(self) -> CapturedWatch | None:
         """A watch for changes since the last look."""
@@ -70,9 +70,9 @@ class SinkTables:
         plan = self.plan
         if plan.settings.view is not None:
             return {}
-        orders = self.aside.orders(lease)
+        orders = self.held.orders(lease)
         left = left_topics(opened.generations.load_progress())
-        asides = self.aside.obey(
+        held_tables = self.held.obey(
             orders,
             opened.records,
             lease,
@@ -80,21 +80,21 @@ class SinkTables:
             left=[name for name in self.all if self.topic(name) in left],
             uncaptured=() if self.captured is None else self.captured.lacks(plan.settings.tables),
         )
-        self.plan = replace(plan, tables=read_tables(self.all, asides))
+        self.plan = replace(plan, tables=read_tables(self.all, held_tables))
         return orders
 
     def have_orders(self, lease: GenerationLease, orders: Orders, noted: Noted, keeper: ProgressKeeper) -> bool:
         """Whether there are other orders, or a failed table is due again. If not, stores which tables have caught
         up."""
-        if self.aside.orders(lease) != orders or is_any_due(noted.asides):
+        if self.held.orders(lease) != orders or is_any_due(noted.held_tables):
             return True
-        self.aside.note_caught_up(lease, noted, keeper)
+        self.held.note_caught_up(lease, noted, keeper)
         return False
 
     def go_on_without(self, errors: Mapping[TableName, LockstepError]) -> bool:
         """Whether a generation in use can go on without tables with these errors, because others can be applied."""
         plan = self.plan
-        return plan.go_live and plan.settings.view is None and self.aside.are_single(errors, plan.tables)
+        return plan.go_live and plan.settings.view is None and self.held.are_single(errors, plan.tables)
 
     def topic(self, table: TableName) -> str:
         return table_topic(self.plan.pipeline, table)

@@ -50,21 +50,21 @@ class TaskMaps:
                 return known[2]
         if task.reads_whole_transactions:
             topics = task.tables.keys()
-        told = told_topics(topics, before, task.tables)
+        sent = topics_to_send(topics, before, task.tables)
         own = replace(
             task,
             rejected_before=dict(rejected),
             complete_at_ms=self._keeper.complete_at_ms if task.versions else 0,
-        ).only(told)
+        ).only(sent)
         # A view's task also reports the progress of a build, even in a batch that ends with the log.
         socket = self._socket if goes_on or task.view is not None else None
         until = Until(goes_on=goes_on, socket=socket, rows_max=self._rows_max)
         made = ArrowMap(partial(deliver, own, until), RESULT_SCHEMA)
-        self._made[goes_on] = told, rejected, made
+        self._made[goes_on] = sent, rejected, made
         return made
 
 
-def told_topics(topics: Collection[str], before: frozenset[str], known: Collection[str]) -> frozenset[str]:
+def topics_to_send(topics: Collection[str], before: frozenset[str], known: Collection[str]) -> frozenset[str]:
     """The topics, out of all ``known`` ones, that tasks know in a batch with these ``topics``. Pure. All, if they are
     few. Otherwise also those of the batches ``before``, while few: the next batch then probably needs no other."""
     for wider in (frozenset(known), before.union(topics)):

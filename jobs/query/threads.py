@@ -134,13 +134,13 @@ class QueryState:
         """When the task of a long batch last reported, by the same clock."""
         self.server_answer = ServerAnswer()
 
-    def is_overdue(self, now_s: float, *, told_at_s: float) -> bool:
+    def is_overdue(self, now_s: float, *, reported_at_s: float) -> bool:
         """Whether the running batch takes longer than its rows should, since it began or since its last report."""
         if self.under_way is None:
             return False
         if now_s - self.under_way[1] < patience_s(self.planned_rows):
             return False
-        return now_s - max(self.heard_at, told_at_s) >= _LONG_BATCH_S
+        return now_s - max(self.heard_at, reported_at_s) >= _LONG_BATCH_S
 
     def keep_failure(self, error: Exception) -> None:
         self.failure = self.failure or error
@@ -219,13 +219,13 @@ def follow_watermark(state: QueryState, sink: str, read_progress: Callable[[], b
     returns whether there were any."""
     waiting = last = False
     while not last:
-        was_told = state.batch_done.wait(TICK_S if waiting else QUIET_S)
+        was_done = state.batch_done.wait(TICK_S if waiting else QUIET_S)
         state.batch_done.clear()
         last = state.ended.is_set()  # one more look, for what the last batch applied
         try:
             if read_progress():
                 state.learned_at = time.monotonic()
-                if not was_told:
+                if not was_done:
                     state.bell_is_deaf.set()
                     state.news.set()
             waiting = False
@@ -270,7 +270,7 @@ def listen_to_tasks(state: QueryState, serve: Callable[[threading.Event], None])
         state.fail(error)
 
 
-def store_told(state: QueryState, store: Callable[[], Progress]) -> Progress | None:
+def store_reported(state: QueryState, store: Callable[[], Progress]) -> Progress | None:
     """Store what the task of a long batch has applied. None if that fails for now; a lasting failure ends the query. A
     destination that lost data must end it too: otherwise the batch would go on behind the gap."""
     try:
@@ -297,11 +297,11 @@ def fill_columns(state: QueryState, fill: Callable[[], None]) -> None:
 
 def report_long_batches(state: QueryState, plan: SinkPlan, report: Reporter) -> None:
     """Report a batch that takes much longer than its rows should, and what is known of the reason."""
-    told_at = 0.0
+    reported_at = 0.0
     while not state.ended.wait(TICK_S):
         under_way, now = state.under_way, time.monotonic()
-        if under_way is not None and state.is_overdue(now, told_at_s=told_at):
-            told_at = now
+        if under_way is not None and state.is_overdue(now, reported_at_s=reported_at):
+            reported_at = now
             report(
                 BatchGoesOn(
                     plan.name,

@@ -9,7 +9,7 @@ from typing import Final
 from cdc.model.errors import LockstepError
 from jobs.clock import now_ms
 from jobs.generations.lease import GenerationLease
-from jobs.generations.view_state import ToldView, dump_told, parse_told, told_name
+from jobs.generations.view_state import ReportedView, dump_view, parse_view, view_record_name
 from jobs.report import Reporter, ViewReport
 from views.counters import Counters
 from views.figures import ViewFigures
@@ -36,13 +36,13 @@ class FiguresKeeper:
         self._report = report
         self._monotonic, self._now_ms = monotonic, now_ms
         self._lock = threading.Lock()
-        self._kept: ToldView | None = None
+        self._kept: ReportedView | None = None
         self._kept_s = float("-inf")
         self._is_loaded = False
         self._counted: Counters | None = None
         self._newest_ms = 0
 
-    def told(self, figures: ViewFigures, *, is_last: bool = False) -> None:
+    def take(self, figures: ViewFigures, *, is_last: bool = False) -> None:
         """Store these, unless that was done a moment ago or newer ones are known. With ``is_last`` none follow soon.
         Raises nothing if the destination doesn't answer: the batches report that."""
         with self._lock:
@@ -60,17 +60,17 @@ class FiguresKeeper:
             if kept is not None and _facts(kept.figures) == _facts(figures):
                 return
             now_ms = self._now_ms()
-            told = (kept or ToldView(now_ms, figures)).next(figures, now_ms=now_ms)
+            reported = (kept or ReportedView(now_ms, figures)).next(figures, now_ms=now_ms)
             done = figures.counters if self._counted is None else figures.counters.since(self._counted)
             self._counted = figures.counters
-            self._kept, self._kept_s = told, now_s
+            self._kept, self._kept_s = reported, now_s
             self._report(ViewReport(self._sink, self._generation, figures, done))
             with suppress(LockstepError):
-                self._lease.save_record(told_name(self._generation), dump_told(told))
+                self._lease.save_record(view_record_name(self._generation), dump_view(reported))
 
     def _load(self) -> None:
         if not self._is_loaded:
-            self._kept = parse_told(self._lease.record(told_name(self._generation)))
+            self._kept = parse_view(self._lease.record(view_record_name(self._generation)))
             self._is_loaded = True
             # It includes the counts of earlier runs.
             self._counted = None if self._kept is None else self._kept.figures.counters

@@ -396,7 +396,7 @@ def pause(sink: SinkArgument, table: TablesOfSink, config: ConfigOption = DEFAUL
 
 
 def resume(sink: SinkArgument, table: TablesOfSink, config: ConfigOption = DEFAULT_CONFIG) -> None:
-    """Let tables of a sink go on that were set aside.
+    """Let tables of a sink go on that were held.
 
     They were paused or taken out, or could not be applied. Refused where the topic may have lost deletes meanwhile: the
     message has the command then.
@@ -413,7 +413,7 @@ def take_out(sink: SinkArgument, table: TablesOfSink, config: ConfigOption = DEF
 
 
 def _order_tables(wish: str, sink: str, tables: list[str], config: Path) -> None:
-    from jobs.generations.set_aside import Wish
+    from jobs.generations.held_tables import Wish
     from lockstep.config import load
     from lockstep.console import EXIT_FAILED, say
     from lockstep.table_orders import order_tables

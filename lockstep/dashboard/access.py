@@ -166,7 +166,7 @@ class Guard:
             await self._app(scope, receive, send_guarded)
             return
         if refused.status == 401 and self._access.is_guess(headers):
-            await self._tell_guess()
+            await self._delay_guess()
         body = orjson.dumps({"message": refused.message})
         answer = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if refused.status == 401 and self._access.token is not None:
@@ -174,7 +174,7 @@ class Guard:
         await send_guarded({"type": "http.response.start", "status": refused.status, "headers": answer})
         await send_guarded({"type": "http.response.body", "body": body})
 
-    async def _tell_guess(self) -> None:
+    async def _delay_guess(self) -> None:
         """Log the number of wrong tokens each time it has doubled, and delay the answer."""
         self._guesses += 1
         if self._guesses & (self._guesses - 1) == 0:

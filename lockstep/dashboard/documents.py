@@ -9,7 +9,7 @@ from cdc.model.table import TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.dead_letters.limit import kind_of
 from jobs.dead_letters.record import DeadLetter
-from jobs.generations.set_aside import Aside
+from jobs.generations.held_tables import HeldTable
 from lockstep.dashboard.model import (
     BuildState,
     CaptureState,
@@ -194,7 +194,7 @@ def _panel(panel: watching.Panel) -> Panel:
 def _problems_of_panels(panels: Sequence[watching.Panel]) -> Iterator[Problem]:
     for panel in panels:
         for row in panel.rows:
-            if row.is_told:
+            if row.is_reported:
                 yield Problem(
                     where=f"{panel.kind} {row.name}",
                     state=row.state,
@@ -204,9 +204,9 @@ def _problems_of_panels(panels: Sequence[watching.Panel]) -> Iterator[Problem]:
                 )
 
 
-def _view(told: Known) -> ViewState:
-    building = told["building"]
-    return _picked(ViewState, told, building=None if building is None else _picked(ViewBuilding, building))
+def _view(view: Known) -> ViewState:
+    building = view["building"]
+    return _picked(ViewState, view, building=None if building is None else _picked(ViewBuilding, building))
 
 
 def label_of(sink: SinkState) -> str:
@@ -221,13 +221,13 @@ def _failed_tables(lag: Known) -> Iterator[tuple[str, list[Problem]]]:
         problems = [
             Problem(
                 where=f"{table} in {stage['stage'].removeprefix(APPLIED)}",
-                state=aside.state.value,
+                state=held.state.value,
                 since_ms=known["since_ms"],
-                reason=aside.why(table),
-                next_step=aside.next_step(stage["sink"], table),
+                reason=held.why(table),
+                next_step=held.next_step(stage["sink"], table),
             )
             for table, known in job.get("tables", {}).items()
-            if (aside := Aside.from_json(known)).has_failed
+            if (held := HeldTable.from_json(known)).has_failed
         ]
         if problems:
             yield stage["stage"].removeprefix(APPLIED), problems
@@ -245,8 +245,8 @@ def _problems(lag: Known, capture: CaptureState, sinks: Sequence[SinkState], tro
     for sink in sinks:
         label = label_of(sink)
         yield from failed.get(label, ())
-        is_told = sink.state == "paused" and label in failed  # its reason is the table that has failed
-        if sink.state in _NOT_WELL and (sink.live or sink.state == "stopped") and not is_told:
+        is_reported = sink.state == "paused" and label in failed  # its reason is the table that has failed
+        if sink.state in _NOT_WELL and (sink.live or sink.state == "stopped") and not is_reported:
             yield _problem(label, sink)
     asked = {sink.name for sink in sinks}
     for name, why in lag.get("unanswered", {}).items():

@@ -96,7 +96,7 @@ class Sampler:
         self._has_watcher_failed = False
         self.report: LagReport | None = None
         self.state: PipelineState | None = None
-        self._told: PipelineState | None = None  # with the problems that nobody can look at now
+        self._reported: PipelineState | None = None  # with the problems that nobody can look at now
         self.lag: dict[str, Any] = {}
         self.rates = Rates()
 
@@ -214,16 +214,16 @@ class Sampler:
             open_alerts=self._open_alerts(),
             panels=self._panels(),
         )
-        told = with_out_of_sight(self._told, state)
-        for change in changes(self._told, told):
+        reported = with_out_of_sight(self._reported, state)
+        for change in changes(self._reported, reported):
             self._log.add("state", change)
-        self._told, self.state = told, state
+        self._reported, self.state = reported, state
         self._keep_point(state)
         self._on_state(state)
-        self._tell_watcher(seen)
+        self._send_to_watcher(seen)
         return state
 
-    def _tell_watcher(self, seen: LagReport | LockstepError) -> None:
+    def _send_to_watcher(self, seen: LagReport | LockstepError) -> None:
         has_failed = False
         try:
             self._watcher(seen)

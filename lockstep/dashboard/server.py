@@ -286,20 +286,20 @@ def _empty_app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]])
     @app.exception_handler(LockstepError)
     async def tell(_: Request, error: LockstepError) -> Response:
         code = 400 if isinstance(error, ConfigurationError) else 503 if isinstance(error, Unavailable) else 409
-        return _refusal(code, _told(error))
+        return _refusal(code, _sentence(error))
 
     @app.exception_handler(HTTPException)
-    async def tell_http(_: Request, error: HTTPException) -> Response:
+    async def refuse_http(_: Request, error: HTTPException) -> Response:
         return _refusal(error.status_code, str(error.detail), dict(error.headers or {}))
 
     @app.exception_handler(RequestValidationError)
-    async def tell_invalid(_: Request, error: RequestValidationError) -> Response:
+    async def refuse_invalid(_: Request, error: RequestValidationError) -> Response:
         # Where and what, but not the value, which may be a row's.
         problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
         return _refusal(422, "; ".join(problems)[:1000])
 
     @app.exception_handler(Exception)
-    async def tell_bug(_: Request, __: Exception) -> Response:
+    async def refuse_bug(_: Request, __: Exception) -> Response:
         return _refusal(500, "The dashboard failed to answer, and its log says why.")
 
     @app.get("/", include_in_schema=False)
@@ -373,8 +373,8 @@ def health_of(state: model.PipelineState | None, at_ms: int) -> model.Health:
     if still:
         return model.Health(ready=False, message=f"Of the pipeline's parts, {still} don't go on or don't answer.")
     building = sum(sink.view is not None and sink.view.building is not None for sink in state.sinks)
-    told = f" Views that are being built: {building}." if building else ""
-    return model.Health(ready=True, message=f"Every part of the pipeline goes on.{told}")
+    building_text = f" Views that are being built: {building}." if building else ""
+    return model.Health(ready=True, message=f"Every part of the pipeline goes on.{building_text}")
 
 
 def _add_wait(app: FastAPI, config: Config, waits: Waits) -> None:
@@ -491,7 +491,7 @@ async def _tailed(
                 send(b"event", event)
         except LockstepError as error:
             logger.info("tail ended: %s", error.message)
-            send(b"trouble", model.Refusal(message=_told(error)))
+            send(b"trouble", model.Refusal(message=_sentence(error)))
         except Exception:
             logger.exception("tail ended by a bug")
             send(b"trouble", model.Refusal(message="The dashboard failed to follow the events, and its log says why."))
@@ -544,7 +544,7 @@ def _add_views(app: FastAPI, config: Config, changes: ViewChanges) -> None:
         return StreamingResponse(frames, media_type="text/event-stream")
 
 
-def _told(error: LockstepError) -> str:
+def _sentence(error: LockstepError) -> str:
     return error.message.rstrip(".") + "." + ("" if error.hint is None else f" {error.hint}")
 
 

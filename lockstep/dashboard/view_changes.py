@@ -38,7 +38,7 @@ ROWS_KEPT: Final = 20_000
 """How many rows of the newest steps are in memory. Older ones are read from the file."""
 
 _PORTION: Final = 500
-_TELL_S: Final = 1.0
+_SEND_S: Final = 1.0
 """How often a reader hears of steps that changed nothing it asked for."""
 
 _ALIVE_S: Final = 15.0
@@ -199,13 +199,13 @@ class FollowedView:
         try:
             with tempfile.TemporaryDirectory(prefix="lockstep-view-") as directory:
                 self._follow(Path(directory))
-            self._tell(partial(self._end, "the view isn't followed any more: follow it again"))
+            self._call_in_loop(partial(self._end, "the view isn't followed any more: follow it again"))
         except LockstepError as error:
             logger.info("following view %s ended: %s", self._wanted.view, error.message)
-            self._tell(partial(self._end, error.message))
+            self._call_in_loop(partial(self._end, error.message))
         except Exception:
             logger.exception("following view %s ended by a bug", self._wanted.view)
-            self._tell(partial(self._end, "the view can't be followed, and the dashboard's log says why"))
+            self._call_in_loop(partial(self._end, "the view can't be followed, and the dashboard's log says why"))
 
     def _follow(self, directory: Path) -> None:
         wanted = self._wanted
@@ -227,7 +227,7 @@ class FollowedView:
                     at = At(number, step.end, step.epoch, step.lsn)
                     copy.commit(at, now_s=time.time())
                     self._copy = copy
-                    self._tell(partial(self._add, Step(at, list(changed.values()))))
+                    self._call_in_loop(partial(self._add, Step(at, list(changed.values()))))
                     changed = {}
         finally:
             copy.close()
@@ -235,7 +235,7 @@ class FollowedView:
     def _is_over(self) -> bool:
         return self._stop.is_set() or (not self.readers and time.monotonic() - self.left_s > _IDLE_S)
 
-    def _tell(self, call: Callable[[], object]) -> None:
+    def _call_in_loop(self, call: Callable[[], object]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(call)
 
@@ -282,12 +282,12 @@ class ViewChanges:
         self._readers += 1
         try:
             yield b"retry: 2000\n\n"
-            told_s = -math.inf
+            sent_s = -math.inf
             while (generation := self._live(view)) is None:
                 if self._is_closed():
                     return
-                if time.monotonic() - told_s > _ALIVE_S:
-                    told_s = time.monotonic()
+                if time.monotonic() - sent_s > _ALIVE_S:
+                    sent_s = time.monotonic()
                     yield waiting_frame(_NONE_LIVE)
                 await asyncio.sleep(LOOK_S)
             of_generation = self._of_generation(Wanted(view, generation, key), wanted, last_id)
@@ -356,7 +356,7 @@ class _Reading:
         while followed.recent.at is None:
             if self._is_over() or followed.trouble is not None:
                 break
-            await followed.news(_TELL_S)
+            await followed.news(_SEND_S)
             if time.monotonic() - quiet_s > _ALIVE_S:
                 quiet_s = time.monotonic()
                 yield b": the rows are being read\n\n"
@@ -390,23 +390,23 @@ class _Reading:
         )
 
     async def _followed_on(self) -> AsyncIterator[bytes]:
-        followed, told = self._followed, self._at
-        told_s = alive_s = time.monotonic()
+        followed, sent = self._followed, self._at
+        sent_s = alive_s = time.monotonic()
         while not self._is_over() and followed.trouble is None:
             has_sent = False
             async for frame in self._since():
                 yield frame
                 has_sent = True
             now_s = time.monotonic()
-            if has_sent or (self._at != told and now_s - told_s >= _TELL_S):
+            if has_sent or (self._at != sent and now_s - sent_s >= _SEND_S):
                 yield end_frame("commit", self._at, self._id())
-                told, told_s, alive_s = self._at, now_s, now_s
+                sent, sent_s, alive_s = self._at, now_s, now_s
             elif now_s - alive_s > _ALIVE_S:
                 yield b": nothing has changed\n\n"
                 alive_s = now_s
             # The file may be ahead of the steps that this loop knows.
             if followed.recent.at is None or followed.recent.at.number <= self._at.number:
-                await followed.news(_TELL_S)
+                await followed.news(_SEND_S)
 
     async def _since(self) -> AsyncIterator[bytes]:
         """What has changed after the step that the reader has, up to the newest one."""

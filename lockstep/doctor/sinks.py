@@ -32,7 +32,7 @@ from views.failures import Refused
 _RIGHT_TO_TRY: Final = (
     "where its role lacks the right indices:admin/index_template/simulate, give it that; jobs don't need it"
 )
-_SET_ASIDE: Final = "its job sets this table aside, and goes on without it"
+_HELD: Final = "its job holds this table, and goes on without it"
 _RIGHT_TO_SEE: Final = "where its role lacks the right cluster:monitor/tasks/lists, give it that"
 
 
@@ -158,7 +158,7 @@ def _unfit_findings(
     """Tables that the sink can't hold. ``why`` says what would stop; None: what its job does then."""
     unfit = unfit_tables(name, settings, tables)
     goes_on = settings.view is None and len(unfit) < len(tables)
-    why = why or (_SET_ASIDE if goes_on else JOB_STOPS)
+    why = why or (_HELD if goes_on else JOB_STOPS)
     return [error(f"sink {name}", refused.message, why, refused.hint or "") for refused in unfit.values()]
 
 
@@ -168,7 +168,7 @@ def _expression_findings(
     """Computed columns and conditions that can't be evaluated. ``why`` says what would stop; None: as its job does."""
     errors = unevaluated(settings.expressions(), {table.name: table for table in tables})
     goes_on = settings.view is None and not settings.consistent and len(errors) < len(tables)
-    why = why or (_SET_ASIDE if goes_on else JOB_STOPS)
+    why = why or (_HELD if goes_on else JOB_STOPS)
     way = f"mend computed and where in {section_of(name, settings)}"
     return [error(f"sink {name}", refused.message, why, way) for refused in errors.values()]
 

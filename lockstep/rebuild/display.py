@@ -120,12 +120,12 @@ def run_rebuild(config: Config, name: str, *, switch_over: bool, trimmed: bool, 
     stop = threading.Event()
     bars = Bars(err)
 
-    def tell(sentence: str) -> None:
+    def show(sentence: str) -> None:
         bars.finish()
         logger.info("%s", sentence)
 
     try:
-        observer = Observer(tell, bars.built, bars.compared)
+        observer = Observer(show, bars.built, bars.compared)
         built = rebuild(
             config,
             name,
@@ -144,11 +144,11 @@ def run_rebuild(config: Config, name: str, *, switch_over: bool, trimmed: bool, 
         print(json.dumps(_to_json(built), indent=2))  # noqa: T201  the result
     else:
         out.print(verify_table(built.report))
-        _tell_result(name, built)
+        _show_result(name, built)
     return 0 if built.report.is_equal else EXIT_FAILED
 
 
-def _tell_result(name: str, built: Rebuilt) -> None:
+def _show_result(name: str, built: Rebuilt) -> None:
     for change in built.explained:
         say(f"built with another setting than the live generation: {change}")
     if not built.report.is_equal and built.is_live:

@@ -67,7 +67,7 @@ class VerifyOptions:
 
 def chosen_tables(options: VerifyOptions, settings: SinkSettings, captured: Sequence[TableName]) -> list[TableName]:
     """The tables to compare, of a sink with these settings. Raises ConfigurationError for options that mean nothing."""
-    applied = list(settings.held_tables) or list(captured)
+    applied = list(settings.contained_tables) or list(captured)
     names = options.check()
     unknown = [name for name in names if name not in applied]
     if unknown:

@@ -152,7 +152,7 @@ class Applied:
             progress = last
             with suppress(Unavailable):
                 progress = self._progress.load_progress()
-                self._check()  # after loading: a table is recorded as set aside before the watermark passes it
+                self._check()  # after loading: a table is recorded as held before the watermark passes it
             if point.is_applied(progress):
                 return
             now = self._waiting.now_s()

@@ -147,15 +147,15 @@ def _statuses(config: Config, name: str) -> list[ViewStatus]:
 
 def _figures(config: Config, of: Description, name: str) -> ViewFigures | None:
     """The figures of the state's file if it is on this machine and not older, else those that the job has reported."""
-    told = None if of.view is None else of.view.figures
+    reported = None if of.view is None else of.view.figures
     directory = state_directory(config.spark, pipeline=config.pipeline.name, sink=name, generation=of.generation.number)
     try:
         with closing(WatchedState(directory)) as watched:
             position = watched.read(stored_position)
-            is_told_newer = told is not None and (told.building is not None or told.lsn > position.lsn)
-            return told if is_told_newer else ViewFigures.of(position, watched.size())
+            is_reported_newer = reported is not None and (reported.building is not None or reported.lsn > position.lsn)
+            return reported if is_reported_newer else ViewFigures.of(position, watched.size())
     except LockstepError:
-        return told  # it isn't here, or not ours to read
+        return reported  # it isn't here, or not ours to read
 
 
 def _settings_of(config: Config, name: str) -> ViewSettings:

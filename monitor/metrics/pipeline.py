@@ -30,7 +30,7 @@ def gauges_of(report: LagReport, *, now_s: float) -> Gauges:
             if sink.label in report.open_rejections:
                 gauges.set("lockstep_open_rejections", report.open_rejections[sink.label], sink.name, generation)
             if sink.job is not None:
-                failed = sum(aside.has_failed for aside in sink.job.asides.values())
+                failed = sum(held.has_failed for held in sink.job.held_tables.values())
                 gauges.set("lockstep_failed_tables", failed, sink.name, generation)
             if sink.name not in report.unanswered:
                 is_needed = float(sink.label in report.rebuild_needed)

@@ -72,8 +72,8 @@ def _labels(sink: str, generation: int) -> dict[str, str]:
     return {"sink": sink, "generation": str(generation)}
 
 
-def _count_view(meters: Meters, told: ViewReport) -> None:
-    labels, figures, done = _labels(told.sink, told.generation), told.figures, told.done
+def _count_view(meters: Meters, view: ViewReport) -> None:
+    labels, figures, done = _labels(view.sink, view.generation), view.figures, view.done
     building = figures.building
     gauges = {
         "rows": figures.rows,

@@ -174,7 +174,7 @@ class OpenSearchSettings(TableSettings):
     @model_validator(mode="after")
     def _are_here(self) -> Self:
         excluded = parse_columns(self.exclude)
-        known = frozenset(self.held_tables)
+        known = frozenset(self.contained_tables)
         problems = []
         if self.tls is not None and not all(url.startswith("https:") for url in self.urls):
             problems.append("tls is set, and an address begins with http: let each begin with https, or remove tls")

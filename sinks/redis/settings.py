@@ -113,7 +113,7 @@ class RedisSettings(TableSettings):
             problems.append("sentinels say where the primary is: url has its name instead, as redis://shop/0")
         if self.tls is not None and not self.url.get_secret_value().startswith("rediss:"):
             problems.append("tls is set, and the address doesn't begin with rediss: let it, or remove tls")
-        held = set(self.held_tables)
+        held = set(self.contained_tables)
         problems += [f"this sink has no table {name}" for name in sorted(layout.named()) if held and name not in held]
         if self.mode == "invalidate" and self.sets:
             problems.append("sets can't be kept with mode = 'invalidate': the rows aren't here")

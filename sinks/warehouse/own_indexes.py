@@ -38,8 +38,8 @@ class OwnIndex(Settings):
 
     def name(self, relation: str) -> str:
         """Its name in a generation's schema. Another declaration has another name."""
-        told = "\0".join((relation, self.method, self.on, self.where))
-        name = f"{NAME_PREFIX}{hashlib.sha256(told.encode()).hexdigest()[:10]}_{relation}"
+        definition = "\0".join((relation, self.method, self.on, self.where))
+        name = f"{NAME_PREFIX}{hashlib.sha256(definition.encode()).hexdigest()[:10]}_{relation}"
         return name.encode()[:NAME_BYTES_MAX].decode(errors="ignore")
 
     def sql(self, relation: str, target: str) -> str:

@@ -177,7 +177,7 @@ class WarehouseSettings(PurgingSettings):
     @model_validator(mode="after")
     def _is_of_this_sinks_tables(self) -> "WarehouseSettings":
         """Checks what can be checked without the source; ``prepare`` knows the tables."""
-        tables = set(self.held_tables)
+        tables = set(self.contained_tables)
         problems = []
         if tables:
             settings = (("names", self.names), ("history", self._history), ("indexes", self.indexes))

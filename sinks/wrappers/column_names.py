@@ -39,7 +39,7 @@ def keep_names(configured: Renaming, tables: Sequence[Table], known: ColumnNames
 
     A column keeps its name, unless a column that is new here has that name: then the destination judges. It also judges
     columns of the key, since earlier events have another key. A table that isn't among these shapes, such as one that
-    is set aside, stays as it is known.
+    is held, stays as it is known.
     """
     numbers: dict[TableName, dict[int, str]] = {}
     relations: dict[TableName, int] = {}

@@ -38,7 +38,7 @@ class Dashboard:
         process = self.pipeline.start("lockstep", "dashboard", "--config", str(self.pipeline.path))
 
         def listens() -> bool:
-            assert process.poll() is None, process.told()
+            assert process.poll() is None, process.output()
             return not ports.is_free(self.port)
 
         wait_until(listens, what="the dashboard listens")

@@ -48,7 +48,7 @@ def dashboard(
 def test_a_comparison_that_somebody_has_made_is_shown(browser: Browser, dashboard: Dashboard) -> None:
     pipeline, sink = dashboard.pipeline, f"{dashboard.pipeline.name}_cache"
     verify = pipeline.start("lockstep", "verify", sink, "--config", str(pipeline.path))
-    assert pipeline.wait_ended(verify) == 0, verify.told()
+    assert pipeline.wait_ended(verify) == 0, verify.output()
     with opened(browser, f"{dashboard.address}#/verify") as shown:
         row = (
             shown.page.get_by_role("region", name="Last comparison of each sink")

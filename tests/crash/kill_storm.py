@@ -194,7 +194,7 @@ class Storm:
     def _assert_alive(self) -> None:
         for process in (self._capture, self._job):
             if process is not None and process.poll() is not None:
-                raise AssertionError(f"ended with {process.returncode} by itself: {process.told()[-5000:]}")
+                raise AssertionError(f"ended with {process.returncode} by itself: {process.output()[-5000:]}")
 
     def _calm(self) -> None:
         """Kill nothing until everything is applied."""
@@ -218,7 +218,7 @@ class Storm:
             # Rows that are written all the time are compared again and again, which takes minutes on a busy machine.
             self._pipeline.run("verify", sink, timeout_s=3600)
         for process in self._logs:
-            told = process.told()
+            told = process.output()
             for word in _PLAIN:
                 assert word not in told, f"{process.log}: {told[max(0, told.index(word) - 2000) :][:5000]}"
 
@@ -285,7 +285,7 @@ class Storm:
         for jvm in jvms:
             jvm.kill()
         if jvms:
-            assert self._pipeline.wait_ended(self._job) == 1, self._job.told()[-5000:]
+            assert self._pipeline.wait_ended(self._job) == 1, self._job.output()[-5000:]
             self._job = None
 
     def _worker_killed(self) -> None:

@@ -42,7 +42,7 @@ def pipeline(stack: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
 
 
 def _batches(job: Running) -> int:
-    return job.told().count("batch applied")
+    return job.output().count("batch applied")
 
 
 def assert_history_is_whole(pipeline: Pipeline) -> None:
@@ -73,7 +73,7 @@ def test_kill_9_of_the_job_in_the_middle_of_batches(pipeline: Pipeline, spark: S
     pipeline.wait_applied(job)
     pipeline.assert_sinks_equal()
     assert_history_is_whole(pipeline)
-    assert job.stop() == 0, job.told()
+    assert job.stop() == 0, job.output()
     assert pipeline.stop(capture) == 0
 
 
@@ -99,5 +99,5 @@ def test_jobs_survive_restarts_of_every_server(pipeline: Pipeline, stack: Any, s
     pipeline.wait_applied(job)
     pipeline.assert_sinks_equal()
     assert_history_is_whole(pipeline)
-    assert job.stop() == 0, job.told()
+    assert job.stop() == 0, job.output()
     assert pipeline.stop(capture) == 0

@@ -52,7 +52,7 @@ def _wait_for_rows(pipeline: Pipeline, capture: Process, rows: int) -> int:
 
     def copied() -> bool:
         nonlocal seen
-        assert capture.poll() is None, capture.told()
+        assert capture.poll() is None, capture.output()
         copy = _copy(pipeline)
         seen = 0 if copy is None else copy.rows
         return seen >= rows
@@ -67,7 +67,7 @@ def _finish(pipeline: Pipeline, capture: Process) -> None:
     pipeline.wait_streaming(capture)
     wait_until(lambda: _copy(pipeline) is None, what="the copy ends")
     pipeline.wait_published(capture)
-    assert pipeline.stop(capture) == 0, capture.told()
+    assert pipeline.stop(capture) == 0, capture.output()
     assert pipeline.newest_rows() == pipeline.source_rows()
 
 

@@ -53,7 +53,7 @@ def _wait_for_ranges(pipeline: Pipeline, process: Process, count: int) -> int:
     """Wait until this many ranges are copied, in the middle of the copy; returns how many there are."""
 
     def copied() -> bool:
-        assert process.poll() is None, process.told()
+        assert process.poll() is None, process.output()
         return len(_ranges(pipeline)) >= count
 
     wait_until(copied, what="ranges are copied")
@@ -67,7 +67,7 @@ def _finish(pipeline: Pipeline, capture: Process) -> None:
     """Let it end: the topic has the source's rows, and most of them were copied once."""
     pipeline.wait_streaming(capture)
     pipeline.wait_published(capture)
-    assert pipeline.stop(capture) == 0, capture.told()
+    assert pipeline.stop(capture) == 0, capture.output()
     assert _ranges(pipeline) == []
     state = pipeline.state()
     assert state is not None
@@ -117,7 +117,7 @@ def test_a_frozen_capture_that_wakes_up_publishes_nothing(pipeline: Pipeline) ->
     finally:
         for process in frozen:
             process.resume()
-    assert pipeline.wait_ended(old) == EXIT_TAKEN_OVER, old.told()
+    assert pipeline.wait_ended(old) == EXIT_TAKEN_OVER, old.output()
     _finish(pipeline, new)
 
 

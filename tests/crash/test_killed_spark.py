@@ -45,20 +45,20 @@ def test_a_worker_and_then_the_jvm_of_a_job_are_killed(pipeline: Pipeline) -> No
     job = pipeline.start("lockstep", "apply", "--config", str(pipeline.path), f"{pipeline.name}_cache")
     _insert(pipeline, 1)
     pipeline.wait_streaming(capture)
-    wait_until(lambda: "batch applied" in job.told(), what="a batch is applied")
+    wait_until(lambda: "batch applied" in job.output(), what="a batch is applied")
     for number, worker in enumerate(python_workers(job.pid), 2):
         worker.kill()
         _insert(pipeline, number)
-    wait_until(lambda: "a Python worker of sink" in job.told(), what="the worker's death is told")
-    applied = job.told().count("batch applied")
+    wait_until(lambda: "a Python worker of sink" in job.output(), what="the worker's death is told")
+    applied = job.output().count("batch applied")
     _insert(pipeline, 100)
-    wait_until(lambda: job.told().count("batch applied") > applied, what="the job goes on")
-    _assert_plain(job.told())
+    wait_until(lambda: job.output().count("batch applied") > applied, what="the job goes on")
+    _assert_plain(job.output())
 
-    before = len(job.told())
+    before = len(job.output())
     _jvm(job).kill()
     assert pipeline.wait_ended(job) == 1
-    told = job.told()[before:]
+    told = job.output()[before:]
     _assert_plain(told)
     assert told.count("Spark's JVM has ended") == 1, told
     assert "nothing was skipped" in told

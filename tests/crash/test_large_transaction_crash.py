@@ -104,7 +104,7 @@ def test_kill_9_around_a_transaction_of_millions_of_rows_loses_and_repeats_nothi
     assert before is not None
 
     def in_its_middle() -> bool:
-        assert capture.poll() is None, capture.told()
+        assert capture.poll() is None, capture.output()
         state = pipeline.state()
         return state is not None and state.begun is not None and state.seq > 0
 
@@ -122,7 +122,7 @@ def test_kill_9_around_a_transaction_of_millions_of_rows_loses_and_repeats_nothi
     pipeline.wait_streaming(capture)
     pipeline.wait_published(capture, timeout_s=600)
     memory.append(_memory(capture))
-    assert pipeline.stop(capture) == 0, capture.told()
+    assert pipeline.stop(capture) == 0, capture.output()
 
     seqs, keys = _published_rows(pipeline)
     assert (seqs[0], set(seqs[1:])) == (0, {1})

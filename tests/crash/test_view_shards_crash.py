@@ -146,7 +146,7 @@ def test_of_two_jobs_at_once_the_newer_goes_on_with_all_shards(
         with Job(spark, partial(run_sinks, **arguments)) as newer:
             newer.wait_for("StatusReport")
             assert older.wait_ended(300) != 0
-            assert "another job" in older.told()
+            assert "another job" in older.output()
             stop.set()
             writing.join()
             lsn = all_users(pipeline, 1)

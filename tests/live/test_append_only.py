@@ -139,7 +139,7 @@ def test_each_event_is_in_every_sink_once_after_a_kill_of_capture_and_what_is_em
     assert "compared with its topic" in notes[f"{name}.log"]
     # A copy of the whole table replaces everything before it.
     pipeline.run("snapshot", "table", f"{name}.log")
-    wait_until(lambda: f"copying {name}.log at" in capture.told(), what="the copy")
+    wait_until(lambda: f"copying {name}.log at" in capture.output(), what="the copy")
     pipeline.wait_published(capture)
     pipeline.wait_applied(apply)
     _assert_each_once(pipeline)
@@ -177,7 +177,7 @@ def test_a_rebuild_of_a_topic_that_lost_its_beginning_stops_and_a_copy_is_the_wa
     assert _stored(pipeline, sink) == _source(pipeline)  # the live one, which kept its rows
     pipeline.run("generations", sink, "--drop", "2", "--yes")
     pipeline.run("snapshot", "table", f"{name}.log")
-    wait_until(lambda: f"copying {name}.log at" in capture.told(), what="the copy")
+    wait_until(lambda: f"copying {name}.log at" in capture.output(), what="the copy")
     pipeline.wait_published(capture)
     built = pipeline.rebuild(spark, sink, trimmed=True, switch_over=True).finish()
     assert (built.report.is_equal, built.is_live) == (True, True)

@@ -69,8 +69,8 @@ def test_state_and_bundle_tell_positions_and_neither_values_nor_secrets(
     job = pipeline.apply(spark)
     pipeline.wait_applied(job)
     _insert(pipeline, KEY + 1)
-    job.wait_until(lambda report: report["report"] == "TablesSetAside" and report["has_failed"])
-    assert job.stop() == 0, job.told()
+    job.wait_until(lambda report: report["report"] == "TablesHeld" and report["has_failed"])
+    assert job.stop() == 0, job.output()
     assert pipeline.stop(capture) == 0
 
     config = load(pipeline.path)

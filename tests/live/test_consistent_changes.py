@@ -64,7 +64,7 @@ def wait(pipeline: Pipeline, job: Job) -> None:
         lsn = emit_heartbeat(connection)
     with Waits(pipeline.config.as_pipeline(), {sink: pipeline.config.sinks[sink]}) as waits:
         while not (waited := waits.wait(lsn, timeout_s=2.0)).is_reached:
-            assert job.poll() is None, f"{waited.late}\n{job.told()}"
+            assert job.poll() is None, f"{waited.late}\n{job.output()}"
 
 
 def test_whole_transactions_are_seen_through_a_truncate_changes_of_columns_and_a_repair(

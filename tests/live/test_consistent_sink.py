@@ -17,7 +17,7 @@ from cdc.kafka.topic_names import PROGRESS, control_topic
 from cdc.model.table import Table
 from jobs.consistency import Consistency, load_consistency
 from jobs.executor.task_input import StepsInput, Task
-from jobs.generations.set_aside import Wish, give_order
+from jobs.generations.held_tables import Wish, give_order
 from jobs.offsets import Offsets
 from jobs.spark.source import portable_client
 from sinks.registry import open_sink
@@ -248,7 +248,7 @@ def test_a_paused_table_stays_as_of_its_pause_and_is_whole_with_the_others_when_
         reader.check(bank, pipeline.lsns)
         paused = bank.states[-1]
         pipeline.order(Wish.PAUSE, SAVINGS)
-        job.wait_for("TablesSetAside")
+        job.wait_for("TablesHeld")
         bank.work(8)
         during = Reader(pipeline)
         with during.polling():
@@ -259,7 +259,7 @@ def test_a_paused_table_stays_as_of_its_pause_and_is_whole_with_the_others_when_
         with after.polling():
             bank.work(8)
             until(lambda: after.has_seen(bank.states[-1]))
-        job.wait_for("TablesSetAside", since=at, sentences=[])
+        job.wait_for("TablesHeld", since=at, sentences=[])
         assert job.stop() == 0
     whole = [index for index, (lsn, state) in enumerate(after.seen) if state == bank.states[pipeline.lsns.index(lsn)]]
     assert whole == list(range(whole[0], len(after.seen))), "whole once, it stays so"

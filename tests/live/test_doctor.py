@@ -252,7 +252,7 @@ url = "{endpoints.redis_url}"
         (f"sink {name}", text) for name in ("file", "lake") for text in (tagged, twice)
     }
     assert len(found) == len(told)
-    assert {finding.why for finding in found} == {"its job sets this table aside, and goes on without it"}
+    assert {finding.why for finding in found} == {"its job holds this table, and goes on without it"}
     assert all(finding.fix for finding in found)
 
 

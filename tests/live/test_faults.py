@@ -141,7 +141,7 @@ class Running:
             wait_until(holds, what=what, timeout_s=PATIENCE_S)
             assert condition(), f"the job has ended before {what}"
         except AssertionError as error:
-            raise AssertionError(f"{error}; {self.job.told()}") from None
+            raise AssertionError(f"{error}; {self.job.output()}") from None
 
     def traffic(self) -> Any:
         self._seed += 1
@@ -325,7 +325,7 @@ def test_a_frozen_job_that_wakes_up_finds_another_in_its_place(running: Running)
         assert running.pipeline.wait_ended(old, timeout_s=PATIENCE_S) == EXIT_TAKEN_OVER
     running.assert_nothing_is_lost()
     assert running.job.poll() is None
-    told = old.told()
+    told = old.output()
     assert f"sink failed sink={running.name('warehouse')} generation=1 error=another job" in told, told
 
 

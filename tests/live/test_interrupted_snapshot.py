@@ -98,7 +98,7 @@ def test_a_first_copy_whose_capture_was_killed_is_absent_and_needs_somebody(
             lag = json.loads(capsys.readouterr().out)
             return code, lag["stages"][1]["state"], lag["first_copy_left"]
 
-        until(lambda: "handoff at" in process.told())
+        until(lambda: "handoff at" in process.output())
         until(lambda: received() == (0, "building", False))
         process.kill()
         process.wait()

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from cdc.kafka.control_topics import read_tables
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
-from jobs.generations.set_aside import Aside, AsideState, load_asides
+from jobs.generations.held_tables import HeldState, HeldTable, load_held_tables
 from jobs.query.view_plan import planned_view
 from lockstep.apply import apply_sinks
 from lockstep.config import Config, load
@@ -134,10 +134,10 @@ key = ["v"]
         with closing(opened.sink):
             return {stored.key["v"]: stored.row["n"] for stored in opened.sink.scan(result)}
 
-    def aside(self, sink: str, table: str) -> Aside | None:
+    def held(self, sink: str, table: str) -> HeldTable | None:
         opened = open_sink(sink, self.captured.config.sinks[sink], 1)
         with closing(opened.sink):
-            return load_asides(opened.records, 1).get(TableName("public", table))
+            return load_held_tables(opened.records, 1).get(TableName("public", table))
 
 
 StartShop = Callable[..., Shop]
@@ -164,7 +164,7 @@ def test_a_table_that_is_created_is_taken_up_and_nobody_is_told_too_early(
         for sink in (shop.all, shop.some, shop.one):
             job.wait_for("SinkStarted", sink=sink)
         until(lambda: shop.rows(shop.some, "t") == {1: "first"})
-        assert shop.aside(shop.some, "late1") is not None, "it isn't there yet, and the others go on"
+        assert shop.held(shop.some, "late1") is not None, "it isn't there yet, and the others go on"
         for number in (1, 2):
             table = f"late{number}"
             lsn = shop.write(
@@ -182,7 +182,7 @@ def test_a_table_that_is_created_is_taken_up_and_nobody_is_told_too_early(
         for sink in (shop.all, shop.some, shop.one):
             assert shop.rows(sink, "t") == {1: "first", 11: "later", 12: "later"}
         assert (shop.rows(shop.some, "late2"), shop.rows(shop.one, "late1")) == (None, None)
-        assert shop.aside(shop.some, "late1") is None
+        assert shop.held(shop.some, "late1") is None
         told = [report for report in job.reports if report["report"] == "TablesChanged"]
         assert {report["sink"] for report in told} == {shop.all, shop.some}
         assert not [report for report in told if report["left"]]
@@ -209,7 +209,7 @@ def test_kill_9_around_a_table_that_joins_loses_nothing(start_shop: StartShop, t
     shop.wait(first, shop.all)
     assert shop.rows(shop.all, "late1") == {1: "a"}
     second = shop.write("create table late2 (id int primary key, v text)", "insert into late2 values (1, 'a')")
-    until(lambda: "the sink has other tables" in process.told())
+    until(lambda: "the sink has other tables" in process.output())
     kill(process)
     third = shop.write("update late2 set v = 'b'", "insert into t values (2, 'second')")
     process = Process(tmp_path / "third.log", *command)
@@ -233,7 +233,7 @@ def test_a_table_that_leaves_keeps_its_rows_and_goes_on_where_it_was(
         captured.configure(exclude_tables=("public.late1",))
         captured.start()
         captured.wait_for("public.late1: isn't captured any more")
-        until(lambda: _state(shop.aside(shop.some, "late1")) is AsideState.UNCAPTURED)
+        until(lambda: _state(shop.held(shop.some, "late1")) is HeldState.UNCAPTURED)
         lsn = shop.write("delete from late1 where id = 1", "insert into t values (2, 'meanwhile')")
         shop.wait(lsn)
         for sink in (shop.all, shop.some):
@@ -267,5 +267,5 @@ def test_a_table_that_leaves_keeps_its_rows_and_goes_on_where_it_was(
     job.close()
 
 
-def _state(aside: Aside | None) -> AsideState | None:
-    return None if aside is None else aside.state
+def _state(held: HeldTable | None) -> HeldState | None:
+    return None if held is None else held.state

@@ -91,7 +91,7 @@ def test_a_pipeline_and_its_commands_live_with_the_rights_that_they_are_to_be_gi
     query = ("--table", f"{name}.account", "--query", '{"match_all": {}}')
     pipeline.run("searches", "add", "all", "--sink", search, *query)
     watching = pipeline.start("lockstep", "searches", "watch", search, "--config", str(pipeline.path))
-    wait_until(lambda: "search compared" in watching.told(), what="the search is told of")
+    wait_until(lambda: "search compared" in watching.output(), what="the search is told of")
     assert pipeline.stop(watching) == 0
     pipeline.run("lag")
     pipeline.run("state")
@@ -112,8 +112,8 @@ def test_who_lacks_a_right_is_told_which_one(pipeline: Pipeline, broker: Guarded
         path = pipeline.directory / f"{user}.toml"
         path.write_text(pipeline.path.read_text().replace(f"{pipeline.name}-sinks", f"{pipeline.name}-{user}"))
         process = pipeline.start("lockstep", *command, "--config", str(path))
-        assert pipeline.wait_ended(process) == ends_with, process.told()
-        return process.told()
+        assert pipeline.wait_ended(process) == ends_with, process.output()
+        return process.output()
 
     assert "the right Create" in told("capture", user="sinks")
     capture = pipeline.start("lockstep", "capture", "--config", str(pipeline.directory / "capture.toml"))

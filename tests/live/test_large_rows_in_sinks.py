@@ -96,7 +96,7 @@ def test_sinks_and_views_keep_the_older_row_and_say_so_until_a_newer_one_comes(
             target = emit_heartbeat(connection)
         with Waits(pipeline.config.as_pipeline(), pipeline.config.sinks) as waits:
             while not waits.wait(target, (cache, view), timeout_s=2.0).is_reached:
-                assert job.poll() is None, job.told()
+                assert job.poll() is None, job.output()
 
     wait_applied()
     put(1, "newer")

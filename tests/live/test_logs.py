@@ -143,7 +143,7 @@ def test_no_value_of_a_row_is_in_logs_or_metrics_whatever_is_refused_and_a_kille
     pipeline.wait_applied(group)
     metrics = _metrics(addresses)
     for kind in ("search", "cache", "warehouse"):
-        assert _rejected(metrics, f"{pipeline.name}_{kind}") > 0, f"{kind}\n{group.told()[-8000:]}"
+        assert _rejected(metrics, f"{pipeline.name}_{kind}") > 0, f"{kind}\n{group.output()[-8000:]}"
     with pipeline.sql() as connection:  # not before: with it in one batch, the warehouse refuses no equal document
         connection.execute(f"delete from {pipeline.name}.person where code = '{_MARK}-copied'".encode())
     pipeline.wait_applied(group)
@@ -152,13 +152,13 @@ def test_no_value_of_a_row_is_in_logs_or_metrics_whatever_is_refused_and_a_kille
         metrics += exposition(gauges_of(collector.collect(), now_s=1.0)).decode()
 
     _insert(pipeline, f"{_MARK}-message", "5", f"{_MARK}-message", big=_MARK * _MESSAGE_BYTES_MAX)
-    wait_until(lambda: "more than max_message_bytes" in group.told(), what="capture stops")
+    wait_until(lambda: "more than max_message_bytes" in group.output(), what="capture stops")
     metrics += _metrics(addresses)
     members = psutil.Process(group.pid).children()
-    assert pipeline.stop(group) == 0, group.told()[-8000:]
+    assert pipeline.stop(group) == 0, group.output()[-8000:]
     assert (bool(members), [member for member in members if member.is_running()]) == (True, [])
 
-    told = group.told()
+    told = group.output()
     for trace in _TRACES:
         assert trace not in told.lower(), [line for line in told.splitlines() if trace in line.lower()]
         assert trace not in metrics.lower()

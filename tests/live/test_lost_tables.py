@@ -12,8 +12,8 @@ from opensearchpy import OpenSearch
 from pyspark.sql import SparkSession
 
 from cdc.model.errors import LockstepError
+from jobs.generations.held_tables import HeldState, Wish
 from jobs.generations.record import Phase, set_phase
-from jobs.generations.set_aside import AsideState, Wish
 from jobs.query import identity_watch
 from lockstep.generations import switch_to
 from sinks.opensearch.settings import OpenSearchSettings
@@ -22,7 +22,7 @@ from sinks.warehouse.settings import WarehouseSettings
 from stack.stack import Endpoints
 from tests.databases import until
 from tests.events import Put
-from tests.live.test_tables_aside import ITEMS, ORDERS, Pipeline
+from tests.live.test_held_tables import ITEMS, ORDERS, Pipeline
 from tests.opened import closing_sink
 from tests.pipeline import Pipeline as Captures
 from tests.view_jobs import ViewPipeline, traffic
@@ -77,8 +77,8 @@ def _filled(pipeline: Pipeline, spark: SparkSession) -> int:
 
 
 def _check_told(pipeline: Pipeline, held: int) -> None:
-    """The table is set aside for good, and its neighbour goes on."""
-    failed = pipeline.wait_aside(ITEMS, AsideState.FAILED)
+    """The table is held for good, and its neighbour goes on."""
+    failed = pipeline.wait_held(ITEMS, HeldState.FAILED)
     assert failed is not None
     assert "its data was removed" in (failed.reason or "")
     assert failed.hint == f"build the sink again from the log: lockstep rebuild {pipeline.sink} --switch"
@@ -99,9 +99,9 @@ def test_what_was_lost_while_no_job_ran_is_told_by_the_next_one(
         _check_told(pipeline, held)
         pipeline.order(Wish.APPLY, ITEMS)
         until(partial(pipeline.has_done, ITEMS, 1))
-        aside = pipeline.aside(ITEMS)
-        assert aside is not None
-        assert aside.state is AsideState.FAILED, "to resume it doesn't bring its rows back"
+        held = pipeline.held(ITEMS)
+        assert held is not None
+        assert held.state is HeldState.FAILED, "to resume it doesn't bring its rows back"
         assert job.stop() == 0
 
 
@@ -135,8 +135,8 @@ def test_a_sink_that_has_lost_all_of_its_tables_stops_and_says_so(
         lose(alone.sink)
         with alone.job(spark, ITEMS) as job:
             assert job.finish() == 1
-            assert "its data was removed" in job.told()
-            assert f"lockstep rebuild {alone.sink} --switch" in job.told()
+            assert "its data was removed" in job.output()
+            assert f"lockstep rebuild {alone.sink} --switch" in job.output()
     finally:
         alone.log.close()
 
@@ -168,10 +168,10 @@ def test_a_view_whose_result_was_lost_stops_and_says_so(
         job.wait_for("SinkStarted")
         _lose_result(pipeline, kind)
         assert job.finish() == 1
-        assert "its data was removed" in job.told()
+        assert "its data was removed" in job.output()
     again = pipeline.apply_once(spark, settings)
     assert again.poll() == 1
-    assert f"lockstep rebuild {pipeline.sink} --switch" in again.told()
+    assert f"lockstep rebuild {pipeline.sink} --switch" in again.output()
 
 
 def _lose_result(pipeline: ViewPipeline, kind: str) -> None:

@@ -109,5 +109,5 @@ def test_prometheus_finds_what_was_written(pipeline: Pipeline, tmp_path: Path) -
         text = exposition(gauges_of(collector.collect(), now_s=1.0)).decode()
     assert f'lockstep_stage_behind_events{{generation="1",sink="{sink}",stage="applied"}} 0.0' in text
     assert "lockstep_slot_active 1.0" in text
-    assert pipeline.stop(apply) == 0, apply.told()
-    assert pipeline.stop(capture) == 0, capture.told()
+    assert pipeline.stop(apply) == 0, apply.output()
+    assert pipeline.stop(capture) == 0, capture.output()

@@ -168,7 +168,7 @@ librdkafka = {{ {given} }}
         pipeline.wait_applied(applier)
         pipeline.assert_sinks_equal()
         assert capture.poll() is None
-        assert "eyJ" not in capture.told(), "no token is told"
+        assert "eyJ" not in capture.output(), "no token is told"
     finally:
         pipeline.close()
 

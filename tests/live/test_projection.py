@@ -168,7 +168,7 @@ def test_every_store_shows_what_its_settings_say_and_a_comparison_agrees(
     pipeline.wait_applied(apply)
     assert _verify(pipeline, "cache").is_equal  # which carries rows over
     assert "equal" in pipeline.run("verify", f"{name}_warehouse")  # which has them from its DDL
-    assert apply.stop() == 0, apply.told()
+    assert apply.stop() == 0, apply.output()
     assert pipeline.stop(capture) == 0
 
     os.environ[f"LOCKSTEP_SINK_{name}_cache_SALT".upper()] = "another"

@@ -191,7 +191,7 @@ def test_a_killed_rebuild_goes_on_and_a_second_one_at_the_same_time_is_refused(p
     live = _live(config, sink)
     killed = pipeline.start("lockstep", "rebuild", sink, "--config", str(path))
     wait_until(
-        lambda: f"sink started sink={sink} generation={live + 1}" in killed.told(),
+        lambda: f"sink started sink={sink} generation={live + 1}" in killed.output(),
         what="the build has begun",
         timeout_s=300,
     )
@@ -223,10 +223,10 @@ def test_a_rebuild_runs_in_the_driver_that_runs_and_goes_on_in_the_next_one(pipe
         )["generation"]
         assert generation > live
         pipeline.restart()
-        assert pipeline.wait_ended(command) == 0, command.told()
-    assert "no other Spark is started" in command.told()
-    assert "starting Spark here" not in command.told()
-    assert f"sink started sink={sink} generation={generation}" in command.told()
+        assert pipeline.wait_ended(command) == 0, command.output()
+    assert "no other Spark is started" in command.output()
+    assert "starting Spark here" not in command.output()
+    assert f"sink started sink={sink} generation={generation}" in command.output()
     assert _generations(config, sink) == [(live, False, "ready"), (generation, True, "ready")]
     _verified(config, sink)
     assert switch_to(config, sink, number=None, back=True) == (generation, live)
@@ -241,13 +241,13 @@ def test_a_rebuild_whose_driver_is_killed_goes_on_in_a_spark_of_its_own(own_pipe
     pipeline.wait_applied(driver)
     path = _changed(pipeline, "cache", f'exclude = ["{pipeline.name}.account.tags"]')
     command = pipeline.start("lockstep", "rebuild", sink, "--switch", "--config", str(path))
-    wait_until(lambda: f"sink started sink={sink}" in command.told(), what="the build has begun")
+    wait_until(lambda: f"sink started sink={sink}" in command.output(), what="the build has begun")
     os.killpg(driver.pid, signal.SIGKILL)
     driver.wait()
     with traffic(pipeline, seed=31, pause_s=0.1):
-        assert pipeline.wait_ended(command, timeout_s=600) == 0, command.told()
-    assert "starting Spark here" in command.told()
-    assert f"generation 2 of {sink} is equal to the source, and readers see it now" in command.told()
+        assert pipeline.wait_ended(command, timeout_s=600) == 0, command.output()
+    assert "starting Spark here" in command.output()
+    assert f"generation 2 of {sink} is equal to the source, and readers see it now" in command.output()
     assert _live(load(path), sink) == 2
 
 
@@ -381,7 +381,7 @@ def test_after_a_column_was_renamed_and_one_added_a_rebuild_is_the_way_out(own_p
         sql.execute(f"alter table {pipeline.name}.account add column grade int not null default 5")
         sql.execute(f"insert into {pipeline.name}.account (id, holder, grade) values (-1, 'new', 7)")
     for kind in KINDS:
-        [failed] = pipeline.job.wait_for("TablesSetAside", sink=f"{pipeline.name}_{kind}")["sentences"]
+        [failed] = pipeline.job.wait_for("TablesHeld", sink=f"{pipeline.name}_{kind}")["sentences"]
         assert "seems to be renamed" in failed
         assert "lockstep rebuild" in failed
     assert pipeline.job.stop() == 0

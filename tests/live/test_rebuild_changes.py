@@ -64,13 +64,13 @@ class Captured(Pipeline):
                 last = self.build(*command[1:])
                 last.finish()
                 continue
-            copied = self.capture.told().count("copied table=")
+            copied = self.capture.output().count("copied table=")
             arguments = [*command, *(["--yes"] if "--drop" in command else []), "--config", str(self.path)]
             assert exit_code(arguments) == 0
             if command[0] == "snapshot":
                 tables = len(command) - 2
                 wait_until(
-                    lambda: self.capture.told().count("copied table=") >= copied + tables,  # noqa: B023  waited for here
+                    lambda: self.capture.output().count("copied table=") >= copied + tables,  # noqa: B023  waited for here
                     what="capture has copied the tables",
                 )
         return last

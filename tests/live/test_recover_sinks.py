@@ -108,7 +108,7 @@ class Recovered:
     def apply_once(self, spark: SparkSession, *kinds: str) -> None:
         self.captured.settle()
         job = self.job(spark, *kinds, once=True)
-        assert job.finish() == 0, job.told()
+        assert job.finish() == 0, job.output()
 
     def wait_applied(self, job: Job, *, since: int) -> None:
         """Wait until each sink reports everything committed now; LSNs from before ``since`` may be greater."""

@@ -19,7 +19,7 @@ from cdc.model.table import Table, TableName
 from jobs.dead_letters.record import DeadLetter
 from jobs.dead_letters.store import DeadLetters
 from jobs.executor.result import RejectedEvent
-from jobs.generations.set_aside import Wish, give_order
+from jobs.generations.held_tables import Wish, give_order
 from lockstep.cli.main import exit_code
 from lockstep.config import Config, load
 from lockstep.rejections.discard import discard
@@ -335,7 +335,7 @@ def test_an_older_event_doesnt_win_when_it_is_retried(running: Running, command:
     assert_job_goes_on(running, kind)
 
 
-def test_a_table_is_set_aside_before_more_are_open_than_allowed(
+def test_a_table_is_held_before_more_are_open_than_allowed(
     endpoints: Endpoints, tmp_path: Path, spark: SparkSession
 ) -> None:
     running = Running(endpoints, tmp_path, spark)

@@ -123,7 +123,7 @@ class Captures:
         self.processes.remove(lost)
         wait_until(lambda: self.at_work() in self.processes, what="the standby takes over", timeout_s=_PATIENCE_S)
         started = self.start()
-        wait_until(lambda: "standing by" in started.told(), what="a new standby", timeout_s=_PATIENCE_S)
+        wait_until(lambda: "standing by" in started.output(), what="a new standby", timeout_s=_PATIENCE_S)
 
 
 def _ports(running: Process) -> set[int]:
@@ -186,7 +186,7 @@ class Deployment:
         """Stop all of our own processes in order."""
         for running in (self.driver, *self._captures.processes):
             running.terminate()
-            assert self._pipeline.wait_ended(running) == 0, running.told()
+            assert self._pipeline.wait_ended(running) == 0, running.output()
 
     @contextmanager
     def explaining(self, what: str) -> Iterator[None]:
@@ -199,7 +199,7 @@ class Deployment:
             error.add_note(f"while {what}")
             error.add_note(self._kafka.view(self._pipeline.config.topics().values()))
             for running in (*self._captures.processes, self.driver):
-                error.add_note(f"{running.log.name}: {running.poll()} {running.told()[-2000:]}")
+                error.add_note(f"{running.log.name}: {running.poll()} {running.output()[-2000:]}")
             raise
 
     def _wait_executors(self) -> None:

@@ -294,4 +294,4 @@ def test_a_pipeline_runs_with_tls_everywhere_and_goes_on_with_a_renewed_certific
     pipeline.wait_published(capture)
     assert pipeline.apply(spark, once=True).finish() == 0
     pipeline.assert_sinks_equal()
-    assert PASSWORD not in capture.told()
+    assert PASSWORD not in capture.output()

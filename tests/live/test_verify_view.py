@@ -162,7 +162,7 @@ def pipeline(endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> 
     names = set(made.config.source.table_names)
 
     def is_copied() -> bool:
-        assert capture.poll() is None, capture.told()
+        assert capture.poll() is None, capture.output()
         with suppress(LockstepError):  # its topics don't exist yet
             return made.state() is not None and names <= read_tables(made.client, name).keys()
         return False

@@ -30,17 +30,17 @@ def test_a_view_that_ended_in_its_first_batch_is_refused_once_deletes_may_be_gon
     keep_tombstones(1)
     pipeline.write(Put(USERS, {"id": 1, "name": "n"}), progress=False)
     for _ in range(2):  # there is no state yet that could lack a delete
-        assert "no progress record is newer" in pipeline.apply_once(spark, settings).told()
+        assert "no progress record is newer" in pipeline.apply_once(spark, settings).output()
     keep_tombstones(86_400_000)
     tweets = [{"id": number, "user_id": 1, "body": "b" * 300} for number in (1, 2)]
     pipeline.write(Put(FOLLOWS, {"follower_id": 2, "followee_id": 1}), *(Put(TWEETS, tweet) for tweet in tweets))
-    assert "max_open_rejections allows" in pipeline.apply_once(spark, settings).told()
+    assert "max_open_rejections allows" in pipeline.apply_once(spark, settings).output()
     lsn = pipeline.write(Delete(TWEETS, {"id": 1}))
     keep_tombstones(1)
     refused = pipeline.apply_once(spark, settings)
     assert refused.poll() == 1
-    assert "deletes may be missing" in refused.told()
-    assert f"lockstep rebuild {pipeline.sink} --switch" in refused.told()
+    assert "deletes may be missing" in refused.output()
+    assert f"lockstep rebuild {pipeline.sink} --switch" in refused.output()
     keep_tombstones(86_400_000)
     assert pipeline.apply_once(spark, settings).poll() == 0
     assert pipeline.progress(settings).watermark_lsn == lsn
@@ -54,7 +54,7 @@ def test_a_view_is_built_by_one_job_and_kept_by_the_next(
     settings = pipeline.settings(kind)
     lsn = traffic(pipeline, 10)
     job = pipeline.apply_once(spark, settings)
-    assert job.poll() == 0, job.told()
+    assert job.poll() == 0, job.output()
     assert pipeline.progress(settings).watermark_lsn == lsn
     assert pipeline.rows(settings) == pipeline.states[lsn]
     with pipeline.job(spark, settings) as job:
@@ -80,12 +80,12 @@ def test_too_many_refused_rows_stop_the_view_and_none_of_them_is_lost(
     )
     job = pipeline.apply_once(spark, settings)
     assert job.poll() == 1
-    assert "more rejections of sink" in job.told()
-    assert "max_open_rejections allows" in job.told()
+    assert "more rejections of sink" in job.output()
+    assert "max_open_rejections allows" in job.output()
 
     more = settings.model_copy(update={"max_open_rejections": 3})
     job = pipeline.apply_once(spark, more)
-    assert job.poll() == 0, job.told()
+    assert job.poll() == 0, job.output()
     assert pipeline.progress(more).watermark_lsn == lsn
     assert {row["tweet_id"] for row in pipeline.rows(more).values()} == {4, 5}
     dead_letters = DeadLetters(pipeline.log.kafka.client(), pipeline.name, sink=pipeline.sink, generation=1)

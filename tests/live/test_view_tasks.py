@@ -154,7 +154,7 @@ class Reader(threading.Thread):
 def _wait(pipeline: Pipeline, job: Job, lsn: int, views: list[str]) -> None:
     with Waits(pipeline.config.as_pipeline(), {view: pipeline.config.sinks[view] for view in views}) as waits:
         while not (waited := waits.wait(lsn, timeout_s=2.0)).is_reached:
-            assert job.poll() is None, f"{waited.late}\n{job.told()}"
+            assert job.poll() is None, f"{waited.late}\n{job.output()}"
 
 
 def _has_all(pipeline: Pipeline, view: str, generation: int | None, *, version: int) -> bool:
@@ -195,7 +195,7 @@ def test_a_view_gets_four_tasks_and_one_again_and_readers_see_no_half_of_it(
                 assert report.is_equal, report
         for view in views:
             assert switch_to(load(pipeline.path), view, number=None, back=True) == (3, 2)
-        assert job.poll() is None, job.told()
+        assert job.poll() is None, job.output()
         writer.finish()
         _wait(pipeline, job, writer.write(), views)
         for reader in readers:

@@ -88,7 +88,7 @@ def test_a_view_is_listed_and_explained_as_it_is_now(
         target = emit_heartbeat(connection)
 
     def has_all() -> bool:
-        assert job.poll() is None, job.told()
+        assert job.poll() is None, job.output()
         lsn = of(pipeline, capsys, "sums")["lsn"]
         return lsn is not None and parse_lsn(lsn) >= target
 
@@ -163,7 +163,7 @@ def test_a_row_that_the_store_refuses_is_a_rejection_and_the_view_goes_on(
             target = emit_heartbeat(connection)
 
         def has_all() -> bool:
-            assert job.poll() is None, job.told()
+            assert job.poll() is None, job.output()
             lsn = of(pipeline, capsys, "notes")["lsn"]
             return lsn is not None and parse_lsn(lsn) >= target
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cdc.model.errors import Unavailable
 from cdc.protocol.control_records import ProgressRecord
-from jobs.generations.set_aside import Aside, AsideState
+from jobs.generations.held_tables import HeldState, HeldTable
 from jobs.offsets import Offsets
 from jobs.query.progress import ProgressKeeper
 from sinks.contract import Progress
@@ -122,7 +122,7 @@ class _Model:
             self.stored,
             check_claim=self._answer,
             lacks_columns=lacks_columns,
-            asides={topic: Aside(AsideState.PAUSED, 5) for topic in paused},
+            held_tables={topic: HeldTable(HeldState.PAUSED, 5) for topic in paused},
         )
 
     def _answer(self) -> None:

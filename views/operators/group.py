@@ -147,7 +147,7 @@ def _kept(aggregate: Aggregate, columns: Sequence[Ref], prefix: bytes) -> _Kept:
     of = aggregate.argument.type
     match aggregate.function:
         case "count" if aggregate.is_distinct:
-            return _CountDistinct(_Members(aggregate, columns, prefix, tells_forms_apart=False), argument)
+            return _CountDistinct(_Members(aggregate, columns, prefix, has_forms=False), argument)
         case "count":
             return _CountValues(argument)
         case "sum" | "avg" if of.kind in INTEGERS:
@@ -271,10 +271,8 @@ class _Bools:
 class _Members:
     """The values of an aggregate's argument in each group, in the aggregate's order, with their counts."""
 
-    def __init__(
-        self, aggregate: Aggregate, columns: Sequence[Ref], prefix: bytes, *, tells_forms_apart: bool = True
-    ) -> None:
-        """With ``tells_forms_apart``, equal values of different form are separate members."""
+    def __init__(self, aggregate: Aggregate, columns: Sequence[Ref], prefix: bytes, *, has_forms: bool = True) -> None:
+        """With ``has_forms``, equal values of different form are separate members."""
         assert aggregate.argument is not None
         of = aggregate.argument.type
         self._prefix = prefix
@@ -287,7 +285,7 @@ class _Members:
         ]
         # Values without an order are distinguished by a digest, which comes after the aggregate's own order.
         self._encode = encoder(of) if of.is_comparable else _digest
-        self._has_forms = tells_forms_apart and of.is_comparable and not of.has_one_form
+        self._has_forms = has_forms and of.is_comparable and not of.has_one_form
 
     def changed(self, row: Row, value: Value, weight: int, group: bytes, state: Step) -> int:
         """Count a value. Returns 1 if it is the first of its kind, -1 if the last one went, 0 otherwise."""

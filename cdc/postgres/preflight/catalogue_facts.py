@@ -114,7 +114,7 @@ class Index:
     columns: tuple[str, ...]
 
     @property
-    def tells_rows_apart(self) -> bool:
+    def is_distinct(self) -> bool:
         """Whether the index itself allows it to be a key; its columns must also be NOT NULL."""
         return self.is_unique and self.is_valid and self.is_plain
 

@@ -53,33 +53,33 @@ def readable(
     """One finding for all of these tables that our role can't read, with as few statements as possible."""
     whole: list[Relation] = []
     in_part: list[tuple[Relation, list[str]]] = []
-    told: list[Relation] = []
+    unreadable: list[Relation] = []
     for relation in relations:
         columns = published.get(relation.name, relation.column_names)
         unread = [a.name for a in relation.attributes if a.name in columns and not a.is_readable]
         if relation.may_select or not unread:
             if not relation.may_use_schema:
-                told.append(relation)
+                unreadable.append(relation)
             continue
-        told.append(relation)
+        unreadable.append(relation)
         if columns >= {a.name for a in relation.attributes if not a.generated}:
             whole.append(relation)
         else:
             in_part.append((relation, unread))
-    if not told:
+    if not unreadable:
         return []
     role = sql_identifier(user)
-    grants = _schema_grants(told, user)
+    grants = _schema_grants(unreadable, user)
     if whole:
         grants.append(f"grant select on {', '.join(relation.name.sql for relation in whole)} to {role};")
     grants += [
         f"grant select ({quoted_list(unread)}) on {relation.name.sql} to {role};" for relation, unread in in_part
     ]
-    if len(told) == 1:
-        subject, what, them = told[0].subject, f"role {user} can't read it", "it"
+    if len(unreadable) == 1:
+        subject, what, them = unreadable[0].subject, f"role {user} can't read it", "it"
     else:
-        names = ", ".join(str(relation.name) for relation in told)
-        subject, what, them = f"role {user}", f"can't read {len(told)} of the tables: {names}", "them"
+        names = ", ".join(str(relation.name) for relation in unreadable)
+        subject, what, them = f"role {user}", f"can't read {len(unreadable)} of the tables: {names}", "them"
     return [error(subject, what, f"the snapshot copies {them} with SELECT privilege", one_per_statement(grants))]
 
 

@@ -79,7 +79,7 @@ def full_identity_sql(relation: Relation) -> str:
 
 
 def _can_be_identity(relation: Relation, index: Index) -> bool:
-    return index.tells_rows_apart and index.is_immediate and relation.not_null(index.columns)
+    return index.is_distinct and index.is_immediate and relation.not_null(index.columns)
 
 
 def _described(relation: Relation, configured: tuple[str, ...] | None, append_only: bool) -> str:
@@ -180,7 +180,7 @@ def _append_only(relation: Relation) -> list[Finding]:
     if any(member.identity_columns() for member in (relation, *relation.leaves)):
         return []
     # Configuring append_only states that the application never does that.
-    return [_no_identity(relation, _all_full(relation), "it has no key and no replica identity", told=warning)]
+    return [_no_identity(relation, _all_full(relation), "it has no key and no replica identity", finding_of=warning)]
 
 
 def _all_full(relation: Relation) -> str:
@@ -192,8 +192,8 @@ def _all_full(relation: Relation) -> str:
     )
 
 
-def _no_identity(relation: Relation, fix: str, because: str, told: Callable[..., Finding] = error) -> Finding:
-    return told(
+def _no_identity(relation: Relation, fix: str, because: str, finding_of: Callable[..., Finding] = error) -> Finding:
+    return finding_of(
         relation.subject,
         f"{because}: PostgreSQL refuses UPDATE and DELETE",
         "the application itself gets the error, from the moment on that the table is published",
@@ -225,12 +225,12 @@ def _index_name(relation: Relation, key: Sequence[str]) -> str:
 
 def _index_over(relation: Relation, key: Sequence[str]) -> Index | None:
     """The unique index over exactly the key, preferably an immediate one."""
-    candidates = [index for index in relation.indexes if index.tells_rows_apart and set(index.columns) == set(key)]
+    candidates = [index for index in relation.indexes if index.is_distinct and set(index.columns) == set(key)]
     return next((index for index in candidates if index.is_immediate), candidates[0] if candidates else None)
 
 
 def _no_key(relation: Relation) -> Finding:
-    candidates = [index for index in relation.indexes if index.tells_rows_apart and relation.not_null(index.columns)]
+    candidates = [index for index in relation.indexes if index.is_distinct and relation.not_null(index.columns)]
     ways = []
     if candidates:
         columns = candidates[0].columns

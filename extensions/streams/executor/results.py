@@ -137,7 +137,7 @@ class Topics(Protocol):
 
     def write_row(self, key: bytes, row: bytes, tag: str) -> None: ...
 
-    def set_aside(self, batch_id: int, refused: Iterable[RejectedEvent]) -> None: ...
+    def keep_refused(self, batch_id: int, refused: Iterable[RejectedEvent]) -> None: ...
 
     def flush(self) -> None: ...
 
@@ -186,7 +186,7 @@ def apply_rows(
                 topics.write_row(orjson.dumps(row.key), row.text, tag)
     in_order = sorted(refused, key=lambda one: (one[0].text, one[1]))
     # There may be many: they are passed on one by one, and a wrong mapping shows in the figures.
-    topics.set_aside(
+    topics.keep_refused(
         batch_id,
         (
             RejectedEvent(Position(str(table.name), 0, index), orjson.dumps(row.key), row.text, tag, reason)

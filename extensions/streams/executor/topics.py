@@ -81,7 +81,7 @@ class StreamTopics:
         assert self._where.result_topic is not None
         self._produce(self._where.result_topic, key, row, [(TAG_HEADER, tag.encode())])
 
-    def set_aside(self, batch_id: int, refused: Iterable[RejectedEvent]) -> None:
+    def keep_refused(self, batch_id: int, refused: Iterable[RejectedEvent]) -> None:
         for row in refused:
             where = self._where
             key, value = refused_record(batch_id, row, where.generation, bytes_max=where.side_record_bytes_max)

@@ -105,7 +105,7 @@ class Beginning:
         if text is None:
             for topic in own:
                 check_new_topic(self._plan.name, topic, end=self._cluster.end_offsets([(topic, 0)])[topic, 0])
-            self._tell_unfinished(checkpoint_of)
+            self._report_unfinished(checkpoint_of)
             start = self._cluster.begin_offsets(partitions_of(topics, counts))
             begun = Begun(definition, topic_ids, start, self._plan.state_form)
             records.save(name, begun.text())
@@ -118,7 +118,7 @@ class Beginning:
         joined = dict.fromkeys(partitions_of(topics, counts), 0)
         return replace(begun, start={**joined, **begun.start})
 
-    def _tell_unfinished(self, checkpoint_of: Callable[[int], Checkpoint]) -> None:
+    def _report_unfinished(self, checkpoint_of: Callable[[int], Checkpoint]) -> None:
         """Log which earlier builds, whose rows are posted before this one's, have a batch that nobody will finish."""
         if self._plan.query.webhook is None:
             return

@@ -28,7 +28,7 @@ class StreamThread(EndingThread):
         super().__init__(f"stream-{plan.name}", spark, report=report)
         self.plan = plan
         self.newer: dict[int, NewerJob] = {}
-        self._job = StreamJob(plan, spark, stop=self._stop, report=self._tell)
+        self._job = StreamJob(plan, spark, stop=self._stop, report=self._forward)
         self.start()
 
     def forget_takeover(self) -> None:
@@ -36,7 +36,7 @@ class StreamThread(EndingThread):
         for generation in self.newer:
             self._note(clear_takeover, generation)
 
-    def _tell(self, report: Report) -> None:
+    def _forward(self, report: Report) -> None:
         if isinstance(report, SinkStarted):
             self._note(clear_stop, self._job.generation)
         self._report(report)

@@ -18,7 +18,7 @@ from lockstep.verify.options import SOURCE, TOPIC, VerifyOptions, generation_num
 from lockstep.verify.sides.compared_columns import ComparedTable, compared_table, has_all_columns
 from lockstep.verify.sides.expected import Expected
 from lockstep.verify.sides.generation import GenerationSide
-from lockstep.verify.sides.set_aside import ProgressOfTables, SetAside
+from lockstep.verify.sides.held_tables import ProgressOfTables, UnreadTables
 from lockstep.verify.sides.sink import SinkSide
 from lockstep.verify.sides.sink_view import SinkView
 from lockstep.verify.sides.source import SourceSide
@@ -99,7 +99,7 @@ class _OpenedGeneration:
 
     number: int
     opened: OpenedSink
-    set_aside: SetAside
+    unread: UnreadTables
     rows: SinkSide
 
 
@@ -130,7 +130,7 @@ class _Opening:
             self._opened.append(self._generation(self._other_settings, generation_number(options.against)))
         # The topics that both read, by table, and why the other tables can't be compared.
         self._why_not = {
-            name: "; ".join(filter(None, (each.set_aside.reason(name) for each in self._opened))) for name in names
+            name: "; ".join(filter(None, (each.unread.reason(name) for each in self._opened))) for name in names
         }
         self._read = {name: topic for name, topic in config.topics().items() if self._why_not.get(name) == ""}
         self._records = read_schema_records(self._client, config.pipeline.name)
@@ -254,13 +254,13 @@ class _Opening:
                 f"sink {name!r} has no generation {number}", hint=f"it has: {', '.join(map(str, existing)) or 'none'}"
             )
         rows = SinkSide(opened.sink, self._waiting)
-        return _OpenedGeneration(number, opened, SetAside(opened.records, name, number), rows)
+        return _OpenedGeneration(number, opened, UnreadTables(opened.records, name, number), rows)
 
     def _waits_for(self, each: _OpenedGeneration) -> Applied:
         """What waits for a generation to apply what is in the topics that are read. If other tables hold up its
         watermark, the progress of these comes from what capture has published."""
         progress: LoadsProgress = each.opened.generations
-        if each.set_aside.hold_watermark:
+        if each.unread.hold_watermark:
             published = ProgressReader(self._client, self._config.pipeline.name, list(self._read.values()))
             self._closing.callback(published.close)
             progress = ProgressOfTables(
@@ -273,7 +273,7 @@ class _Opening:
             waiting=self._waiting,
             stall_s=self._options.stall_s,
             say=self._say,
-            check=each.set_aside.check,
+            check=each.unread.check,
             sign_of_life=lambda: each.opened.records.load(heartbeat_name(each.number)),
         )
 

@@ -74,8 +74,8 @@ class SearchedSink:
         deadline = time.monotonic() + _WAIT_S
         with Waits(self.config.as_pipeline(), {SINK: self.config.sinks[SINK]}) as waits:
             while not (waited := waits.wait(target, timeout_s=2.0)).is_reached:
-                assert self.job.poll() is None, self.job.told()
-                assert time.monotonic() < deadline, (waited.late, self.job.told()[-5000:])
+                assert self.job.poll() is None, self.job.output()
+                assert time.monotonic() < deadline, (waited.late, self.job.output()[-5000:])
 
     def add(self, name: str, query: Mapping[str, Any], table: str = "public.profile") -> None:
         add(self.config, SINK, parse_search(name, table, orjson.dumps(query).decode()), say=lambda _: None)
@@ -83,7 +83,7 @@ class SearchedSink:
     def follower(self, **options: Any) -> Follower:
         return Follower(self.config, SINK, **options)
 
-    def told(self) -> list[dict[str, Any]]:
+    def reports(self) -> list[dict[str, Any]]:
         """The values on the topic of matches, in order."""
         topic = control_topic(self.captured.name, MATCHES)
         if not TopicAdmin(self.captured.client).exists(topic):

@@ -128,7 +128,7 @@ class Streams:
         """Run to the end of the topics, with these parts of the plan changed; the exit code."""
         with self.job(session, once=True, **changes) as job:
             code = job.finish()
-        self.told = job.told()
+        self.told = job.output()
         return code
 
     def status(self) -> StreamQueryStatus:

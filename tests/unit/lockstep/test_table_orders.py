@@ -1,4 +1,4 @@
-"""What can't be asked of a sink's tables, and what can't be done with a generation while one of them is set aside."""
+"""What can't be asked of a sink's tables, and what can't be done with a generation while one of them is held."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
-from jobs.generations.set_aside import Aside, AsideState, Wish, asides_name, dump_asides, give_order
-from lockstep.generations import check_nothing_aside
+from jobs.generations.held_tables import HeldState, HeldTable, Wish, dump_held_tables, give_order, held_tables_name
+from lockstep.generations import check_none_held
 from lockstep.table_orders import order_tables
 from sinks.contract import CoordinationRecords
 from sinks.memory import MemorySink, MemoryStore
@@ -17,42 +17,42 @@ from tests.configurations import CACHE, configured
 T = TableName("public", "t")
 
 
-def _records(states: Mapping[int, AsideState]) -> CoordinationRecords:
+def _records(states: Mapping[int, HeldState]) -> CoordinationRecords:
     records = MemorySink(MemoryStore())
     for number, state in states.items():
-        records.save(asides_name(number), dump_asides({T: Aside(state, 5, reason="no room")}))
+        records.save(held_tables_name(number), dump_held_tables({T: HeldTable(state, 5, reason="no room")}))
     return records
 
 
-@pytest.mark.parametrize("state", list(AsideState))
-def test_readers_are_not_switched_to_a_generation_that_lacks_changes_of_a_table(state: AsideState) -> None:
+@pytest.mark.parametrize("state", list(HeldState))
+def test_readers_are_not_switched_to_a_generation_that_lacks_changes_of_a_table(state: HeldState) -> None:
     records = _records({1: state})
     with pytest.raises(
         LockstepError, match=r"generation 1 of sink 'search' can't be switched to: public\.t "
     ) as raised:
-        check_nothing_aside(records, "search", 1, [T], live=2)
+        check_none_held(records, "search", 1, [T], live=2)
     assert "lockstep resume search public.t" in (raised.value.hint or "")
-    check_nothing_aside(records, "search", 2, [T], live=1)
+    check_none_held(records, "search", 2, [T], live=1)
 
 
 def test_nor_to_one_whose_job_has_not_obeyed_yet() -> None:
     records = MemorySink(MemoryStore())
     give_order(records, 1, [T], Wish.PAUSE, now_ms=5)
-    with pytest.raises(LockstepError, match=r"public\.t is to be set aside"):
-        check_nothing_aside(records, "search", 1, [T], live=2)
+    with pytest.raises(LockstepError, match=r"public\.t is to be held"):
+        check_none_held(records, "search", 1, [T], live=2)
     give_order(records, 1, [T], Wish.APPLY, now_ms=6)
-    check_nothing_aside(records, "search", 1, [T], live=2)
+    check_none_held(records, "search", 1, [T], live=2)
 
 
 def test_a_table_that_was_taken_out_of_both_is_no_matter() -> None:
-    records = _records({1: AsideState.OUT, 2: AsideState.OUT})
-    check_nothing_aside(records, "search", 1, [T], live=2)
+    records = _records({1: HeldState.OUT, 2: HeldState.OUT})
+    check_none_held(records, "search", 1, [T], live=2)
 
 
 def test_what_was_asked_of_a_table_that_the_sink_is_not_to_have_is_no_matter() -> None:
-    records = _records({1: AsideState.FAILED})
+    records = _records({1: HeldState.FAILED})
     give_order(records, 1, [T], Wish.PAUSE, now_ms=5)
-    check_nothing_aside(records, "search", 1, [TableName("public", "other")], live=None)
+    check_none_held(records, "search", 1, [TableName("public", "other")], live=None)
 
 
 @pytest.mark.parametrize(

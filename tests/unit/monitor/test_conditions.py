@@ -8,9 +8,9 @@ import pytest
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
 from cdc.protocol.control_records import Gap
-from jobs.generations.set_aside import Aside, AsideState
+from jobs.generations.held_tables import HeldState, HeldTable
 from jobs.generations.status import JobState, JobStatus
-from jobs.generations.view_state import ToldView
+from jobs.generations.view_state import ReportedView
 from monitor.certificates import Validity
 from monitor.condition_settings import ConditionSettings
 from monitor.conditions import NAMES, Condition, Facts, Findings, Severity, find_conditions
@@ -119,19 +119,19 @@ def test_what_no_search_finds_yet_counts_as_behind_and_what_lies_with_the_job_do
     assert _found(_report(replace(late, name="read: cache"), applied)) == {}
 
 
-@pytest.mark.parametrize("state", list(AsideState))
-def test_a_table_that_a_sink_cannot_take_is_an_alert_and_a_paused_one_is_not(state: AsideState) -> None:
-    asides = {TableName("public", "t"): Aside(state, 7, reason="a column has another type")}
-    found = _found(_report(_applied(_sink(job=JobStatus(JobState.RUNNING, asides=asides)))))
-    has_failed = state in (AsideState.FAILED, AsideState.RETRYING)  # so it doesn't end and open again with each try
+@pytest.mark.parametrize("state", list(HeldState))
+def test_a_table_that_a_sink_cannot_take_is_an_alert_and_a_paused_one_is_not(state: HeldState) -> None:
+    held_tables = {TableName("public", "t"): HeldTable(state, 7, reason="a column has another type")}
+    found = _found(_report(_applied(_sink(job=JobStatus(JobState.RUNNING, held_tables=held_tables)))))
+    has_failed = state in (HeldState.FAILED, HeldState.RETRYING)  # so it doesn't end and open again with each try
     assert found == ({"table-failed/cache": Severity.CRITICAL} if has_failed else {})
 
 
-def _view(*, began_s_ago: float | None) -> ToldView:
+def _view(*, began_s_ago: float | None) -> ReportedView:
     building = None
     if began_s_ago is not None:
         building = Building(_NOW_MS - int(began_s_ago * 1000), Doing.READING, 100, 400, 50.0)
-    return ToldView(0, ViewFigures(0, 10, 4096, Counters(), building))
+    return ReportedView(0, ViewFigures(0, 10, 4096, Counters(), building))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def _view(*, began_s_ago: float | None) -> ToldView:
         (_view(began_s_ago=3601), JobState.ABSENT, False),  # nobody builds it any more
     ],
 )
-def test_a_view_that_is_being_built_for_long_is_an_alert(told: ToldView, state: JobState, opens: bool) -> None:
+def test_a_view_that_is_being_built_for_long_is_an_alert(told: ReportedView, state: JobState, opens: bool) -> None:
     sink = replace(_sink("totals", job=JobStatus(state)), is_view=True, view=told)
     assert _found(_report(_applied(sink))) == ({"view-building/totals": Severity.WARNING} if opens else {})
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.model.table import TableName
-from jobs.generations.set_aside import Aside, AsideState
+from jobs.generations.held_tables import HeldState, HeldTable
 from jobs.generations.status import JobState, JobStatus
-from jobs.generations.view_state import ToldView
+from jobs.generations.view_state import ReportedView
 from monitor.lag import LagReport, SinkFacts, SourceFacts, Stage, StageState, report
 from monitor.stalls import CAPTURE_PREPARES_S, CAPTURE_SILENT_S, LONG_SILENT_S, STALLED_S, Look, Stalls, unreachable
 from monitor.visible import Visible
@@ -398,11 +398,11 @@ def test_it_hangs_exactly_where_it_lacked_something_all_the_time_and_stood_still
         assert (lag.stages[1].state is StageState.STALLED) == (still_s >= STALLED_S)
 
 
-@pytest.mark.parametrize("state", [AsideState.PAUSED, AsideState.FAILED, AsideState.RETRYING])
-def test_a_sink_with_a_table_that_is_set_aside_is_paused_however_much_comes(state: AsideState) -> None:
+@pytest.mark.parametrize("state", [HeldState.PAUSED, HeldState.FAILED, HeldState.RETRYING])
+def test_a_sink_with_a_table_that_is_held_is_paused_however_much_comes(state: HeldState) -> None:
     """The rows that come are those of the table."""
-    asides = {TableName("public", "t"): Aside(state, 60_000, reason="no room", hint="lockstep resume")}
-    job = JobStatus(JobState.RUNNING, last_sign_ms=NOW_MS, asides=asides)
+    held_tables = {TableName("public", "t"): HeldTable(state, 60_000, reason="no room", hint="lockstep resume")}
+    job = JobStatus(JobState.RUNNING, last_sign_ms=NOW_MS, held_tables=held_tables)
     watching = Watching()
     for rows in range(1, 20):
         job = replace(job, last_sign_ms=NOW_MS + rows)
@@ -416,10 +416,10 @@ def test_a_sink_with_a_table_that_is_set_aside_is_paused_however_much_comes(stat
 
 
 def test_a_paused_table_hides_no_hang_of_the_others() -> None:
-    asides = {TableName("public", "t"): Aside(AsideState.PAUSED, 60_000)}
+    held_tables = {TableName("public", "t"): HeldTable(HeldState.PAUSED, 60_000)}
     watching, states = Watching(), []
     for second in range(60):
-        job = JobStatus(JobState.RUNNING, last_sign_ms=NOW_MS + second, asides=asides)
+        job = JobStatus(JobState.RUNNING, last_sign_ms=NOW_MS + second, held_tables=held_tables)
         sink = _sink(records_behind=7 + second, records_held=second, watermark_lsn=500, job=job)
         states.append(watching.look(_source(), sink).stages[-1].state)
     assert states[-1] is StageState.STALLED
@@ -429,9 +429,9 @@ def test_a_paused_table_hides_no_hang_of_the_others() -> None:
 # --- views ---
 
 
-def _told(done: int, *, building: bool = True) -> ToldView:
+def _told(done: int, *, building: bool = True) -> ReportedView:
     progress = Building(5_000, Doing.READING, done, 500, 10.0) if building else None
-    return ToldView(5_000, ViewFigures(0 if building else 8, 10, 4096, Counters(rows=3), progress, done))
+    return ReportedView(5_000, ViewFigures(0 if building else 8, 10, 4096, Counters(rows=3), progress, done))
 
 
 def test_a_view_that_is_being_built_is_building_and_never_stalled() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
-from jobs.generations.set_aside import Aside, AsideState, asides_name, dump_asides
+from jobs.generations.held_tables import HeldState, HeldTable, dump_held_tables, held_tables_name
 from jobs.generations.status import JobState, JobStatus
 from monitor.comparable_lsns import Captures
 from monitor.waits import CLOSE_S, Waits, why_not_taken_up
@@ -287,8 +287,8 @@ def test_a_sink_that_is_behind_is_told_apart_from_a_source_that_is_silent(world:
 def test_who_waits_for_a_table_that_is_paused_is_told_so_and_what_ends_that(world: _World) -> None:
     store, table = world.stores["cache"], TableName("public", "items")
     store.watermark = 9
-    paused = Aside(AsideState.PAUSED, 1, 1, awaited=True)
-    store.records.records[asides_name(1)] = dump_asides({table: paused}) or ""
+    paused = HeldTable(HeldState.PAUSED, 1, 1, awaited=True)
+    store.records.records[held_tables_name(1)] = dump_held_tables({table: paused}) or ""
     late = world.waits.wait(10, ["cache"], timeout_s=3).late["cache"]
     assert late.startswith("it has applied everything up to 0/9: public.items is paused")
     assert "`lockstep resume cache public.items`" in late

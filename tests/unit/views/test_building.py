@@ -236,18 +236,18 @@ def test_who_waits_is_told_of_each_portion_that_a_join_makes(monkeypatch: pytest
     view = opened(PAIRS, MemoryState())
     view.begin_building()
     view.build(events([*(a(number, g=1) for number in range(300)), *(c(1, f"{number}") for number in range(300))], 8))
-    since_told, most = 0, 0
+    since_reported, most = 0, 0
     add = Sorter.add
 
     def counted(sorter: Sorter, items: list[Item]) -> None:
-        nonlocal since_told, most
-        since_told += len(items)
-        most = max(most, since_told)
+        nonlocal since_reported, most
+        since_reported += len(items)
+        most = max(most, since_reported)
         add(sorter, items)
 
     def told(_: int) -> None:
-        nonlocal since_told
-        since_told = 0
+        nonlocal since_reported
+        since_reported = 0
 
     monkeypatch.setattr(Sorter, "add", counted)
     view.compute(told)

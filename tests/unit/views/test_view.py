@@ -483,7 +483,7 @@ def test_a_refused_row_whose_refusal_nobody_has_kept_is_pending_again() -> None:
     output = view.pending()
     assert (output.tag, list(output.changes)) == (Tag(1, 16, 0), [ViewChange({"g": 2}, {"g": 2, "n": 1})])
     view.acknowledge(output)
-    assert view.settle(lambda key: pytest.fail(f"{key} isn't set aside any more")) == []
+    assert view.settle(lambda key: pytest.fail(f"{key} isn't held any more")) == []
 
 
 @pytest.mark.parametrize("is_built", [True, False])

@@ -49,8 +49,8 @@ def test_a_slot_that_is_gone_is_told_once(captured: Captured, receiver: Receiver
         watch.terminate()
         assert watch.wait(300) == 0
     assert receiver.told.count(("opened", "slot-lost")) == 1
-    assert "alert opened name=slot-lost subject=capture" in watch.told()
-    assert _SECRET not in watch.told() + json.dumps(receiver.documents)
+    assert "alert opened name=slot-lost subject=capture" in watch.output()
+    assert _SECRET not in watch.output() + json.dumps(receiver.documents)
 
 
 def test_a_standby_is_found_where_it_waits(captured: Captured) -> None:

@@ -120,8 +120,8 @@ class Timeline:
         with Waits(config.as_pipeline(), {timeline.VIEW: config.sinks[timeline.VIEW]}) as waits:
             while not (waited := waits.wait(target, timeout_s=2.0)).is_reached:
                 assert self.job is not None
-                assert self.job.poll() is None, self.job.told()
-                assert time.monotonic() < deadline, (waited.late, self.job.told()[-5000:])
+                assert self.job.poll() is None, self.job.output()
+                assert time.monotonic() < deadline, (waited.late, self.job.output()[-5000:])
 
     def kill(self) -> None:
         if self._server is not None:
@@ -168,7 +168,7 @@ def expect_equal(page: Page, network: Timeline, user: int) -> None:
 
     def is_equal() -> bool:
         assert network.job is not None
-        assert network.job.poll() is None, network.job.told()
+        assert network.job.poll() is None, network.job.output()
         return shown(page) == network.of(user)
 
     until(is_equal, seconds=PATIENCE_S)

@@ -118,7 +118,7 @@ def test_nothing_is_left_of_a_row_and_a_rebuild_does_not_bring_it_back(pipeline:
         # A generation beside the live one, as after a switch.
         with pipeline.rebuild(spark, f"{name}_cache") as rebuild:
             wait_until(lambda: rebuild.poll() is not None, what="the rebuild ends")
-            assert rebuild.poll() == 0, rebuild.told()
+            assert rebuild.poll() == 0, rebuild.output()
         topic = f"{name}.{name}.entry"
         key = '{"account_id": 2, "line": 1}'
         code, report, told = erased(pipeline.path, f"{name}.entry", key)
@@ -144,7 +144,7 @@ def test_nothing_is_left_of_a_row_and_a_rebuild_does_not_bring_it_back(pipeline:
         assert again["until_ms"] == report["until_ms"]
         with pipeline.rebuild(spark, f"{name}_warehouse") as rebuild:
             wait_until(lambda: rebuild.poll() is not None, what="the rebuild ends")
-            assert rebuild.poll() == 0, rebuild.told()
+            assert rebuild.poll() == 0, rebuild.output()
         assert SECRET not in stored(pipeline)
         pipeline.wait_applied(job)
 

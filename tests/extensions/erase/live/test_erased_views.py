@@ -86,7 +86,7 @@ def wait(pipeline: Pipeline, job: Job, lsn: int) -> None:
     view = f"{pipeline.name}_lines"
     with Waits(pipeline.config.as_pipeline(), {view: pipeline.config.sinks[view]}) as waits:
         while not (waited := waits.wait(lsn, timeout_s=2.0)).is_reached:
-            assert job.poll() is None, f"{waited.late}\n{job.told()}"
+            assert job.poll() is None, f"{waited.late}\n{job.output()}"
 
 
 def test_a_view_gets_another_query_beside_the_old_one_and_a_row_that_is_erased_leaves_both(

@@ -33,7 +33,7 @@ def test_people_read_what_was_removed_what_is_left_until_when_and_what_to_do() -
     places = [
         Place("source"),
         Place("topic shop.public.t", found=(ROW, TOMBSTONE), left=(TOMBSTONE,)),
-        Place("sink search, generation 1", left=(ROW,), why="the table is set aside"),
+        Place("sink search, generation 1", left=(ROW,), why="the table is held"),
         Place("sink lake", unasked="it doesn't answer"),
     ]
     text = list(Report("public.t", places, ["a sentence " * 12]).lines())
@@ -47,7 +47,7 @@ def test_people_read_what_was_removed_what_is_left_until_when_and_what_to_do() -
         "    UTC",
         "sink search, generation 1",
         "  LEFT: the row; until an unknown time",
-        "  the table is set aside",
+        "  the table is held",
         "sink lake",
     ]
     assert text[11] == "  couldn't be looked at: it doesn't answer"

@@ -33,7 +33,7 @@ def test_kill_9_of_whoever_tells_loses_and_repeats_nothing(
             processes.append(watching)
             # Once it has compared it goes along: it is killed while it tells of what comes then.
             wait_until(
-                lambda of=watching: of.told().count("search compared") == 2, what="both are compared", timeout_s=300
+                lambda of=watching: of.output().count("search compared") == 2, what="both are compared", timeout_s=300
             )
             for _ in range(TRANSACTIONS):
                 key, price, name = chance.randrange(20), chance.randrange(10), chance.choice(("red", "blue"))
@@ -56,7 +56,7 @@ def test_kill_9_of_whoever_tells_loses_and_repeats_nothing(
             }
             for name, condition in (("cheap", "price < 5"), ("red", "name = 'red'"))
         }
-        assert matching(sink.told()) == wanted
+        assert matching(sink.reports()) == wanted
     finally:
         for process in processes:
             if process.poll() is None:

@@ -39,13 +39,13 @@ def sink(shared: SearchedSink) -> SearchedSink:
     follower = shared.follower()
     settle(shared, follower)
     follower.close()
-    shared.seen = len(shared.told())
+    shared.seen = len(shared.reports())
     return shared
 
 
 def new(sink: SearchedSink) -> list[tuple[str, str, str]]:
     """What was told since the last call."""
-    told = sink.told()[sink.seen :]
+    told = sink.reports()[sink.seen :]
     sink.seen += len(told)
     return events(told)
 
@@ -81,7 +81,7 @@ def test_what_was_told_has_the_tag_of_the_change_and_the_key_and_no_other_value(
     sink.execute("delete from profile where id = 7")
     settle(sink, follower)
     follower.close()
-    begins, ceases = sink.told()[sink.seen :]
+    begins, ceases = sink.reports()[sink.seen :]
     assert begins.keys() == {"format", "event", "tag", "sink", "search", "table", "key", "id", "routing"}
     assert (begins["sink"], begins["table"], begins["key"]) == (SINK, "public.profile", {"id": 7})
     topic = sink.captured.config.topics_of(sink.captured.config.source.table_names)[0]
@@ -147,7 +147,7 @@ def test_searches_tell_what_the_source_says_after_traffic_at_random(sink: Search
             ("young", "age < 3 and city <> 'Bern'"),
         )
     }
-    told = matching(sink.told()[begin:])
+    told = matching(sink.reports()[begin:])
     assert {name: told.get(name, set()) for name in wanted} == wanted
     assert {each.search.name: each.matching for each in listed(sink.config, [SINK])} == {
         name: len(ids) for name, ids in wanted.items()

@@ -59,7 +59,7 @@ def test_signs_of_life_of_one_who_cannot_tell_do_not_count() -> None:
     assert found == [(False, ""), (False, "no broker"), (True, "no broker"), (True, "no broker"), (False, "")]
 
 
-def test_what_is_set_aside_is_of_searches_that_are_there() -> None:
+def test_what_is_refused_is_of_searches_that_are_there() -> None:
     store = Store()
     store.searches = {"red": SEARCH}
     store.status = SearchStatus(1, {"blue": 2, "green": 3}, {"red": "no", "removed": "no"})
@@ -86,7 +86,7 @@ def test_figures_and_conditions_are_of_the_sink() -> None:
         (definition, value, ("search",)) for definition, value in zip(METRICS, (1, 20, 1, 0.0), strict=True)
     ]
     (condition,) = found.conditions
-    assert (condition.key, condition.severity) == (("search-set-aside", "search"), Severity.WARNING)
+    assert (condition.key, condition.severity) == (("search-refused", "search"), Severity.WARNING)
 
 
 @pytest.mark.parametrize(("silent_s", "names"), [(60.0, []), (61.0, ["searches-silent"])])
@@ -110,4 +110,4 @@ def test_of_a_sink_that_does_not_answer_nothing_is_known() -> None:
         raise Unavailable("down")
 
     watch = SearchesWatch({"search": refused, "other": lambda: SinkSearches(Store())})
-    assert watch.look().unknown == {("searches-silent", "search"), ("search-set-aside", "search")}
+    assert watch.look().unknown == {("searches-silent", "search"), ("search-refused", "search")}

@@ -83,7 +83,7 @@ def test_kill_9_in_the_middle_of_a_batch_leaves_the_matches_that_a_search_of_all
         with JobProcess(**streams.arguments(once=False)) as job:
             send(0)
             # From now on events may be late.
-            until(lambda: "StreamReport" in job.told() and (streams.figures().watermark_ms or 0) > 0)
+            until(lambda: "StreamReport" in job.output() and (streams.figures().watermark_ms or 0) > 0)
             send(1)
             # A batch has begun, and Spark hasn't committed it.
             until(lambda: newest("offsets") > newest("commits"))

@@ -76,7 +76,7 @@ def test_matches_wait_for_a_receiver_that_is_down_and_none_is_lost_whatever_is_d
         until(lambda: streams.status().posted.waiting == 6)
         assert streams.status().reason == "the webhook at 127.0.0.1 answered with status 503; 6 rows wait for it"
         assert streams.status().state == "running"
-        assert job.stop() == 0, job.told()
+        assert job.stop() == 0, job.output()
     assert receiver.documents == []
 
     # As if it was killed before Spark's commit, so that the batch with the matches is done again.

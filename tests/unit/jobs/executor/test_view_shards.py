@@ -6,7 +6,7 @@ from typing import Any
 from cdc.model.table import TableName
 from jobs.executor.log_reader import dump_ranges, load_ranges
 from jobs.executor.task_input import Task, ViewInput
-from jobs.executor.view_shards import of_shard, told_to_shard
+from jobs.executor.view_shards import of_shard, range_of_shard
 from jobs.offsets import Offsets
 from sinks.redis.settings import RedisSettings
 from tests.view_queries import TABLES
@@ -20,7 +20,7 @@ PLAN = read_view("select id, g from a", TABLES, key=["id"])
 
 def told(number: int, reached: Offsets) -> Offsets:
     """As it comes to the task."""
-    return {part.at: part.end for part in load_ranges(dump_ranges(told_to_shard(number, reached)))}
+    return {part.at: part.end for part in load_ranges(dump_ranges(range_of_shard(number, reached)))}
 
 
 def task(**view: Any) -> Task:

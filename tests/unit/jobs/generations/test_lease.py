@@ -40,12 +40,12 @@ def test_an_older_job_does_not_write_over_what_the_newer_one_has_written() -> No
     store, now = prepared_store(1), Time()
     older, newer = (lease_of(store, BatchGate(), now) for _ in range(2))
     older.claim(open_memory(store, 1).sink.claim)
-    older.save_record("g1.asides", "the older one's")
+    older.save_record("g1.held_tables", "the older one's")
     newer.claim(open_memory(store, 1).sink.claim)
-    newer.save_record("g1.asides", "the newer one's")
+    newer.save_record("g1.held_tables", "the newer one's")
     with pytest.raises(Fenced, match="another job has begun"):
-        older.save_record("g1.asides", None)
-    assert older.record("g1.asides") == "the newer one's"
+        older.save_record("g1.held_tables", None)
+    assert older.record("g1.held_tables") == "the newer one's"
 
 
 class _HeldUp(MemorySink):

@@ -51,7 +51,7 @@ def test_jobs_that_run_are_asked_about_at_once() -> None:
     records.requests.clear()
     statuses = job_statuses(records, [1], now_ms=MINUTE_MS)
     assert [status.state for status in statuses.values()] == [JobState.RUNNING]
-    assert records.requests == [["g1.heartbeat", "g1.asides", "record.1", "starting"]]
+    assert records.requests == [["g1.heartbeat", "g1.held_tables", "record.1", "starting"]]
 
 
 def test_a_driver_that_starts_is_seen_before_it_has_a_job() -> None:

@@ -107,7 +107,7 @@ def test_a_task_that_is_behind_and_says_only_that_it_lives_does_not_pass_for_one
     hearing.state.under_way = (1, 0.0)
     hearing.hear(Told())
     assert hearing.state.heard_at == 0
-    assert hearing.state.is_overdue(1_000, told_at_s=0)
+    assert hearing.state.is_overdue(1_000, reported_at_s=0)
     hearing.hear(Told(has_got_on=True))
     assert hearing.state.heard_at > 0, "a step may be of very much"
     hearing.state.heard_at = 0

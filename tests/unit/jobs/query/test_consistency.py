@@ -111,14 +111,14 @@ def test_a_generation_that_lacks_a_part_of_the_log_is_refused() -> None:
 
 def test_people_are_told_as_of_when_the_tables_are_and_which_are_not() -> None:
     records = MemorySink(MemoryStore())
-    assert known_consistency(records, 1, None, asides=(), pipeline="shop") is None
+    assert known_consistency(records, 1, None, held_tables=(), pipeline="shop") is None
     save_consistency(records, 1, Consistency())
-    being_filled = known_consistency(records, 1, None, asides=(), pipeline="shop")
+    being_filled = known_consistency(records, 1, None, held_tables=(), pipeline="shop")
     assert being_filled is not None
     assert "parts of transactions" in being_filled.text
     assert being_filled.to_json() == {"lsn": None, "since_lsn": None, "commit_time_ms": None, "but_tables": []}
     save_consistency(records, 1, Consistency(1, 0x20, 5, 0x10))
-    known = known_consistency(records, 1, progress(), asides=[TableName("public", "orders")], pipeline="shop")
+    known = known_consistency(records, 1, progress(), held_tables=[TableName("public", "orders")], pipeline="shop")
     assert known is not None
     assert known.text == "its tables are together as of 0/20; they first were as of 0/10, but for public.orders"
     assert known.to_json() == {
@@ -133,6 +133,6 @@ def test_a_table_that_has_left_or_joins_is_named_as_one_that_is_not_together_wit
     records = MemorySink(MemoryStore())
     save_consistency(records, 1, Consistency(1, 0x20, 5, 0x10))
     moved = progress(left_at_ms={"shop.public.gone": 5}, joining=("shop.public.new-2dcomer", "shop.public.orders"))
-    known = known_consistency(records, 1, moved, asides=[TableName("public", "orders")], pipeline="shop")
+    known = known_consistency(records, 1, moved, held_tables=[TableName("public", "orders")], pipeline="shop")
     assert known is not None
     assert known.text.endswith(', but for public.gone, public."new-comer", public.orders')

@@ -20,9 +20,9 @@ from cdc.model.errors import (
 )
 from cdc.model.table import TableName
 from cdc.protocol.control_records import SchemaRecord
+from jobs.generations.held_tables import HeldState, HeldTable
 from jobs.generations.lease import GenerationLease, is_running
 from jobs.generations.record import Record, save_record
-from jobs.generations.set_aside import Aside, AsideState
 from jobs.query.job import Recovery, SinkJob
 from jobs.query.job_lease import JobLease
 from jobs.query.log_facts import LogFacts
@@ -34,7 +34,7 @@ from sinks.memory import MemorySink, MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
 from tests.builders import table
 from tests.databases import until
-from tests.generations import prepared_store, set_aside
+from tests.generations import hold_tables, prepared_store
 
 _NOTHING = cast("Any", None)
 _A, _B = TableName("public", "a"), TableName("public", "b")
@@ -67,7 +67,7 @@ class _Job:
         *,
         store: MemoryStore | None = None,
         once: bool = False,
-        asides: dict[TableName, Aside] | None = None,
+        held_tables: dict[TableName, HeldTable] | None = None,
         queries: _Queries | None = None,
     ) -> None:
         self.reports: list[Report] = []
@@ -81,8 +81,8 @@ class _Job:
         self.queries = queries or _Queries(error)
         self.lease = JobLease(plan)
         self.tables = SinkTables(plan, report=self.reports.append)
-        if asides:
-            set_aside(self.tables, open_memory(self.store), asides).end()
+        if held_tables:
+            hold_tables(self.tables, open_memory(self.store), held_tables).end()
         self._recovery = Recovery(self.tables, self.lease, self.queries, stop=self.stop, report=self.reports.append)
 
     def run(self) -> int:
@@ -145,23 +145,23 @@ def test_a_job_that_may_not_read_some_tables_any_more_begins_again_without_them(
 @pytest.mark.parametrize(
     ("state", "once", "stopped", "fails"),
     [
-        (AsideState.FAILED, True, False, True),
-        (AsideState.FAILED, False, False, False),
-        (AsideState.FAILED, True, True, False),
-        (AsideState.PAUSED, True, False, False),
+        (HeldState.FAILED, True, False, True),
+        (HeldState.FAILED, False, False, False),
+        (HeldState.FAILED, True, True, False),
+        (HeldState.PAUSED, True, False, False),
     ],
 )
 def test_a_job_that_is_to_apply_all_there_is_fails_where_a_table_was_not_applied(
-    state: AsideState, once: bool, stopped: bool, fails: bool
+    state: HeldState, once: bool, stopped: bool, fails: bool
 ) -> None:
-    asides = {_A: Aside(AsideState.RESUMING, 5), _B: Aside(state, 5, reason="no room", hint="make some")}
-    job = _Job(_NOTHING, once=once, asides=asides, queries=_Queries(_NOTHING, queries=1))
+    held_tables = {_A: HeldTable(HeldState.RESUMING, 5), _B: HeldTable(state, 5, reason="no room", hint="make some")}
+    job = _Job(_NOTHING, once=once, held_tables=held_tables, queries=_Queries(_NOTHING, queries=1))
     if stopped:
         job.stop.set()
     if not fails:
         job.run()
         return
-    with pytest.raises(LockstepError, match=r"'s' hasn't got all: public\.b is set aside.*no room") as caught:
+    with pytest.raises(LockstepError, match=r"'s' hasn't got all: public\.b is held.*no room") as caught:
         job.run()
     assert caught.value.hint == "make some; then `lockstep resume s public.b`"
 
@@ -183,14 +183,14 @@ def test_what_has_nothing_to_do_with_shapes_is_final_at_once(looks: list[bool | 
 
 
 def test_a_table_that_is_resumed_too_late_does_not_end_the_job_of_the_others() -> None:
-    """The next start sets that table aside, if it is to blame."""
+    """The next start holds that table, if it is to blame."""
     error = PositionMismatch("deletes may be missing")
     with pytest.raises(PositionMismatch):
         _Job(error).run()
-    asides = {_B: Aside(AsideState.RESUMING, 5)}
-    assert _Job(error, asides=asides).run() == 2
+    held_tables = {_B: HeldTable(HeldState.RESUMING, 5)}
+    assert _Job(error, held_tables=held_tables).run() == 2
     with pytest.raises(PositionMismatch):
-        _Job(error, asides=asides, queries=_Queries(error, queries=3)).run()
+        _Job(error, held_tables=held_tables, queries=_Queries(error, queries=3)).run()
 
 
 def test_a_job_that_another_one_has_overtaken_begins_again_unless_it_is_the_older_one(

@@ -9,20 +9,20 @@ import pytest
 from cdc.model.errors import PositionMismatch
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord
-from jobs.generations.set_aside import Aside, AsideState, load_asides
+from jobs.generations.held_tables import HeldState, HeldTable, load_held_tables
+from jobs.query.held_tables import NewlyHeld
 from jobs.query.log_facts import LogFacts
 from jobs.query.log_start import LogStart
 from jobs.query.progress import ProgressKeeper
 from jobs.query.progress_at_start import as_of_start, left_topics
 from jobs.query.resume_check import TopicFacts
-from jobs.query.set_aside_tables import SetAside
 from jobs.query.sink_plan import SinkPlan
 from jobs.query.sink_tables import SinkTables
 from sinks.contract import OpenedSink, Progress
 from sinks.memory import MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
 from tests.builders import table
-from tests.generations import set_aside
+from tests.generations import hold_tables
 from tests.keepers import keeper_of, log_of
 
 _NOTHING = cast("Any", None)
@@ -72,8 +72,8 @@ def _refused_in_its_first_batch(clock: list[int]) -> OpenedSink:
     stored = opened.generations.load_progress()
     keeper_of(opened.generations, _log("a", "b"), stored, now_ms=lambda: clock[0]).begin()
     clock[0] += _HOUR_MS
-    stored, asides = opened.generations.load_progress(), {"p.public.b": Aside(AsideState.FAILED, clock[0])}
-    alone = keeper_of(opened.generations, _log("a"), stored, now_ms=lambda: clock[0], asides=asides)
+    stored, held_tables = opened.generations.load_progress(), {"p.public.b": HeldTable(HeldState.FAILED, clock[0])}
+    alone = keeper_of(opened.generations, _log("a"), stored, now_ms=lambda: clock[0], held_tables=held_tables)
     alone.learn([ProgressRecord(200, 200, {at[0]: (6,), "p.public.b": (9,)})])
     alone.batch_applied({at: 6}, rejected=0)
     return opened
@@ -103,24 +103,24 @@ def test_rows_of_a_table_that_failed_in_its_first_batch_may_have_lost_their_dele
     assert stored is not None
     assert stored.joining == ("p.public.b",)
     tables = SinkTables(_PLAN, report=lambda _: None)
-    lease = set_aside(tables, opened, {_B: Aside(AsideState.RESUMING, 5)})
+    lease = hold_tables(tables, opened, {_B: HeldTable(HeldState.RESUMING, 5)})
     log = _log("a", "b", b_is=b_is)
     cluster = cast("Any", SimpleNamespace(begin_offsets=lambda partitions: dict.fromkeys(partitions, 0)))
     ends = {("p.public.a", 0): 6, ("p.public.b", 0): 9}
     start = LogStart(tables, opened, lease, {}, cluster)
     if refused is None:
         start.check_resuming(log, stored, ends=ends, now_ms=clock[0])
-        asides = {"p.public.b": tables.aside.now[_B]}
-        keeper = keeper_of(opened.generations, log, stored, now_ms=lambda: clock[0], asides=asides)
+        held_tables = {"p.public.b": tables.held.now[_B]}
+        keeper = keeper_of(opened.generations, log, stored, now_ms=lambda: clock[0], held_tables=held_tables)
         clock[0] += _HOUR_MS
         with pytest.raises(PositionMismatch, match=r"topic p\.public\.b keeps tombstones"):
             keeper.batch_applied({("p.public.b", 0): 9}, rejected=0)
         return
-    with pytest.raises(SetAside):
+    with pytest.raises(NewlyHeld):
         start.check_resuming(log, stored, ends=ends, now_ms=clock[0])
-    aside = load_asides(opened.records, 1)[_B]
-    assert aside.state is AsideState.FAILED
-    assert refused in str(aside.reason)
+    held = load_held_tables(opened.records, 1)[_B]
+    assert held.state is HeldState.FAILED
+    assert refused in str(held.reason)
 
 
 def test_a_table_that_is_read_for_the_first_time_is_no_table_that_had_left() -> None:
@@ -209,32 +209,32 @@ def test_a_topic_that_is_read_no_longer_keeps_the_time_at_which_itleft_topics() 
 @pytest.mark.parametrize(
     ("state", "awaited", "reads", "expected"),
     [
-        (AsideState.PAUSED, True, False, 100),
-        (AsideState.FAILED, True, False, 100),
-        (AsideState.RESUMING, True, True, 100),
-        (AsideState.OUT, False, False, 200),
-        (AsideState.RESUMING, False, True, 100),
+        (HeldState.PAUSED, True, False, 100),
+        (HeldState.FAILED, True, False, 100),
+        (HeldState.RESUMING, True, True, 100),
+        (HeldState.OUT, False, False, 200),
+        (HeldState.RESUMING, False, True, 100),
         # It came back, and can't be read: since nobody has taken it out, nobody may be told that the sink has all.
-        (AsideState.FAILED, False, False, 100),
+        (HeldState.FAILED, False, False, 100),
         (None, False, True, 100),
     ],
 )
 def test_the_watermark_waits_for_a_paused_table_and_not_for_one_that_was_out(
-    state: AsideState | None, awaited: bool, reads: bool, expected: int
+    state: HeldState | None, awaited: bool, reads: bool, expected: int
 ) -> None:
     """One that comes back after it was out lacks what the watermark has passed meanwhile."""
-    kept, aside = "p.public.a", "p.public.b"
-    stored = Progress({(kept, 0): 5, (aside, 0): 3}, 100, 7, 0, {}, left_at_ms={aside: 4})
+    kept, held = "p.public.a", "p.public.b"
+    stored = Progress({(kept, 0): 5, (held, 0): 3}, 100, 7, 0, {}, left_at_ms={held: 4})
     opened = open_memory(MemoryStore())
     opened.sink.prepare([table()])
     opened.sink.claim()
-    log = log_of(*([kept, aside] if reads else [kept]))
-    asides = {} if state is None else {aside: Aside(state, 5, awaited=awaited)}
-    keeper = keeper_of(opened.generations, log, stored, asides=asides)
-    keeper.learn([ProgressRecord(200, 200, {kept: (6,), aside: (9,)})])
+    log = log_of(*([kept, held] if reads else [kept]))
+    held_tables = {} if state is None else {held: HeldTable(state, 5, awaited=awaited)}
+    keeper = keeper_of(opened.generations, log, stored, held_tables=held_tables)
+    keeper.learn([ProgressRecord(200, 200, {kept: (6,), held: (9,)})])
     progress = keeper.batch_applied({(kept, 0): 6}, rejected=0)
     assert progress.watermark_lsn == expected
-    lacks = (reads or state is AsideState.FAILED) and not awaited
-    assert progress.joining == ((aside,) if lacks else ()), "it isn't true of one that was out"
-    assert progress.next_offsets[aside, 0] == 3
-    assert progress.left_at_ms == {aside: 4}
+    lacks = (reads or state is HeldState.FAILED) and not awaited
+    assert progress.joining == ((held,) if lacks else ()), "it isn't true of one that was out"
+    assert progress.next_offsets[held, 0] == 3
+    assert progress.left_at_ms == {held: 4}

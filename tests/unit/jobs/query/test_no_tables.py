@@ -11,8 +11,8 @@ import pytest
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import DataLost, Unavailable
 from cdc.protocol.control_records import ProgressRecord
+from jobs.generations.held_tables import HeldState, HeldTable
 from jobs.generations.lease import Clock, GenerationLease
-from jobs.generations.set_aside import Aside, AsideState
 from jobs.query.captured_tables import Captured
 from jobs.query.no_tables import keeper_of_none, wait_for_tables
 from jobs.query.sink_plan import SinkPlan
@@ -21,7 +21,7 @@ from jobs.report import Report, WatermarkRaised
 from sinks.contract import Progress
 from sinks.memory import MemoryStore, open_memory
 from tests.builders import table
-from tests.generations import prepared_store, set_aside
+from tests.generations import hold_tables, prepared_store
 
 _NOTHING = cast("Any", None)
 _AT = ("p.public.orders", 0)
@@ -52,7 +52,7 @@ def test_a_sink_none_of_whose_tables_is_captured_lacks_nothing_unless_it_did_bef
     tables = tables_of(lambda: Captured([table().name]))
     if is_paused:
         tables.look()
-    lease = set_aside(tables, opened, {table().name: Aside(AsideState.PAUSED, 1)} if is_paused else {})
+    lease = hold_tables(tables, opened, {table().name: HeldTable(HeldState.PAUSED, 1)} if is_paused else {})
     keeper = keeper_of_none(tables, opened, lease)
     if is_paused or skipped:
         assert keeper is None

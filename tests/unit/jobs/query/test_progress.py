@@ -10,8 +10,8 @@ import pytest
 from cdc.model.errors import Fenced, PositionMismatch, Unavailable
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord
+from jobs.generations.held_tables import HeldState, HeldTable
 from jobs.generations.read_so_far import ReadSoFar
-from jobs.generations.set_aside import Aside, AsideState
 from jobs.query.progress import RENEWAL_MS, ProgressKeeper
 from sinks.contract import Generations, Progress
 from sinks.memory import MemoryStore, open_memory
@@ -224,12 +224,12 @@ def test_the_id_of_a_topic_stays_known_while_its_table_is_not_read() -> None:
     assert kept.batch_applied({(TOPIC, 0): 9}, rejected=0).topic_ids == {TOPIC: "new", "items": "theirs"}
 
 
-PAUSED = {"paused": Aside(AsideState.PAUSED, 5)}
+PAUSED = {"paused": HeldTable(HeldState.PAUSED, 5)}
 
 
 def test_while_a_table_is_paused_the_watermark_stays_whatever_else_is_over() -> None:
     stored = Progress({(TOPIC, 0): 5, ("paused", 0): 7}, 100, 7, 900_000, {})
-    kept = keeper_of(destination(), log_of(TOPIC), stored, asides=PAUSED, lacks_columns=True)
+    kept = keeper_of(destination(), log_of(TOPIC), stored, held_tables=PAUSED, lacks_columns=True)
     kept.release_watermark()
     kept.learn([record(200, 9)])
     assert kept.batch_applied({(TOPIC, 0): 9}, rejected=0).watermark_lsn == 100
@@ -240,7 +240,7 @@ def test_while_a_table_is_paused_one_that_joins_is_told_to_be_there_once_it_is(l
     """Who waits for a moment before the pause gets an answer, and isn't told that the other one is still to come."""
     stored = Progress({(TOPIC, 0): 5}, 100, 7, 900_000, {})
     log = log_of(TOPIC, "items", retention_ms=700_000)
-    kept = keeper_of(destination(), log, stored, asides=PAUSED, lacks_columns=lacks_columns)
+    kept = keeper_of(destination(), log, stored, held_tables=PAUSED, lacks_columns=lacks_columns)
     kept.learn([ProgressRecord(200, 200, {TOPIC: (6,), "items": (3,)})])
     assert kept.batch_applied({(TOPIC, 0): 6}, rejected=0).joining == ("items", "paused")
     stored = kept.batch_applied({("items", 0): 3}, rejected=0)
@@ -257,9 +257,9 @@ def test_while_a_table_is_paused_one_that_joins_is_told_to_be_there_once_it_is(l
 def test_a_table_that_is_read_again_is_judged_by_when_it_left_until_it_has_all() -> None:
     clock = Clock()
     stored = Progress({(TOPIC, 0): 5, ("items", 0): 7}, 100, 7, 900_000, {}, left_at_ms={"items": 400_000})
-    resumed = {"items": Aside(AsideState.RESUMING, 5)}
+    resumed = {"items": HeldTable(HeldState.RESUMING, 5)}
     log = log_of(TOPIC, "items", retention_ms=700_000)
-    kept = keeper_of(destination(), log, stored, now_ms=clock, asides=resumed)
+    kept = keeper_of(destination(), log, stored, now_ms=clock, held_tables=resumed)
     assert kept.complete_at_ms == 400_000
     kept.learn([ProgressRecord(200, 200, {TOPIC: (9,), "items": (9,)})])
     clock.now_ms = 1_150_000

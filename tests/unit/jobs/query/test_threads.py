@@ -17,7 +17,7 @@ from jobs.query.threads import (
     follow_watermark,
     listen_to_log,
     patience_s,
-    store_told,
+    store_reported,
 )
 from jobs.query.topic_watch import TopicWatch
 from tests.databases import until
@@ -193,29 +193,29 @@ def _raising(error: Exception) -> Callable[[], Any]:
 @pytest.mark.parametrize("error", [DataLost("it was put back"), LockstepError("refused"), ValueError("a bug")])
 def test_what_a_destination_lost_ends_a_long_batch(error: Exception) -> None:
     state = QueryState()
-    assert store_told(state, _raising(error)) is None
+    assert store_reported(state, _raising(error)) is None
     assert state.failure is error
     assert state.ended.is_set()
 
 
 def test_a_batch_is_overdue_when_it_takes_longer_than_its_rows_do() -> None:
     state = QueryState()
-    assert not state.is_overdue(1000, told_at_s=0), "none runs"
+    assert not state.is_overdue(1000, reported_at_s=0), "none runs"
     state.under_way, state.planned_rows = (7, 100.0), 3
-    assert not state.is_overdue(114, told_at_s=0)
-    assert state.is_overdue(116, told_at_s=0)
+    assert not state.is_overdue(114, reported_at_s=0)
+    assert state.is_overdue(116, reported_at_s=0)
     state.planned_rows = 200_000
-    assert not state.is_overdue(200, told_at_s=0), "as a first load has them"
-    assert state.is_overdue(100 + patience_s(200_000), told_at_s=0), "a server may hang under these as well"
+    assert not state.is_overdue(200, reported_at_s=0), "as a first load has them"
+    assert state.is_overdue(100 + patience_s(200_000), reported_at_s=0), "a server may hang under these as well"
 
 
 def test_an_overdue_batch_is_told_again_and_again_while_nothing_is_heard() -> None:
     state = QueryState()
     state.under_way = (7, 100.0)
-    assert not state.is_overdue(130, told_at_s=120)
-    assert state.is_overdue(135, told_at_s=120)
+    assert not state.is_overdue(130, reported_at_s=120)
+    assert state.is_overdue(135, reported_at_s=120)
     state.heard_at = 125.0  # of the task of a long batch
-    assert not state.is_overdue(135, told_at_s=120)
+    assert not state.is_overdue(135, reported_at_s=120)
 
 
 def test_what_a_task_has_applied_is_stored_after_a_look_that_nobody_waits_for_without_end() -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from cdc.model.errors import Unavailable
-from jobs.generations.view_state import load_told, told_name
+from jobs.generations.view_state import load_view, view_record_name
 from jobs.query.view_figures import SAVE_S, FiguresKeeper
 from jobs.report import Report, ViewReport
 from sinks.memory import MemoryStore, open_memory
@@ -49,7 +49,7 @@ class Job:
 
     def tell(self, figures: ViewFigures, *, is_last: bool = False) -> None:
         self.now_s += SAVE_S
-        self.keeper.told(figures, is_last=is_last)
+        self.keeper.take(figures, is_last=is_last)
 
     @property
     def done(self) -> list[int]:
@@ -68,25 +68,25 @@ def test_a_building_is_told_of_at_once_with_since_when() -> None:
     lease = Lease()
     job = Job(lease)
     job.tell(figures(0, at_ms=1, building=READING))
-    told = load_told(lease.records, 1)
+    told = load_view(lease.records, 1)
     assert told is not None
     assert (told.is_building, told.since_ms, told.figures.building) == (True, 5_000, READING)
-    job.keeper.told(figures(1, at_ms=2))  # no time has gone by
-    told = load_told(lease.records, 1)
+    job.keeper.take(figures(1, at_ms=2))  # no time has gone by
+    told = load_view(lease.records, 1)
     assert told is not None
     assert (told.is_building, told.since_ms) == (False, int(job.now_s * 1000))
     job.tell(figures(2, at_ms=3))
-    assert load_told(lease.records, 1).since_ms == told.since_ms  # type: ignore[union-attr]
+    assert load_view(lease.records, 1).since_ms == told.since_ms  # type: ignore[union-attr]
 
 
 def test_figures_are_kept_every_few_seconds_and_at_the_end() -> None:
     lease = Lease()
     job = Job(lease)
     for number in range(1, 6):
-        job.keeper.told(figures(number))
+        job.keeper.take(figures(number))
     assert lease.saved == 1
-    job.keeper.told(figures(6), is_last=True)
-    assert (lease.saved, load_told(lease.records, 1).figures) == (2, figures(6))  # type: ignore[union-attr]
+    job.keeper.take(figures(6), is_last=True)
+    assert (lease.saved, load_view(lease.records, 1).figures) == (2, figures(6))  # type: ignore[union-attr]
     job.tell(figures(6, at_ms=99))  # nothing has changed
     assert lease.saved == 2
 
@@ -96,7 +96,7 @@ def test_words_that_are_heard_late_take_nothing_back() -> None:
     job = Job(lease)
     job.tell(figures(5, at_ms=10), is_last=True)
     job.tell(figures(3, at_ms=9, building=READING))
-    assert load_told(lease.records, 1).figures == figures(5, at_ms=10)  # type: ignore[union-attr]
+    assert load_view(lease.records, 1).figures == figures(5, at_ms=10)  # type: ignore[union-attr]
 
 
 def test_a_store_that_doesnt_answer_ends_nothing() -> None:
@@ -122,4 +122,4 @@ def test_nothing_is_counted_before_it_is_known_what_an_earlier_run_has_counted()
 
 
 def test_a_record_has_its_generation_in_its_name() -> None:
-    assert told_name(3) == "g3.view"
+    assert view_record_name(3) == "g3.view"

@@ -8,9 +8,9 @@ import pytest
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn
 from cdc.model.table import TableName
-from jobs.generations.set_aside import Aside, AsideState
+from jobs.generations.held_tables import HeldState, HeldTable
 from jobs.generations.status import JobState, JobStatus
-from jobs.generations.view_state import ToldView
+from jobs.generations.view_state import ReportedView
 from lockstep.dashboard.documents import (
     Rates,
     Subject,
@@ -85,7 +85,7 @@ def test_rejections_of_what_extensions_write_to_are_counted_for_the_page() -> No
 def test_what_an_extension_runs_is_shown_and_is_a_problem_where_it_is_told() -> None:
     rows = (
         PanelRow("clicks", "running", (7, None), {}),
-        PanelRow("recent g2", "stopped", (0, 5), {}, "it is gone", "do it", 7, needs_somebody=True, is_told=True),
+        PanelRow("recent g2", "stopped", (0, 5), {}, "it is gone", "do it", 7, needs_somebody=True, is_reported=True),
     )
     panel = Panel("things", "Things", "thing", ("results", "watermark"), rows, frozenset({"watermark"}))
     state = state_of(looked(source(), sink()), panels=[panel])
@@ -132,25 +132,25 @@ def test_a_job_that_has_stopped_is_a_problem_with_its_reason() -> None:
 
 
 def test_a_table_that_a_sink_cannot_take_is_a_problem_and_the_pipeline_isnt_ready() -> None:
-    asides = {TableName("public", "t"): Aside(AsideState.FAILED, 1_234, reason="no room", hint="make some")}
-    state = state_of(looked(source(), sink(job=JobStatus(JobState.RUNNING, asides=asides))))
+    held_tables = {TableName("public", "t"): HeldTable(HeldState.FAILED, 1_234, reason="no room", hint="make some")}
+    state = state_of(looked(source(), sink(job=JobStatus(JobState.RUNNING, held_tables=held_tables))))
     (problem,) = state.problems
     assert (problem.where, problem.state, problem.since_ms) == ("public.t in search", "failed", 1_234)
     assert problem.reason.endswith("it can't be applied: no room")
     assert problem.next_step == "make some; then `lockstep resume search public.t`"
     assert not health_of(state, 2_000).ready
-    failed = asides[TableName("public", "t")]
+    failed = held_tables[TableName("public", "t")]
     by_itself = {TableName("public", "t"): replace(failed, tries=2, retry_at_ms=0)}
-    (problem,) = state_of(looked(source(), sink(job=JobStatus(JobState.RUNNING, asides=by_itself)))).problems
+    (problem,) = state_of(looked(source(), sink(job=JobStatus(JobState.RUNNING, held_tables=by_itself)))).problems
     assert (problem.next_step or "").endswith(
         "it is tried again by itself at 1970-01-01 00:00:00 UTC, after 2 tries in vain"
     )
-    trial = {TableName("public", "t"): replace(failed, state=AsideState.RETRYING)}
-    tried = state_of(looked(source(), sink(job=JobStatus(JobState.RUNNING, asides=trial))))
+    trial = {TableName("public", "t"): replace(failed, state=HeldState.RETRYING)}
+    tried = state_of(looked(source(), sink(job=JobStatus(JobState.RUNNING, held_tables=trial))))
     assert [problem.state for problem in tried.problems] == ["retrying"]
     assert not health_of(tried, 2_000).ready, "nothing of it was applied since"
-    paused = {TableName("public", "t"): Aside(AsideState.PAUSED, 1_234)}
-    wanted = state_of(looked(source(), sink(job=JobStatus(JobState.RUNNING, asides=paused))))
+    paused = {TableName("public", "t"): HeldTable(HeldState.PAUSED, 1_234)}
+    wanted = state_of(looked(source(), sink(job=JobStatus(JobState.RUNNING, held_tables=paused))))
     assert [(problem.where, problem.state) for problem in wanted.problems] == [("search", "paused")]
     assert health_of(wanted, 2_000).ready, "somebody has wanted it so"
 
@@ -209,8 +209,8 @@ def test_the_last_comparison_of_each_sink_is_shown_whoever_made_it() -> None:
     assert (kept.sink, kept.state, kept.ended_ms, kept.verified_through) == ("search", "equal", 2_000, "0/80")
 
 
-def told_view(building: Building | None = None) -> ToldView:
-    return ToldView(500, ViewFigures(8, 4_120, 1 << 20, Counters(10, 40, 100, 300, 20, 800), building, 600))
+def told_view(building: Building | None = None) -> ReportedView:
+    return ReportedView(500, ViewFigures(8, 4_120, 1 << 20, Counters(10, 40, 100, 300, 20, 800), building, 600))
 
 
 def test_a_view_shows_what_it_holds_and_what_a_change_costs() -> None:

@@ -143,7 +143,7 @@ def test_expressions_that_cant_be_evaluated_are_errors_without_starting_spark(
     assert finding.fix == "mend computed and where in [sinks.cache]"
 
 
-def test_an_expression_that_fails_one_table_of_a_job_sets_that_table_aside(
+def test_an_expression_that_fails_one_table_of_a_job_holds_that_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = 'where = { "public.orders" = "missing > 1" }\n'
@@ -156,7 +156,7 @@ def test_an_expression_that_fails_one_table_of_a_job_sets_that_table_aside(
     names = config.source.keyed_names
     shapes = {name: table(column("id", "int8"), name=name) for name in names}
     found = [each for each in check_sink(config, name="cache", shapes=shapes) if each.severity is Severity.ERROR]
-    assert [finding.why for finding in found] == ["its job sets this table aside, and goes on without it"]
+    assert [finding.why for finding in found] == ["its job holds this table, and goes on without it"]
     orders = TableName("public", "orders")
     alone = check_sink(config, name="cache", shapes={orders: shapes[orders]})
     assert alone[-1].why == "its job would stop there"

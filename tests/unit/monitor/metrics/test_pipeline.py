@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
-from jobs.generations.set_aside import Aside, AsideState
+from jobs.generations.held_tables import HeldState, HeldTable
 from jobs.generations.status import JobState, JobStatus
 from monitor.lag import LagReport, SinkFacts, Stage, StageState
 from monitor.metrics.pipeline import gauges_of
@@ -30,11 +30,11 @@ def test_a_stage_of_which_nobody_knows_isn_t_said_not_to_be_stalled() -> None:
 
 
 def test_tables_that_a_sink_cannot_take_are_counted() -> None:
-    asides = {
-        TableName("public", "a"): Aside(AsideState.FAILED, 5, reason="no room"),
-        TableName("public", "b"): Aside(AsideState.PAUSED, 5),
+    held_tables = {
+        TableName("public", "a"): HeldTable(HeldState.FAILED, 5, reason="no room"),
+        TableName("public", "b"): HeldTable(HeldState.PAUSED, 5),
     }
-    job = JobStatus(JobState.RUNNING, asides=asides)
+    job = JobStatus(JobState.RUNNING, held_tables=held_tables)
     for known, failed in ((job, 1.0), (JobStatus(JobState.RUNNING), 0.0)):
         stage = Stage("applied: cache", 10, 0, 0.0, 0, replace(_SINK, job=known), StageState.CURRENT)
         assert ("failed_tables", "", failed) in _samples(LagReport((stage,), True, 0, {}))

@@ -44,7 +44,7 @@ def test_names_that_are_configured_come_first() -> None:
 
 
 def test_a_table_that_is_not_among_the_shapes_stays_as_it_is_known() -> None:
-    """Such as one that is set aside: it goes on under its names, also where it was made again meanwhile."""
+    """Such as one that is held: it goes on under its names, also where it was made again meanwhile."""
     other = replace(numbered(id=1), name=TableName("public", "other"), oid=8)
     configured = Renaming({ORDERS: {"more": "amount"}})
     first = keep_names(configured, [numbered(id=1, note=2, more=3), other], None)

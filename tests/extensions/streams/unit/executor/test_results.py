@@ -71,7 +71,7 @@ class Topics:
     def write_row(self, key: bytes, row: bytes, tag: str) -> None:
         self.rows.append((key, row, tag))
 
-    def set_aside(self, batch_id: int, refused: Iterable[RejectedEvent]) -> None:
+    def keep_refused(self, batch_id: int, refused: Iterable[RejectedEvent]) -> None:
         self.aside += refused
 
     def flush(self) -> None:

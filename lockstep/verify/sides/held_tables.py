@@ -8,7 +8,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord
 from jobs.generations.columns import load_columns
-from jobs.generations.set_aside import Aside, load_asides
+from jobs.generations.held_tables import HeldTable, load_held_tables
 from jobs.query.watermark import Watermark
 from lockstep.verify.waiting import LoadsProgress
 from sinks.contract import CoordinationRecords, Progress
@@ -22,7 +22,7 @@ class NewRecords(Protocol):
         ...
 
 
-class SetAside:
+class UnreadTables:
     """The tables that a generation's job doesn't read, as of when this is made. Every method that asks the destination
     raises what it raises."""
 
@@ -36,29 +36,29 @@ class SetAside:
 
     @property
     def hold_watermark(self) -> bool:
-        return any(aside.holds_watermark for aside in self._unread.values())
+        return any(held.holds_watermark for held in self._unread.values())
 
     def reason(self, table: TableName) -> str:
         """Why this table can't be compared, and the command that changes that; "" if it can be."""
-        aside = self._unread.get(table)
-        if aside is None:
+        held = self._unread.get(table)
+        if held is None:
             return ""
-        step = aside.next_step(self._sink, str(table))
-        return f"generation {self._generation}: {aside.why(str(table))}" + ("" if step is None else f"; {step}")
+        step = held.next_step(self._sink, str(table))
+        return f"generation {self._generation}: {held.why(str(table))}" + ("" if step is None else f"; {step}")
 
     def check(self) -> None:
-        """Raise LockstepError if another table was set aside since: the sink won't get further, or lacks rows."""
-        for table, aside in self._load().items():
+        """Raise LockstepError if another table was held since: the sink won't get further, or lacks rows."""
+        for table, held in self._load().items():
             if table not in self._unread:
                 raise LockstepError(
                     f"generation {self._generation} of sink {self._sink!r} was being compared, and"
-                    f" {aside.why(str(table))}",
+                    f" {held.why(str(table))}",
                     hint="compare again: the other tables are compared without that one",
                 )
 
-    def _load(self) -> Mapping[TableName, Aside]:
-        asides = load_asides(self._records, self._generation)
-        return {table: aside for table, aside in asides.items() if not aside.is_read}
+    def _load(self) -> Mapping[TableName, HeldTable]:
+        held_tables = load_held_tables(self._records, self._generation)
+        return {table: held for table, held in held_tables.items() if not held.is_read}
 
 
 class ProgressOfTables:

@@ -19,21 +19,21 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import Column, Table, TableName
 from cdc.protocol.control_records import SchemaRecord
-from jobs.generations.lease import is_running
-from jobs.generations.set_aside import (
-    Aside,
-    AsideState,
+from jobs.generations.held_tables import (
+    HeldState,
+    HeldTable,
     Order,
     Wish,
-    asides_name,
-    dump_asides,
+    dump_held_tables,
     give_order,
+    held_tables_name,
     is_done,
-    load_asides,
+    load_held_tables,
 )
+from jobs.generations.lease import is_running
 from jobs.generations.status import JobStatus, job_status
 from lockstep.cli.main import exit_code
-from lockstep.generations import check_nothing_aside, switch_to
+from lockstep.generations import check_none_held, switch_to
 from sinks.contract import OpenedSink, Progress
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.registry import SinkSettings, open_sink
@@ -58,7 +58,7 @@ class Pipeline:
     """A log of two tables, and a warehouse that follows it."""
 
     def __init__(self, endpoints: Endpoints, directory: Path) -> None:
-        self.name = f"aside{uuid.uuid4().hex[:8]}"
+        self.name = f"held{uuid.uuid4().hex[:8]}"
         self.endpoints = endpoints
         self.directory = directory
         self.log = Log(kafka_settings(endpoints.kafka_bootstrap), self.name, [ORDERS, ITEMS])
@@ -100,44 +100,45 @@ class Pipeline:
         with closing_sink(self.opened()) as opened:
             give_order(opened.records, 1, [of.name], wish, now_ms=time.time_ns() // 1_000_000)
 
-    def aside(self, of: Table) -> Aside | None:
+    def held(self, of: Table) -> HeldTable | None:
         with closing_sink(self.opened()) as opened:
-            return load_asides(opened.records, 1).get(of.name)
+            return load_held_tables(opened.records, 1).get(of.name)
 
     def tries(self, of: Table) -> int:
         """How often it was tried again in vain."""
-        aside = self.aside(of)
-        return 0 if aside is None else aside.tries
+        held = self.held(of)
+        return 0 if held is None else held.tries
 
     def is_tried(self, of: Table, tries: int) -> bool:
         """Whether it is tried again now, or was after this many ``tries``."""
-        aside = self.aside(of)
-        return aside is None or aside.state is not AsideState.FAILED or aside.tries > tries
+        held = self.held(of)
+        return held is None or held.state is not HeldState.FAILED or held.tries > tries
 
     def make_due(self, of: Table) -> None:
         """Makes the next try due. No job runs."""
         with closing_sink(self.opened()) as opened:
-            asides = load_asides(opened.records, 1)
+            held_tables = load_held_tables(opened.records, 1)
             opened.records.save(
-                asides_name(1), dump_asides({**asides, of.name: replace(asides[of.name], retry_at_ms=0)})
+                held_tables_name(1),
+                dump_held_tables({**held_tables, of.name: replace(held_tables[of.name], retry_at_ms=0)}),
             )
 
     def has_done(self, of: Table, number: int) -> bool:
         """Whether the job has obeyed or refused the order of this number."""
-        return is_done(Order(Wish.APPLY, number), self.aside(of))
+        return is_done(Order(Wish.APPLY, number), self.held(of))
 
-    def wait_aside(self, of: Table, state: AsideState | None) -> Aside | None:
+    def wait_held(self, of: Table, state: HeldState | None) -> HeldTable | None:
         def is_so() -> bool:
-            aside = self.aside(of)
-            return (None if aside is None else aside.state) is state
+            held = self.held(of)
+            return (None if held is None else held.state) is state
 
         until(is_so)
-        return self.aside(of)
+        return self.held(of)
 
     def wait_refused(self, of: Table, reason: str) -> None:
         def is_so() -> bool:
-            aside = self.aside(of)
-            return aside is not None and reason in (aside.reason or "")
+            held = self.held(of)
+            return held is not None and reason in (held.reason or "")
 
         until(is_so)
 
@@ -192,7 +193,7 @@ def test_a_paused_table_waits_where_it_is_and_goes_on_from_there(pipeline: Pipel
     with pipeline.job(spark) as job:
         pipeline.wait_watermark(held)
         pipeline.order(Wish.PAUSE, ITEMS)
-        pipeline.wait_aside(ITEMS, AsideState.PAUSED)
+        pipeline.wait_held(ITEMS, HeldState.PAUSED)
         pipeline.both(1, "later")
         pipeline.write(Delete(ITEMS, {"id": 2}), Put(ITEMS, {"id": 3, "note": "third"}))
         pipeline.wait_rows(ORDERS, {1: "later", 2: "second"})
@@ -206,7 +207,7 @@ def test_a_paused_table_waits_where_it_is_and_goes_on_from_there(pipeline: Pipel
         assert pipeline.progress().watermark_lsn == held
         pipeline.order(Wish.APPLY, ITEMS)
         pipeline.wait_rows(ITEMS, {1: "later", 3: "third", 4: "after a restart"})
-        pipeline.wait_aside(ITEMS, None)
+        pipeline.wait_held(ITEMS, None)
         newest = pipeline.both(5, "newest")
         pipeline.wait_watermark(newest)
         assert job.stop() == 0
@@ -219,19 +220,19 @@ def test_kill_9_while_paused_and_while_resuming_loses_nothing(pipeline: Pipeline
     with pipeline.process() as process:
         pipeline.wait_rows(ITEMS, {1: "first"})
         pipeline.order(Wish.PAUSE, ITEMS)
-        pipeline.wait_aside(ITEMS, AsideState.PAUSED)
+        pipeline.wait_held(ITEMS, HeldState.PAUSED)
         for key in range(2, 50):
             pipeline.both(key, "while paused")
         process.kill()
     expected = {1: "first"} | dict.fromkeys(range(2, 50), "while paused")
     pipeline.order(Wish.APPLY, ITEMS)
     with pipeline.process() as process:
-        pipeline.wait_aside(ITEMS, AsideState.RESUMING)
+        pipeline.wait_held(ITEMS, HeldState.RESUMING)
         process.kill()
     with pipeline.job(spark) as job:
         pipeline.wait_rows(ITEMS, expected)
         pipeline.wait_rows(ORDERS, expected)
-        pipeline.wait_aside(ITEMS, None)
+        pipeline.wait_held(ITEMS, None)
         assert job.stop() == 0
 
 
@@ -243,12 +244,12 @@ def test_what_may_have_lost_its_deletes_is_not_resumed_and_its_neighbours_go_on(
     with pipeline.job(spark) as job:
         pipeline.wait_rows(ITEMS, {1: "first"})
         pipeline.order(wish, ITEMS)
-        pipeline.wait_aside(ITEMS, AsideState.PAUSED if wish is Wish.PAUSE else AsideState.OUT)
+        pipeline.wait_held(ITEMS, HeldState.PAUSED if wish is Wish.PAUSE else HeldState.OUT)
         pipeline.write(Delete(ITEMS, {"id": 1}), Put(ORDERS, {"id": 2, "note": "meanwhile"}))
         pipeline.wait_rows(ORDERS, {1: "first", 2: "meanwhile"})
         configure(pipeline.log.kafka.client(), [pipeline.log.topic(ITEMS)], {"delete.retention.ms": "1"})
         pipeline.order(Wish.APPLY, ITEMS)
-        failed = pipeline.wait_aside(ITEMS, AsideState.FAILED)
+        failed = pipeline.wait_held(ITEMS, HeldState.FAILED)
         assert failed is not None
         assert "deletes may be missing" in (failed.reason or "")
         assert f"lockstep rebuild {pipeline.sink} --switch" in (failed.hint or "")
@@ -263,7 +264,7 @@ def test_what_may_have_lost_its_deletes_is_not_resumed_and_its_neighbours_go_on(
 
 @pytest.mark.parametrize("has_failed", [True, pytest.param(False, marks=pytest.mark.soak)])
 @pytest.mark.soak
-def test_a_topic_that_was_recreated_while_its_table_was_aside_is_not_read_on(
+def test_a_topic_that_was_recreated_while_its_table_was_held_is_not_read_on(
     has_failed: bool, pipeline: Pipeline, spark: SparkSession
 ) -> None:
     """Its first records would be skipped: its job goes on at its offset in the earlier topic."""
@@ -273,10 +274,10 @@ def test_a_topic_that_was_recreated_while_its_table_was_aside_is_not_read_on(
         pipeline.wait_rows(ITEMS, {1: "first"})
         if has_failed:
             pipeline.log.publish_shapes([retyped])
-            pipeline.wait_aside(ITEMS, AsideState.FAILED)
+            pipeline.wait_held(ITEMS, HeldState.FAILED)
         else:
             pipeline.order(Wish.OUT, ITEMS)
-            pipeline.wait_aside(ITEMS, AsideState.OUT)
+            pipeline.wait_held(ITEMS, HeldState.OUT)
         pipeline.write(Put(ORDERS, {"id": 2, "note": "meanwhile"}))
         pipeline.wait_rows(ORDERS, {1: "first", 2: "meanwhile"})
         pipeline.log.recreate_topic(ITEMS)
@@ -303,11 +304,11 @@ def test_a_table_that_is_tried_again_and_whose_topic_is_gone_holds_up_no_neighbo
         pipeline.wait_rows(ITEMS, {1: "first"})
         if by_itself:
             pipeline.log.publish_shapes([retyped])
-            pipeline.wait_aside(ITEMS, AsideState.FAILED)
+            pipeline.wait_held(ITEMS, HeldState.FAILED)
             assert job.stop() == 0
         else:
             pipeline.order(Wish.PAUSE, ITEMS)
-            pipeline.wait_aside(ITEMS, AsideState.PAUSED)
+            pipeline.wait_held(ITEMS, HeldState.PAUSED)
     pipeline.log.publish_shapes([ITEMS])
     pipeline.log.delete_topic(ITEMS)
     _try_again_soon(monkeypatch)
@@ -320,7 +321,7 @@ def test_a_table_that_is_tried_again_and_whose_topic_is_gone_holds_up_no_neighbo
         # Nobody can say how far a missing topic is.
         newest = pipeline.log.commit([Put(ORDERS, {"id": 2, "note": "second"})], progress=False)
         pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
-        failed = pipeline.aside(ITEMS)
+        failed = pipeline.held(ITEMS)
         assert failed is not None
         assert f"lockstep rebuild {pipeline.sink} --switch" in (failed.next_step(pipeline.sink, str(ITEMS.name)) or "")
         assert pipeline.status().has_failed_tables
@@ -361,7 +362,7 @@ def test_a_table_that_was_refused_in_its_first_batch_may_have_rows_without_their
         pipeline.wait_rows(ITEMS, {})
         schema = _refuse_items(warehouse, pipeline)
         pipeline.both(2, "second")
-        pipeline.wait_aside(ITEMS, AsideState.FAILED)
+        pipeline.wait_held(ITEMS, HeldState.FAILED)
         pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
         topic = pipeline.log.topic(ITEMS)
         stored = pipeline.progress()
@@ -375,7 +376,7 @@ def test_a_table_that_was_refused_in_its_first_batch_may_have_rows_without_their
 
 
 def _try_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.generations.set_aside.PAUSE_FIRST_S", 1)
+    monkeypatch.setattr("jobs.generations.held_tables.PAUSE_FIRST_S", 1)
 
 
 @pytest.mark.soak
@@ -391,13 +392,13 @@ def test_a_table_that_failed_is_tried_again_by_itself_and_comes_back_whole(
         schema = _refuse_items(warehouse, pipeline)
         for key in (2, 3):
             pipeline.both(key, "meanwhile")
-        pipeline.wait_aside(ITEMS, AsideState.FAILED)
+        pipeline.wait_held(ITEMS, HeldState.FAILED)
         pipeline.write(Delete(ITEMS, {"id": 1}), Delete(ITEMS, {"id": 3}))
         for tries in (1, 2, 3):
             pipeline.write(Put(ORDERS, {"id": 10 + tries, "note": "a neighbour"}))
             until(lambda tries=tries: pipeline.tries(ITEMS) >= tries)
         pipeline.wait_rows(ORDERS, {1: "first"} | dict.fromkeys((2, 3), "meanwhile") | _NEIGHBOURS)
-        failed = pipeline.wait_aside(ITEMS, AsideState.FAILED)
+        failed = pipeline.wait_held(ITEMS, HeldState.FAILED)
         assert failed is not None
         assert "P0001" in (failed.reason or "")
         assert "it is tried again by itself at" in (failed.next_step(pipeline.sink, str(ITEMS.name)) or "")
@@ -405,12 +406,12 @@ def test_a_table_that_failed_is_tried_again_by_itself_and_comes_back_whole(
         assert (pipeline.rows(ITEMS), pipeline.progress().watermark_lsn) == ({1: "first"}, held)
         warehouse.execute(f"drop function {schema}.refuses cascade".encode())
         pipeline.wait_rows(ITEMS, {2: "meanwhile"})
-        pipeline.wait_aside(ITEMS, None)
+        pipeline.wait_held(ITEMS, None)
         newest = pipeline.both(4, "newest")
         pipeline.wait_watermark(newest)
         assert pipeline.rows(ITEMS) == {2: "meanwhile", 4: "newest"}
         assert job.stop() == 0
-        told = [str(report) for report in job.reports if report["report"] == "TablesSetAside"]
+        told = [str(report) for report in job.reports if report["report"] == "TablesHeld"]
         assert any("after 2 tries in vain" in sentences for sentences in told)
     assert pipeline.progress().left_at_ms == {}
 
@@ -432,7 +433,7 @@ def test_kill_9_while_a_table_is_tried_again_loses_and_resurrects_nothing(
             pipeline.wait_watermark(lsn)
             schema = _refuse_items(warehouse, pipeline)
             pipeline.both(2, "while it is refused")
-            pipeline.wait_aside(ITEMS, AsideState.FAILED)
+            pipeline.wait_held(ITEMS, HeldState.FAILED)
             process.kill()
         expected = {1: "first", 2: "while it is refused"}
         for cut in range(3):
@@ -450,13 +451,13 @@ def test_kill_9_while_a_table_is_tried_again_loses_and_resurrects_nothing(
                     warehouse.execute(f"drop function {schema}.refuses cascade".encode())
                 process.kill()
             assert cut == 2 or pipeline.progress().watermark_lsn == lsn
-        if pipeline.aside(ITEMS) is not None:
+        if pipeline.held(ITEMS) is not None:
             pipeline.make_due(ITEMS)
     with pipeline.job(spark) as job:
         of_items = {key: note for key, note in expected.items() if key != 1}
         pipeline.wait_rows(ITEMS, of_items)
         pipeline.wait_rows(ORDERS, expected)
-        pipeline.wait_aside(ITEMS, None)
+        pipeline.wait_held(ITEMS, None)
         newest = pipeline.both(20, "newest")
         pipeline.wait_watermark(newest)
         assert pipeline.rows(ITEMS) == of_items | {20: "newest"}
@@ -474,12 +475,12 @@ def test_a_table_that_may_have_lost_its_deletes_is_not_tried_again(
         pipeline.wait_watermark(lsn)
         schema = _refuse_items(warehouse, pipeline)
         pipeline.both(2, "second")
-        pipeline.wait_aside(ITEMS, AsideState.FAILED)
+        pipeline.wait_held(ITEMS, HeldState.FAILED)
         pipeline.write(Delete(ITEMS, {"id": 1}))
         configure(pipeline.log.kafka.client(), [pipeline.log.topic(ITEMS)], {"delete.retention.ms": "1"})
         pipeline.wait_refused(ITEMS, "deletes may be missing")
         warehouse.execute(f"drop function {schema}.refuses cascade".encode())
-        failed = pipeline.wait_aside(ITEMS, AsideState.FAILED)
+        failed = pipeline.wait_held(ITEMS, HeldState.FAILED)
         assert failed is not None
         assert failed.retry_at_ms is None
         pipeline.write(Put(ORDERS, {"id": 3, "note": "third"}))
@@ -504,7 +505,7 @@ def test_an_index_that_somebody_has_removed_does_not_come_back_without_its_rows(
             (index,) = client.indices.get(index=f"{pipeline.sink}.*items*")
             client.indices.delete(index=index)
             pipeline.both(2, "second")
-            failed = pipeline.wait_aside(ITEMS, AsideState.FAILED)
+            failed = pipeline.wait_held(ITEMS, HeldState.FAILED)
             assert failed is not None
             assert (failed.retry_at_ms, "lockstep rebuild" in (failed.hint or "")) == (None, True)
             pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
@@ -517,7 +518,7 @@ def test_an_index_that_somebody_has_removed_does_not_come_back_without_its_rows(
 
 @pytest.mark.parametrize("wish", [Wish.PAUSE, pytest.param(Wish.OUT, marks=pytest.mark.soak)])
 @pytest.mark.soak
-def test_a_table_that_somebody_has_removed_while_it_was_aside_is_not_taken_up_without_its_rows(
+def test_a_table_that_somebody_has_removed_while_it_was_held_is_not_taken_up_without_its_rows(
     endpoints: Endpoints, tmp_path: Path, spark: SparkSession, wish: Wish
 ) -> None:
     pipeline = Pipeline(endpoints, tmp_path)
@@ -529,22 +530,22 @@ def test_a_table_that_somebody_has_removed_while_it_was_aside_is_not_taken_up_wi
             pipeline.wait_rows(ITEMS, {1: "first"})
             pipeline.wait_watermark(held)
             pipeline.order(wish, ITEMS)
-            pipeline.wait_aside(ITEMS, AsideState.PAUSED if wish is Wish.PAUSE else AsideState.OUT)
+            pipeline.wait_held(ITEMS, HeldState.PAUSED if wish is Wish.PAUSE else HeldState.OUT)
             (index,) = client.indices.get(index=f"{pipeline.sink}.*items*")
             client.indices.delete(index=index)
             pipeline.both(2, "second")
             for number in (2, 3):
                 pipeline.order(Wish.APPLY, ITEMS)
                 until(partial(pipeline.has_done, ITEMS, number))
-                failed = pipeline.aside(ITEMS)
+                failed = pipeline.held(ITEMS)
                 assert failed is not None
-                assert failed.state is AsideState.FAILED
+                assert failed.state is HeldState.FAILED
                 assert "its data was removed" in (failed.reason or "")
                 assert (failed.retry_at_ms, "lockstep rebuild" in (failed.hint or "")) == (None, True)
             assert not client.indices.exists(index=index)
             pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
             assert job.stop() == 0
-        assert pipeline.aside(ITEMS) is not None
+        assert pipeline.held(ITEMS) is not None
     finally:
         client.close()
         pipeline.log.close()
@@ -557,7 +558,7 @@ def test_a_table_that_somebody_has_removed_while_it_was_aside_is_not_taken_up_wi
         pytest.param([], {"public.items": "note <> 'x'"}, id="none for its condition"),
     ],
 )
-def test_a_table_whose_shape_the_sink_refuses_is_set_aside_and_its_neighbours_go_on(
+def test_a_table_whose_shape_the_sink_refuses_is_held_and_its_neighbours_go_on(
     pipeline: Pipeline, spark: SparkSession, columns: list[Column], where: Mapping[str, str]
 ) -> None:
     pipeline.settings = pipeline.settings.model_copy(update={"where": where})
@@ -568,7 +569,7 @@ def test_a_table_whose_shape_the_sink_refuses_is_set_aside_and_its_neighbours_go
         pipeline.wait_watermark(lsn)
         row: dict[str, JsonValue] = {"id": 2, **dict.fromkeys((each.name for each in columns), 5)}
         pipeline.log.commit([Put(changed, row)], schemas=[SchemaRecord(changed, pipeline.log.lsn)])
-        failed = pipeline.wait_aside(ITEMS, AsideState.FAILED)
+        failed = pipeline.wait_held(ITEMS, HeldState.FAILED)
         assert failed is not None
         assert failed.reason
         assert failed.retry_at_ms is None, "to try again is no use"
@@ -577,12 +578,10 @@ def test_a_table_whose_shape_the_sink_refuses_is_set_aside_and_its_neighbours_go
         assert pipeline.progress().watermark_lsn == lsn
         assert job.stop() == 0
     with closing_sink(pipeline.opened()) as opened, pytest.raises(LockstepError, match="can't be switched to"):
-        check_nothing_aside(opened.records, pipeline.sink, 1, pipeline.log.table_names, live=None)
+        check_none_held(opened.records, pipeline.sink, 1, pipeline.log.table_names, live=None)
 
 
-def test_a_table_that_the_sink_cannot_hold_is_set_aside_at_the_first_start(
-    pipeline: Pipeline, spark: SparkSession
-) -> None:
+def test_a_table_that_the_sink_cannot_hold_is_held_at_the_first_start(pipeline: Pipeline, spark: SparkSession) -> None:
     odd = replace(ITEMS, columns=(*ITEMS.columns, column("_tag")))
     pipeline.settings = WarehouseSettings.model_validate(
         {"url": pipeline.endpoints.warehouse_url, "names": {"public.items": "things"}, "exclude": ["public.items.gone"]}
@@ -594,7 +593,7 @@ def test_a_table_that_the_sink_cannot_hold_is_set_aside_at_the_first_start(
     )
     with pipeline.job(spark) as job:
         pipeline.wait_rows(ORDERS, {1: "first"})
-        failed = pipeline.wait_aside(ITEMS, AsideState.FAILED)
+        failed = pipeline.wait_held(ITEMS, HeldState.FAILED)
         assert failed is not None
         assert "has a column '_tag', a name that the warehouse sink needs" in (failed.reason or "")
         assert "`lockstep rebuild" in (failed.hint or ""), "settings of what is there aren't read again"
@@ -610,7 +609,7 @@ def test_a_table_that_is_taken_out_holds_nothing_up_and_its_rows_stay(pipeline: 
     with pipeline.job(spark) as job:
         pipeline.wait_rows(ITEMS, {1: "first"})
         pipeline.order(Wish.OUT, ITEMS)
-        pipeline.wait_aside(ITEMS, AsideState.OUT)
+        pipeline.wait_held(ITEMS, HeldState.OUT)
         newest = pipeline.both(2, "second")
         pipeline.wait_watermark(newest)
         assert pipeline.rows(ITEMS) == {1: "first"}
@@ -654,7 +653,7 @@ def test_truncate_and_shapes_while_paused_and_a_rebuild_in_between(
             switch_to(pipeline.config, sink, number=None, back=True)
         assert exit_code(["resume", sink, account, *options]) == 0
         job = pipeline.apply(spark, sink)
-        until(lambda: not load_asides(opened.records, 1))
+        until(lambda: not load_held_tables(opened.records, 1))
         assert switch_to(pipeline.config, sink, number=None, back=True) == (2, 1)
         assert job.stop() == 0
         assert {stored.key["id"]: stored.row["owner"] for stored in opened.sink.scan(by_name["account"])} == (

@@ -1,4 +1,4 @@
-"""What of a sink can be compared while tables of it are set aside."""
+"""What of a sink can be compared while tables of it are held."""
 
 from collections.abc import Mapping
 
@@ -9,8 +9,8 @@ from cdc.model.lsn import Lsn
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord
 from jobs.generations.columns import Columns, save_columns
-from jobs.generations.set_aside import Aside, AsideState, asides_name, dump_asides
-from lockstep.verify.sides.set_aside import ProgressOfTables, SetAside
+from jobs.generations.held_tables import HeldState, HeldTable, dump_held_tables, held_tables_name
+from lockstep.verify.sides.held_tables import ProgressOfTables, UnreadTables
 from lockstep.verify.waiting import Applied, SyncPoint, Waiting
 from sinks.contract import CoordinationRecords, Progress
 from sinks.memory import MemorySink, MemoryStore
@@ -18,53 +18,57 @@ from sinks.memory import MemorySink, MemoryStore
 A, B = TableName("public", "a"), TableName("public", "b")
 
 
-def _records(asides: Mapping[TableName, Aside]) -> CoordinationRecords:
+def _records(held_tables: Mapping[TableName, HeldTable]) -> CoordinationRecords:
     records = MemorySink(MemoryStore())
-    _save(records, asides)
+    _save(records, held_tables)
     return records
 
 
-def _save(records: CoordinationRecords, asides: Mapping[TableName, Aside]) -> None:
-    records.save(asides_name(2), dump_asides(asides))
+def _save(records: CoordinationRecords, held_tables: Mapping[TableName, HeldTable]) -> None:
+    records.save(held_tables_name(2), dump_held_tables(held_tables))
 
 
 @pytest.mark.parametrize(
-    ("aside", "holds", "reason"),
+    ("held", "holds", "reason"),
     [
-        (Aside(AsideState.PAUSED, 5), True, "paused, and the watermark waits for it; `lockstep resume cache public.a`"),
-        (Aside(AsideState.FAILED, 5, reason="no room"), True, "no room; `lockstep resume cache public.a`"),
-        (Aside(AsideState.OUT, 5, awaited=False), False, "was taken out: its rows stay as they were"),
+        (
+            HeldTable(HeldState.PAUSED, 5),
+            True,
+            "paused, and the watermark waits for it; `lockstep resume cache public.a`",
+        ),
+        (HeldTable(HeldState.FAILED, 5, reason="no room"), True, "no room; `lockstep resume cache public.a`"),
+        (HeldTable(HeldState.OUT, 5, awaited=False), False, "was taken out: its rows stay as they were"),
     ],
 )
 def test_a_table_that_is_not_read_is_not_compared_and_the_reason_names_the_command(
-    aside: Aside, holds: bool, reason: str
+    held: HeldTable, holds: bool, reason: str
 ) -> None:
-    set_aside = SetAside(_records({A: aside}), "cache", 2)
-    assert set_aside.tables == {A}
-    assert set_aside.hold_watermark is holds
-    assert reason in set_aside.reason(A)
-    assert set_aside.reason(A).startswith("generation 2: public.a ")
-    assert set_aside.reason(B) == ""
+    unread = UnreadTables(_records({A: held}), "cache", 2)
+    assert unread.tables == {A}
+    assert unread.hold_watermark is holds
+    assert reason in unread.reason(A)
+    assert unread.reason(A).startswith("generation 2: public.a ")
+    assert unread.reason(B) == ""
 
 
 def test_a_table_that_is_resumed_is_compared_once_it_has_caught_up() -> None:
-    set_aside = SetAside(_records({A: Aside(AsideState.RESUMING, 5)}), "cache", 2)
-    assert (set_aside.reason(A), set_aside.hold_watermark) == ("", False)
+    unread = UnreadTables(_records({A: HeldTable(HeldState.RESUMING, 5)}), "cache", 2)
+    assert (unread.reason(A), unread.hold_watermark) == ("", False)
 
 
-def test_a_table_that_is_set_aside_in_the_middle_ends_the_wait() -> None:
-    records = _records({A: Aside(AsideState.PAUSED, 5)})
-    set_aside, now = SetAside(records, "cache", 2), [0.0]
+def test_a_table_that_is_held_in_the_middle_ends_the_wait() -> None:
+    records = _records({A: HeldTable(HeldState.PAUSED, 5)})
+    unread, now = UnreadTables(records, "cache", 2), [0.0]
 
     class Paused:
         def load_progress(self) -> Progress:
             if now[0] >= 40:
-                _save(records, {A: Aside(AsideState.PAUSED, 5), B: Aside(AsideState.PAUSED, 9)})
+                _save(records, {A: HeldTable(HeldState.PAUSED, 5), B: HeldTable(HeldState.PAUSED, 9)})
             return Progress({("p.b", 0): int(now[0])}, 0, 0, 0, {})  # others go on without end
 
     waiting = Waiting(lambda: False, monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s))
     applied = Applied(
-        Paused(), name="cache", generation=2, waiting=waiting, stall_s=30, say=lambda _: None, check=set_aside.check
+        Paused(), name="cache", generation=2, waiting=waiting, stall_s=30, say=lambda _: None, check=unread.check
     )
     with pytest.raises(LockstepError, match=r"was being compared, and public\.b is paused"):
         applied.wait(SyncPoint(lsn=Lsn(100)))

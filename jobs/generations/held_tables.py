@@ -1,10 +1,10 @@
-"""Tables that a generation's job sets aside: paused or taken out by a user, or impossible to apply.
+"""Tables that a generation's job holds: paused or taken out by a user, or impossible to apply.
 
 Two coordination records, each with one writer, so that nobody overwrites what another has said:
 
 ``g<n>.table_orders``
     The orders of users for tables. Commands write it. Each order has a number, greater than that of the one before.
-``g<n>.asides``
+``g<n>.held_tables``
     The job's response, and the tables that it couldn't apply. The job writes it. An entry names the order that it
     knows, so a newer order makes the job try a failed table again at once.
 
@@ -12,7 +12,7 @@ A failed table is also retried automatically, after pauses that grow from a minu
 counts as failed until some of it is applied. If deletes may be missing, or the sink has to be built again, it is
 retried only on an order.
 
-A table that is set aside isn't read. Progress keeps its position, and the watermark stays where it was. A table that
+A table that is held isn't read. Progress keeps its position, and the watermark stays where it was. A table that
 was taken out holds nothing up, since the sink no longer claims to have it. When it comes back, it lacks what the
 watermark has passed meanwhile, until it has caught up. If it can't come back it has failed, and holds the watermark
 from then on, as every failed table does.
@@ -51,7 +51,7 @@ class Order:
     at_ms: int = 0
 
 
-class AsideState(StrEnum):
+class HeldState(StrEnum):
     """``PAUSED`` and ``OUT``: by order. ``FAILED``: it couldn't be applied, and the other tables go on. ``RETRYING``:
     it has failed, and is read again to see whether it still does. ``RESUMING``: it is read again, and lacks what came
     meanwhile. ``UNCAPTURED``: the sink names it, and capture doesn't have it yet, or any more."""
@@ -65,8 +65,8 @@ class AsideState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
-    """A table that is set aside since ``since_ms``. ``order`` is the number of the newest order that the job knew.
+class HeldTable:
+    """A table that is held since ``since_ms``. ``order`` is the number of the newest order that the job knew.
 
     ``reason`` and ``hint`` are those of a failed table's error. ``awaited``: the watermark has waited for the table;
     False for one that was taken out, until it has caught up. ``begun``: the job has found since that order that a
@@ -76,7 +76,7 @@ class Aside:
     retried, by the job's clock in milliseconds since 1970; None if only an order does that.
     """
 
-    state: AsideState
+    state: HeldState
     since_ms: int
     order: int = 0
     reason: str | None = None
@@ -88,16 +88,16 @@ class Aside:
 
     @property
     def is_read(self) -> bool:
-        return self.state in (AsideState.RESUMING, AsideState.RETRYING)
+        return self.state in (HeldState.RESUMING, HeldState.RETRYING)
 
     @property
     def has_failed(self) -> bool:
         """Whether it couldn't be applied, and nothing of it was since."""
-        return self.state in (AsideState.FAILED, AsideState.RETRYING)
+        return self.state in (HeldState.FAILED, HeldState.RETRYING)
 
     def is_due(self, now_ms: int) -> bool:
         """Whether to retry it now. A clock that was set back doesn't prolong the wait."""
-        if self.state is not AsideState.FAILED or self.retry_at_ms is None:
+        if self.state is not HeldState.FAILED or self.retry_at_ms is None:
             return False
         return not 0 < self.retry_at_ms - now_ms <= pause_s(self.tries) * 1000
 
@@ -105,7 +105,7 @@ class Aside:
     def holds_watermark(self) -> bool:
         """Whether the sink claims to have this table but doesn't get its changes. True for every failed table, even one
         that the watermark never waited for."""
-        return self.state is AsideState.FAILED or (self.awaited and not self.is_read)
+        return self.state is HeldState.FAILED or (self.awaited and not self.is_read)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -118,41 +118,41 @@ class Aside:
         }
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> "Aside":
-        return cls(AsideState(fields["state"]), **{name: value for name, value in fields.items() if name != "state"})
+    def from_json(cls, fields: Mapping[str, Any]) -> "HeldTable":
+        return cls(HeldState(fields["state"]), **{name: value for name, value in fields.items() if name != "state"})
 
     def why(self, table: str) -> str:
         """Why readers of the sink find old rows of this table, or will."""
         match self.state:
-            case AsideState.PAUSED:
+            case HeldState.PAUSED:
                 return f"{table} is paused, and the watermark waits for it"
-            case AsideState.FAILED:
-                return f"{table} is set aside, since it can't be applied: {self.reason}"
-            case AsideState.RETRYING:
+            case HeldState.FAILED:
+                return f"{table} is held, since it can't be applied: {self.reason}"
+            case HeldState.RETRYING:
                 return f"{table} is tried again, since it couldn't be applied: {self.reason}"
-            case AsideState.OUT:
+            case HeldState.OUT:
                 return f"{table} was taken out: its rows stay as they were"
-            case AsideState.RESUMING:
+            case HeldState.RESUMING:
                 return f"{table} was resumed, and catches up"
-            case AsideState.UNCAPTURED:
+            case HeldState.UNCAPTURED:
                 return f"{table} isn't captured, and the sink goes on without it"
 
     def next_step(self, sink: str, table: str) -> str | None:
         """What to do; None if it ends by itself."""
         resume = f"`lockstep resume {sink} {table}`"
         match self.state:
-            case AsideState.PAUSED:
+            case HeldState.PAUSED:
                 return f"{resume} lets it go on"
-            case AsideState.FAILED:
+            case HeldState.FAILED:
                 step = resume if self.hint is None else f"{self.hint}; then {resume}"
                 return step if self.retry_at_ms is None else f"{step}, or wait: {self._when()}"
-            case AsideState.RETRYING:
+            case HeldState.RETRYING:
                 return self.hint
-            case AsideState.OUT:
+            case HeldState.OUT:
                 return f"{resume} takes it in again"
-            case AsideState.RESUMING:
+            case HeldState.RESUMING:
                 return None
-            case AsideState.UNCAPTURED:
+            case HeldState.UNCAPTURED:
                 return "`lockstep doctor` says what it waits for; once it is captured, the sink takes it up by itself"
 
     def _when(self) -> str:
@@ -170,16 +170,16 @@ def pause_s(tries: int) -> int:
     return int(min(PAUSE_FIRST_S << min(tries, 10), _PAUSE_MAX_S))
 
 
-def is_done(order: Order, aside: Aside | None) -> bool:
-    """Whether the job has carried out this order for a table, or refused it. Pure. ``aside`` is the job's entry, None
+def is_done(order: Order, held: HeldTable | None) -> bool:
+    """Whether the job has carried out this order for a table, or refused it. Pure. ``held`` is the job's entry, None
     if it reads the table like all others."""
-    if aside is None:
+    if held is None:
         return order.wish is Wish.APPLY
-    return aside.order >= order.number and (aside.begun or not aside.is_read)
+    return held.order >= order.number and (held.begun or not held.is_read)
 
 
 Orders = Mapping[TableName, Order]
-Asides = Mapping[TableName, Aside]
+HeldTables = Mapping[TableName, HeldTable]
 
 
 def load_orders(records: CoordinationRecords, generation: int) -> dict[TableName, Order]:
@@ -222,99 +222,103 @@ def orders_name(generation: int) -> str:
     return f"g{generation}.table_orders"
 
 
-def load_asides(records: CoordinationRecords, generation: int) -> dict[TableName, Aside]:
-    """The tables that a generation's job has set aside. Raises what the destination raises."""
-    return asides_of(records.load(asides_name(generation)))
+def load_held_tables(records: CoordinationRecords, generation: int) -> dict[TableName, HeldTable]:
+    """The tables that a generation's job holds. Raises what the destination raises."""
+    return parse_held_tables(records.load(held_tables_name(generation)))
 
 
-def asides_of(text: str | None) -> dict[TableName, Aside]:
-    """As ``load_asides``, from the record's text; None is no record."""
+def parse_held_tables(text: str | None) -> dict[TableName, HeldTable]:
+    """As ``load_held_tables``, from the record's text; None is no record."""
     entries: list[Any] = [] if text is None else orjson.loads(text)
-    return {TableName(schema, name): Aside(AsideState(state), *rest) for schema, name, state, *rest in entries}
+    return {TableName(schema, name): HeldTable(HeldState(state), *rest) for schema, name, state, *rest in entries}
 
 
-def dump_asides(asides: Asides) -> str | None:
+def dump_held_tables(held_tables: HeldTables) -> str | None:
     """The record's text; None for no record."""
     entries = [
         [
-            *(table.schema, table.name, aside.state, aside.since_ms, aside.order),
-            *(aside.reason, aside.hint, aside.awaited, aside.begun, aside.tries, aside.retry_at_ms),
+            *(table.schema, table.name, held.state, held.since_ms, held.order),
+            *(held.reason, held.hint, held.awaited, held.begun, held.tries, held.retry_at_ms),
         ]
-        for table, aside in sorted(asides.items())
+        for table, held in sorted(held_tables.items())
     ]
     return orjson.dumps(entries).decode() if entries else None
 
 
-def asides_name(generation: int) -> str:
-    return f"g{generation}.asides"
+def held_tables_name(generation: int) -> str:
+    return f"g{generation}.held_tables"
 
 
-def next_asides(
+def next_held_tables(
     tables: Iterable[TableName],
     orders: Orders,
-    asides: Asides,
+    held_tables: HeldTables,
     *,
     now_ms: int,
     left: Collection[TableName] = (),
     uncaptured: Iterable[TableName] = (),
-) -> dict[TableName, Aside]:
-    """What a job that begins to read sets aside, given these orders. Pure. ``tables`` are the sink's captured ones,
+) -> dict[TableName, HeldTable]:
+    """What a job that begins to read holds, given these orders. Pure. ``tables`` are the sink's captured ones,
     ``uncaptured`` the others that it names; entries of any other table are dropped. ``left`` are those that the sink
     had, that it didn't read for a while, and that its watermark didn't wait for."""
     decided = {
-        table: _next(orders.get(table, Order()), asides.get(table), now_ms, has_left=table in left) for table in tables
+        table: _next(orders.get(table, Order()), held_tables.get(table), now_ms, has_left=table in left)
+        for table in tables
     }
-    decided |= {table: _uncaptured(orders.get(table, Order()), asides.get(table), now_ms) for table in uncaptured}
-    return {table: aside for table, aside in decided.items() if aside is not None}
+    decided |= {table: _uncaptured(orders.get(table, Order()), held_tables.get(table), now_ms) for table in uncaptured}
+    return {table: held for table, held in decided.items() if held is not None}
 
 
-def _uncaptured(order: Order, aside: Aside | None, now_ms: int) -> Aside:
-    since_ms = aside.since_ms if aside is not None and aside.state is AsideState.UNCAPTURED else now_ms
-    return Aside(AsideState.UNCAPTURED, since_ms, order.number, awaited=False)
+def _uncaptured(order: Order, held: HeldTable | None, now_ms: int) -> HeldTable:
+    since_ms = held.since_ms if held is not None and held.state is HeldState.UNCAPTURED else now_ms
+    return HeldTable(HeldState.UNCAPTURED, since_ms, order.number, awaited=False)
 
 
-def _next(order: Order, aside: Aside | None, now_ms: int, *, has_left: bool) -> Aside | None:
-    if aside is not None and aside.state is AsideState.UNCAPTURED:
-        aside = None  # it has joined
-    if aside is not None and order.number <= aside.order and aside.is_due(now_ms):
-        return replace(aside, state=AsideState.RETRYING, begun=False)
-    if aside is not None and order.number < aside.order:
-        return aside  # the order behind the entry was overwritten: whoever gave it gives it again
+def _next(order: Order, held: HeldTable | None, now_ms: int, *, has_left: bool) -> HeldTable | None:
+    if held is not None and held.state is HeldState.UNCAPTURED:
+        held = None  # it has joined
+    if held is not None and order.number <= held.order and held.is_due(now_ms):
+        return replace(held, state=HeldState.RETRYING, begun=False)
+    if held is not None and order.number < held.order:
+        return held  # the order behind the entry was overwritten: whoever gave it gives it again
     match order.wish:
         case Wish.PAUSE | Wish.OUT:
-            awaited = order.wish is Wish.PAUSE and (not has_left if aside is None else aside.awaited)
+            awaited = order.wish is Wish.PAUSE and (not has_left if held is None else held.awaited)
             # The watermark didn't wait for what came while it was out, so it can't become a table that is waited for.
-            state = AsideState.PAUSED if awaited else AsideState.OUT
-            if aside is not None and aside.state is state:
-                return replace(aside, order=order.number)
-            return Aside(state, now_ms, order.number, awaited=awaited)
+            state = HeldState.PAUSED if awaited else HeldState.OUT
+            if held is not None and held.state is state:
+                return replace(held, order=order.number)
+            return HeldTable(state, now_ms, order.number, awaited=awaited)
         case Wish.APPLY:
-            if aside is None:
+            if held is None:
                 # A table that had left the captured ones is resumed. A table that joins is entirely new.
-                return Aside(AsideState.RESUMING, now_ms, order.number, awaited=False) if has_left else None
-            if order.number <= aside.order and (aside.has_failed or aside.is_read):
-                return aside
-            return Aside(AsideState.RESUMING, aside.since_ms, order.number, awaited=aside.awaited)
+                return HeldTable(HeldState.RESUMING, now_ms, order.number, awaited=False) if has_left else None
+            if order.number <= held.order and (held.has_failed or held.is_read):
+                return held
+            return HeldTable(HeldState.RESUMING, held.since_ms, order.number, awaited=held.awaited)
 
 
-def begun(asides: Asides) -> Asides:
+def begun(held_tables: HeldTables) -> HeldTables:
     """The same entries once resumed tables may go on and are read. Pure."""
-    return {table: replace(aside, begun=aside.is_read) for table, aside in asides.items()}
+    return {table: replace(held, begun=held.is_read) for table, held in held_tables.items()}
 
 
-def failed(asides: Asides, errors: Mapping[TableName, LockstepError], orders: Orders, *, now_ms: int) -> Asides:
+def failed(
+    held_tables: HeldTables, errors: Mapping[TableName, LockstepError], orders: Orders, *, now_ms: int
+) -> HeldTables:
     """The same entries with tables that can't be applied, each with its error. The first time stays. Pure."""
-    set_aside = {
-        table: _failed(asides.get(table), error, orders.get(table, Order()), now_ms) for table, error in errors.items()
+    failures = {
+        table: _failed(held_tables.get(table), error, orders.get(table, Order()), now_ms)
+        for table, error in errors.items()
     }
-    return {**asides, **set_aside}
+    return {**held_tables, **failures}
 
 
-def _failed(before: Aside | None, error: LockstepError, order: Order, now_ms: int) -> Aside:
-    tries = before.tries + 1 if before is not None and before.state is AsideState.RETRYING else 0
+def _failed(before: HeldTable | None, error: LockstepError, order: Order, now_ms: int) -> HeldTable:
+    tries = before.tries + 1 if before is not None and before.state is HeldState.RETRYING else 0
     ends_by_itself = not isinstance(error, (PositionMismatch, NeedsRebuild))
-    return Aside(
-        AsideState.FAILED,
+    return HeldTable(
+        HeldState.FAILED,
         now_ms if before is None else before.since_ms,
         order.number,
         error.message,
@@ -325,16 +329,16 @@ def _failed(before: Aside | None, error: LockstepError, order: Order, now_ms: in
     )
 
 
-def taken_again(asides: Asides, tables: Collection[TableName]) -> dict[TableName, Aside]:
+def taken_again(held_tables: HeldTables, tables: Collection[TableName]) -> dict[TableName, HeldTable]:
     """The same entries after some of each of these tables was applied: retried tables become resumed ones. Pure."""
     return {
-        table: replace(aside, state=AsideState.RESUMING, reason=None, hint=None, tries=0, retry_at_ms=None)
-        if aside.state is AsideState.RETRYING and table in tables
-        else aside
-        for table, aside in asides.items()
+        table: replace(held, state=HeldState.RESUMING, reason=None, hint=None, tries=0, retry_at_ms=None)
+        if held.state is HeldState.RETRYING and table in tables
+        else held
+        for table, held in held_tables.items()
     }
 
 
-def read_tables(tables: Iterable[TableName], asides: Asides) -> list[TableName]:
+def read_tables(tables: Iterable[TableName], held_tables: HeldTables) -> list[TableName]:
     """The sink's tables that its job reads. Pure."""
-    return [table for table in tables if table not in asides or asides[table].is_read]
+    return [table for table in tables if table not in held_tables or held_tables[table].is_read]
