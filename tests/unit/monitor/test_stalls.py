@@ -145,7 +145,7 @@ def test_a_capture_that_takes_nothing_and_lives_is_at_work_on_something_else() -
     watching = Watching()
     watching.look(_source())
     for told in range(100):
-        lag = watching.look(_source(wal_end=2000, told_at=f"{told // 2}"))
+        lag = watching.look(_source(wal_end=2000, reported_at=f"{told // 2}"))
         assert lag.worst is None
     assert lag.stages[1].state is StageState.BEHIND
     assert "reads a whole topic, or waits for a slot" in (lag.stages[1].reason or "")
@@ -154,8 +154,8 @@ def test_a_capture_that_takes_nothing_and_lives_is_at_work_on_something_else() -
 def test_a_capture_whose_signs_of_life_end_hangs() -> None:
     watching = Watching()
     for told in range(20):
-        watching.look(_source(wal_end=2000, told_at=f"{told}"))
-    worst = _worst(watching.watch(_source(wal_end=2000, told_at="19")))
+        watching.look(_source(wal_end=2000, reported_at=f"{told}"))
+    worst = _worst(watching.watch(_source(wal_end=2000, reported_at="19")))
     assert (worst.name, worst.state) == ("received", StageState.STALLED)
 
 
@@ -360,7 +360,7 @@ def test_while_kafka_is_silent_the_source_and_the_sinks_tell_what_they_know() ->
 def test_a_capture_that_waits_for_a_silent_kafka_does_not_hang() -> None:
     watching = Watching()
     for second in range(round(_LONG_S)):
-        lag = watching.look(_source(wal_end=1200, told_at=str(second)), _sink(), silent_kafka="no answer")
+        lag = watching.look(_source(wal_end=1200, reported_at=str(second)), _sink(), silent_kafka="no answer")
     assert lag.stages[1].state is StageState.BEHIND
     assert "it waits for Kafka" in (lag.stages[1].reason or "")
     assert _worst(lag).name == "in Kafka"

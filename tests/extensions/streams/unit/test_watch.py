@@ -92,7 +92,7 @@ def test_a_query_is_shown_and_one_that_stopped_is_told_with_reason_and_step() ->
     assert [(known["watermark"], known["results"], known["late"]) for known in shown] == [
         (5, 7, 2), (None, 0, 0), (None, 0, 0),
     ]  # fmt: skip
-    assert [(row.name, row.reason, row.step) for row in panel.rows if row.is_told] == [
+    assert [(row.name, row.reason, row.step) for row in panel.rows if row.is_reported] == [
         ("recent g2", "it is gone", "do it"),
         ("taps", "no answer", "`lockstep doctor` looks at every server"),
     ]

@@ -16,7 +16,7 @@ from cdc.model.event import JsonValue
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord
 from jobs.consistency import Consistency, load_consistency, save_consistency
-from jobs.executor.driver_line import ALIVE_S, Told
+from jobs.executor.driver_line import ALIVE_S, TaskReport
 from jobs.executor.log_reader import Polled
 from jobs.executor.result import Result
 from jobs.executor.task_input import StepsInput, Task
@@ -241,47 +241,47 @@ def test_each_event_of_an_append_only_table_is_in_one_step(bank: SteppingStore, 
 
 
 def test_the_driver_hears_that_a_step_is_read_while_nothing_of_it_is_applied(bank: SteppingStore) -> None:
-    told: list[Told] = []
+    sent: list[TaskReport] = []
     steps = Steps(
-        bank, line=SimpleNamespace(tell=told.append, is_over=lambda: False, at_work_on=lambda _: nullcontext())
+        bank, line=SimpleNamespace(send_report=sent.append, is_over=lambda: False, at_work_on=lambda _: nullcontext())
     )
     now_s = time.monotonic()
 
-    def says() -> Told:
+    def says() -> TaskReport:
         nonlocal now_s
         now_s += ALIVE_S
         steps.run.report(now_s)
-        return told.pop()
+        return sent.pop()
 
     assert not says().is_at_work
     steps.read("a", (1, 10, 16))
-    assert says() == Told(has_got_on=True, read={("a", 0): 1, ("b", 0): 0})
+    assert says() == TaskReport(has_got_on=True, read={("a", 0): 1, ("b", 0): 0})
     assert not says().is_at_work, "nothing comes"
     steps.committed(24, a=1, b=1)
     assert not says().is_at_work, "what the record asks for doesn't come"
     steps.read("b", (1, -10, 16))
-    assert says() == Told(2, 2, 0, 24, {("a", 0): 1, ("b", 0): 1}, has_got_on=True)
+    assert says() == TaskReport(2, 2, 0, 24, {("a", 0): 1, ("b", 0): 1}, has_got_on=True)
 
 
 def test_a_step_that_waits_for_the_copy_of_a_table_is_at_work(bank: SteppingStore) -> None:
     """All that is published is read. Whoever reads it again has to wait as well."""
-    told: list[Told] = []
+    sent: list[TaskReport] = []
     steps = Steps(
-        bank, line=SimpleNamespace(tell=told.append, is_over=lambda: False, at_work_on=lambda _: nullcontext())
+        bank, line=SimpleNamespace(send_report=sent.append, is_over=lambda: False, at_work_on=lambda _: nullcontext())
     )
     steps.committed(24, uncopied=("b",), a=0)
     steps.run.report(time.monotonic() + ALIVE_S)
-    assert told == [Told(has_got_on=True)]
+    assert sent == [TaskReport(has_got_on=True)]
 
 
 def test_the_driver_hears_that_a_step_is_written(bank: SteppingStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Told] = []
+    sent: list[TaskReport] = []
     monkeypatch.setattr("jobs.executor.reports.ALIVE_S", 0.0)
-    steps = Steps(bank, window_bytes=SMALL, line=SimpleNamespace(tell=told.append, at_work_on=lambda _: nullcontext()))
+    steps = Steps(bank, window_bytes=SMALL, line=SimpleNamespace(send_report=sent.append, at_work_on=lambda _: nullcontext()))
     steps.read("a", (1, 10, 16))
     steps.read("b", (1, -10, 16))
     steps.committed(24, a=1, b=1)
-    assert told == [Told(has_got_on=True)] * 2
+    assert sent == [TaskReport(has_got_on=True)] * 2
 
 
 def test_no_step_is_made_on_a_store_that_was_put_back(bank: SteppingStore) -> None:

@@ -86,11 +86,11 @@ def test_what_was_elsewhere_is_deleted_and_says_nothing_of_what_differs_in_the_s
 
 def test_what_was_told_before_a_state_is_built_is_stored_though_it_is_heard_of_later() -> None:
     progress = SinkProgress({AT: 1}, {})
-    progress.tell({AT: 2})
-    progress.tell({AT: 3})
+    progress.send({AT: 2})
+    progress.send({AT: 3})
     progress.hear(1)
     assert progress.offsets == {AT: 2}
-    progress.tell({AT: 4})
+    progress.send({AT: 4})
     progress.hear(2)
     assert progress.offsets == {AT: 4}
 
@@ -145,8 +145,8 @@ def test_a_shard_goes_on_after_its_sink_did_not_answer_and_says_so_meanwhile(tmp
     attempts = Attempts(Unavailable("it is down"), Unavailable("it is still down"))
     with listening(is_shared=True) as driver, DriverLine(driver.path) as line:
         keep_view(task_of(tmp_path), {AT: 2}, ON, line, Result(), attempts)
-        until(lambda: driver.told.failure is not None and driver.told.failure.message == "it is still down")
-        assert driver.told.shard == 1
+        until(lambda: driver.heard.failure is not None and driver.heard.failure.message == "it is still down")
+        assert driver.heard.shard == 1
         assert attempts.number == 3
 
 
@@ -155,9 +155,9 @@ def test_a_shard_tells_what_it_ends_with_before_others_have_ended(error: Lockste
     with listening(is_shared=True) as driver, DriverLine(driver.path) as line:
         with pytest.raises(type(error)):
             keep_view(task_of(tmp_path), {}, ON, line, Result(), Attempts(error))
-        until(lambda: driver.told.failure is not None)
-        assert driver.told.failure is not None
-        assert driver.told.failure.error().message == error.message
+        until(lambda: driver.heard.failure is not None)
+        assert driver.heard.failure is not None
+        assert driver.heard.failure.error().message == error.message
 
 
 @pytest.mark.parametrize("is_shard", [True, False])

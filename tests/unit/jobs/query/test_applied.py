@@ -10,7 +10,7 @@ import pytest
 from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavailable
 from cdc.model.event import Position
 from cdc.protocol.control_records import ProgressRecord
-from jobs.executor.driver_line import Told
+from jobs.executor.driver_line import TaskReport
 from jobs.executor.result import Failure, RejectedEvent, Result
 from jobs.executor.task_input import StepsInput, Task, ViewInput
 from jobs.generations.lease import GenerationLease
@@ -105,14 +105,14 @@ def test_a_task_that_is_behind_and_says_only_that_it_lives_does_not_pass_for_one
     keeper.learn([ProgressRecord(200, 200, {"a": (5,)})])
     hearing = Hearing(keeper, shards=0)
     hearing.state.under_way = (1, 0.0)
-    hearing.hear(Told())
+    hearing.hear(TaskReport())
     assert hearing.state.heard_at == 0
     assert hearing.state.is_overdue(1_000, reported_at_s=0)
-    hearing.hear(Told(has_got_on=True))
+    hearing.hear(TaskReport(has_got_on=True))
     assert hearing.state.heard_at > 0, "a step may be of very much"
     hearing.state.heard_at = 0
     keeper.batch_applied({P0: 5}, rejected=0)
-    hearing.hear(Told())
+    hearing.hear(TaskReport())
     assert hearing.state.heard_at > 0
 
 
@@ -143,10 +143,10 @@ def test_a_view_gets_on_with_the_last_of_its_shards_and_all_is_stored_at_once() 
     keeper: Any = SimpleNamespace(is_behind=False, batch_applied=store, shards=[{P0: 1}, {P0: 1}])
     hearing = Hearing(keeper)
     known = hearing.shards
-    assert not hearing.hear(Told(next_offsets={P0: 5}, shard=0))
+    assert not hearing.hear(TaskReport(next_offsets={P0: 5}, shard=0))
     assert (known.stored(0), done) == ({P0: 1}, [])
     is_down = False
-    assert hearing.hear(Told(next_offsets={P0: 4}, shard=1))
+    assert hearing.hear(TaskReport(next_offsets={P0: 4}, shard=1))
     assert done == [({P0: 4}, [{P0: 5}, {P0: 4}])]
     assert (known.stored(0), known.stored(1)) == ({P0: 5}, {P0: 4})
     # A batch of which one shard couldn't begin says nothing new of the view.
@@ -174,7 +174,7 @@ def no_such_topic() -> None:
 def test_what_one_shard_fails_with_is_known_at_once(error: LockstepError, ending: str | None) -> None:
     """Its batch may go on for an hour: another shard is being built."""
     hearing = Hearing(keeper_of(generations_of(MemoryStore()), log_of("a")), check_topics=no_such_topic)
-    assert hearing.hear(Told(failure=Failure.of(error), shard=1))
+    assert hearing.hear(TaskReport(failure=Failure.of(error), shard=1))
     failure = hearing.state.failure
     if ending is None:
         assert (failure, hearing.reports) == (None, [SinkWaiting("cache", "it is down", 4.0)])
@@ -189,14 +189,14 @@ def test_what_one_shard_rejects_is_kept_before_it_is_told_to_be(error: LockstepE
     void = ("shop.views.v", b'{"id":2}')
     generations, letters = generations_of(MemoryStore()), Letters(error)
     hearing = Hearing(keeper_of(generations, log_of("a")), letters=letters)
-    assert hearing.hear(Told(rejected=[event], resolved=[void], shard=1)) is (error is None)
+    assert hearing.hear(TaskReport(rejected=[event], resolved=[void], shard=1)) is (error is None)
     if error is not None:
         ends = not isinstance(error, Unavailable) or isinstance(error, DataLost)
         assert (hearing.state.failure, letters.kept) == (error if ends else None, [])
         return
     assert letters.kept == [([event], [void])]
     for _ in range(2):
-        assert hearing.hear(Told(next_offsets={P0: 5}, shard=1))
+        assert hearing.hear(TaskReport(next_offsets={P0: 5}, shard=1))
     stored = generations.load_progress()
     assert stored is not None
     counts = [report.rejected for report in hearing.reports if isinstance(report, StatusReport)]
@@ -212,12 +212,12 @@ def test_a_store_that_was_put_back_gets_no_word_of_what_its_shards_had_reached()
     generations = generations_of(store)
     hearing = Hearing(keeper_of(generations, log_of("a")))
     for shard in (0, 1):
-        assert hearing.hear(Told(next_offsets={P0: 8}, shard=shard))
+        assert hearing.hear(TaskReport(next_offsets={P0: 8}, shard=shard))
     as_of_8 = generations.load_progress()
     for shard in (0, 1):
-        assert hearing.hear(Told(next_offsets={P0: 10}, shard=shard))
+        assert hearing.hear(TaskReport(next_offsets={P0: 10}, shard=shard))
     store.generation(1).progress = as_of_8
-    assert not hearing.hear(Told(next_offsets={P0: 20}, shard=0))
+    assert not hearing.hear(TaskReport(next_offsets={P0: 20}, shard=0))
     assert isinstance(hearing.state.failure, DataLost)
     assert store.records == {}
     stored = generations.load_progress()

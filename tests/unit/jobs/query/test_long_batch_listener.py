@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from cdc.model.event import Position
-from jobs.executor.driver_line import END, GO_ON, GO_ON_S, SILENT_S, DriverLine, Told
+from jobs.executor.driver_line import END, GO_ON, GO_ON_S, SILENT_S, DriverLine, TaskReport
 from jobs.executor.log_reader import IDLE_WAIT_S
 from jobs.executor.result import Failure, RejectedEvent
 from jobs.generations.batch_gate import BatchGate
@@ -36,7 +36,7 @@ class Driver:
         self.gate = BatchGate()
         self.ended = threading.Event()
         self.arrived = threading.Condition()
-        self.told = Told()
+        self.heard = TaskReport()
         self.stores = True
         self.is_behind = False
         self.long_batches = LongBatches(self.gate, self.add, is_behind=lambda _: self.is_behind, is_shared=is_shared)
@@ -45,15 +45,15 @@ class Driver:
     def path(self) -> str:
         return self.long_batches.path
 
-    def add(self, told: Told) -> bool:
+    def add(self, report: TaskReport) -> bool:
         with self.arrived:
-            self.told.add_json(told.to_json())
+            self.heard.add_json(report.to_json())
             self.arrived.notify_all()
             return self.stores
 
     def wait_for_rows(self, rows: int) -> None:
         with self.arrived:
-            assert self.arrived.wait_for(lambda: self.told.rows >= rows, 30)
+            assert self.arrived.wait_for(lambda: self.heard.rows >= rows, 30)
 
 
 @contextmanager
@@ -83,11 +83,11 @@ def test_rejections_that_were_not_kept_do_not_count_as_kept_once_something_else_
     refused = RejectedEvent(Position("v", 0, 0), b'{"id":2}', None, "2", "too large")
     with listening(is_shared=True) as driver, DriverLine(driver.path) as line:
         driver.stores = False
-        line.tell(Told(1, rejected=[refused], shard=1))
+        line.send_report(TaskReport(1, rejected=[refused], shard=1))
         driver.wait_for_rows(1)
         driver.stores = True
         for rows in (2, 3):  # by the second one, the first is answered
-            line.tell(Told(1))
+            line.send_report(TaskReport(1))
             driver.wait_for_rows(rows)
         assert not line.is_over()
         assert line.take_stored() == 0
@@ -95,23 +95,23 @@ def test_rejections_that_were_not_kept_do_not_count_as_kept_once_something_else_
 
 def test_what_a_task_tells_adds_up() -> None:
     with listening() as driver, DriverLine(driver.path) as line:
-        line.tell(Told(2, 1, 1, 30, {P0: 5}))
-        line.tell(Told(1, 1, 0, 20, {P0: 6, P1: 1}))
+        line.send_report(TaskReport(2, 1, 1, 30, {P0: 5}))
+        line.send_report(TaskReport(1, 1, 0, 20, {P0: 6, P1: 1}))
         driver.wait_for_rows(3)
-        assert driver.told == Told(3, 2, 1, 30, {P0: 6, P1: 1})
+        assert driver.heard == TaskReport(3, 2, 1, 30, {P0: 6, P1: 1})
         assert not line.is_over()
 
 
 def test_a_task_hears_how_much_of_what_it_told_is_stored() -> None:
     with listening() as driver, DriverLine(driver.path) as line:
         driver.stores = False
-        line.tell(Told(rows=1))
+        line.send_report(TaskReport(rows=1))
         driver.wait_for_rows(1)
         driver.stores = True
         assert not line.is_over()
         assert line.take_stored() == 0
-        line.tell(Told(rows=1))
-        line.tell(Told(rows=1))
+        line.send_report(TaskReport(rows=1))
+        line.send_report(TaskReport(rows=1))
         stored = 0
 
         def are_all_stored() -> bool:
@@ -126,24 +126,24 @@ def test_a_task_hears_how_much_of_what_it_told_is_stored() -> None:
 def test_what_is_told_soon_after_something_was_stored_waits_and_the_batch_ends_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("jobs.query.long_batch_listener.TELL_S", 1e9)
+    monkeypatch.setattr("jobs.query.long_batch_listener.REPORT_S", 1e9)
     monkeypatch.setattr("jobs.query.long_batch_listener.SLOWEST_S", 1e9)
     with listening() as driver, DriverLine(driver.path) as line:
-        line.tell(Told(1, next_offsets={P0: 5}))
+        line.send_report(TaskReport(1, next_offsets={P0: 5}))
         driver.wait_for_rows(1)
-        line.tell(Told(1, next_offsets={P0: 6}))
+        line.send_report(TaskReport(1, next_offsets={P0: 6}))
         driver.gate.close(0)
         wait_until_over(line)
-        assert driver.told.next_offsets == {P0: 5}
+        assert driver.heard.next_offsets == {P0: 5}
 
 
 def test_what_a_shard_tells_is_stored_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may wait for that."""
-    monkeypatch.setattr("jobs.query.long_batch_listener.TELL_S", 1e9)
+    monkeypatch.setattr("jobs.query.long_batch_listener.REPORT_S", 1e9)
     monkeypatch.setattr("jobs.query.long_batch_listener.SLOWEST_S", 1e9)
     with listening() as driver, DriverLine(driver.path) as line:
         for rows in (1, 2):
-            line.tell(Told(1, next_offsets={P0: rows}, shard=0))
+            line.send_report(TaskReport(1, next_offsets={P0: rows}, shard=0))
             driver.wait_for_rows(rows)
 
 
@@ -152,12 +152,12 @@ def test_a_shard_waits_until_what_it_has_rejected_is_kept_also_where_its_batch_i
     deleted = replace(event, value=None, is_in_log=True)
     with listening() as driver, DriverLine(driver.path) as line:
         driver.gate.close(0)
-        line.tell(Told(rejected=[event, deleted], resolved=[("v", b'{"id":2}')], shard=1))
+        line.send_report(TaskReport(rejected=[event, deleted], resolved=[("v", b'{"id":2}')], shard=1))
         line.wait_stored(1, 300)
         assert line.take_stored() == 1
-        assert (driver.told.rejected, driver.told.resolved) == ([event, deleted], [("v", b'{"id":2}')])
+        assert (driver.heard.rejected, driver.heard.resolved) == ([event, deleted], [("v", b'{"id":2}')])
         driver.stores = False
-        line.tell(Told(rejected=[event], shard=1))
+        line.send_report(TaskReport(rejected=[event], shard=1))
         line.wait_stored(1, 0.1)
         assert line.take_stored() == 0
     line.wait_stored(1, 300)  # nobody is there any more
@@ -167,7 +167,7 @@ def test_a_shard_waits_until_what_it_has_rejected_is_kept_also_where_its_batch_i
 def test_somebody_at_the_gate_is_noticed_though_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobs.query.long_batch_listener.GO_ON_S", 1e6)
     with listening() as driver, DriverLine(driver.path) as line:
-        line.tell(Told(rows=1))
+        line.send_report(TaskReport(rows=1))
         driver.wait_for_rows(1)
         driver.gate.close(0)
         wait_until_over(line)
@@ -179,7 +179,7 @@ def test_a_task_that_reaches_nothing_of_what_is_published_is_ended(monkeypatch: 
     with listening() as driver:
         driver.is_behind = True
         with DriverLine(driver.path) as line:
-            line.tell(Told())  # it lives, and that is all
+            line.send_report(TaskReport())  # it lives, and that is all
             wait_until_over(line)
 
 
@@ -192,21 +192,21 @@ def test_a_task_that_reads_much_before_it_applies_anything_is_not_ended(monkeypa
         with DriverLine(driver.path) as line:
             for _ in range(9):
                 now += 10.0
-                driver.told.has_got_on = False
-                line.tell(Told(has_got_on=True))
-                until(lambda: driver.told.has_got_on)
+                driver.heard.has_got_on = False
+                line.send_report(TaskReport(has_got_on=True))
+                until(lambda: driver.heard.has_got_on)
                 assert not line.is_over()
             now += 10.0
-            line.tell(Told())
+            line.send_report(TaskReport())
             now += 10.0
             wait_until_over(line)
 
 
 def test_tasks_of_one_batch_end_with_the_first_of_them() -> None:
     with listening(is_shared=True) as driver, DriverLine(driver.path) as other:
-        other.tell(Told(rows=1))
+        other.send_report(TaskReport(rows=1))
         with DriverLine(driver.path) as line:
-            line.tell(Told(rows=1))
+            line.send_report(TaskReport(rows=1))
             driver.wait_for_rows(2)
             assert not other.is_over()
         wait_until_over(other)
@@ -214,7 +214,7 @@ def test_tasks_of_one_batch_end_with_the_first_of_them() -> None:
             wait_until_over(late)
         driver.long_batches.begin()
         with DriverLine(driver.path) as line:
-            line.tell(Told(rows=1))
+            line.send_report(TaskReport(rows=1))
             driver.wait_for_rows(3)
             assert not line.is_over()
 
@@ -222,15 +222,15 @@ def test_tasks_of_one_batch_end_with_the_first_of_them() -> None:
 def test_a_state_that_is_being_built_is_not_begun_anew_for_another_task() -> None:
     building = ViewFigures(0, 0, 0, Counters(), Building(1, Doing.READING, 1, 2, 1.0))
     with listening(is_shared=True) as driver, DriverLine(driver.path) as line:
-        line.tell(Told(rows=1, view=building, shard=0))
+        line.send_report(TaskReport(rows=1, view=building, shard=0))
         driver.wait_for_rows(1)
         with DriverLine(driver.path) as other:
-            other.tell(Told(rows=1, shard=1))
+            other.send_report(TaskReport(rows=1, shard=1))
             driver.wait_for_rows(2)
         with DriverLine(driver.path) as late:  # so the one before has hung up
             wait_until_over(late)
         assert not line.is_over()
-        line.tell(Told(rows=1, view=ViewFigures(8, 0, 0, Counters()), shard=0))
+        line.send_report(TaskReport(rows=1, view=ViewFigures(8, 0, 0, Counters()), shard=0))
         wait_until_over(line)
 
 
@@ -239,26 +239,26 @@ def test_a_task_at_a_standstill_goes_on_while_another_one_builds(monkeypatch: py
     monkeypatch.setattr("jobs.query.long_batch_listener.STANDSTILL_S", 0.0)
     building = ViewFigures(0, 0, 0, Counters(), Building(1, Doing.READING, 1, 2, 1.0))
     with listening(is_shared=True) as driver, DriverLine(driver.path) as builds, DriverLine(driver.path) as other:
-        builds.tell(Told(rows=1, view=building, shard=0))
+        builds.send_report(TaskReport(rows=1, view=building, shard=0))
         driver.wait_for_rows(1)
-        other.tell(Told(rows=1, shard=1))
+        other.send_report(TaskReport(rows=1, shard=1))
         driver.wait_for_rows(2)
         driver.is_behind = True
         for rows in (3, 4):
-            other.tell(Told(rows=1, shard=1))
+            other.send_report(TaskReport(rows=1, shard=1))
             driver.wait_for_rows(rows)
         assert not other.is_over()
-        builds.tell(Told(rows=1, view=ViewFigures(8, 0, 0, Counters()), shard=0))
+        builds.send_report(TaskReport(rows=1, view=ViewFigures(8, 0, 0, Counters()), shard=0))
         wait_until_over(other)
 
 
 def test_a_task_waits_for_its_next_attempt_no_longer_than_its_batch_lasts() -> None:
     with listening() as driver, DriverLine(driver.path) as line:
         assert not line.is_over_within(0.0)
-        line.tell(Told(rows=1, failure=Failure("Unavailable", "it is down", retry_after_s=2.0)))
+        line.send_report(TaskReport(rows=1, failure=Failure("Unavailable", "it is down", retry_after_s=2.0)))
         driver.wait_for_rows(1)
-        assert driver.told.failure == Failure("Unavailable", "it is down", retry_after_s=2.0)
-        assert driver.told.is_at_work
+        assert driver.heard.failure == Failure("Unavailable", "it is down", retry_after_s=2.0)
+        assert driver.heard.is_at_work
         driver.gate.close(0)
         assert line.is_over_within(1e6)
 
@@ -266,16 +266,16 @@ def test_a_task_waits_for_its_next_attempt_no_longer_than_its_batch_lasts() -> N
 def test_without_a_driver_every_batch_is_over() -> None:
     with listening() as driver:
         line = DriverLine(driver.path)
-        line.tell(Told(rows=1))
+        line.send_report(TaskReport(rows=1))
         driver.wait_for_rows(1)
     wait_until_over(line)
-    line.tell(Told(rows=1))
-    line.tell(Told(rows=1))  # the first one may have gone nowhere without an error
+    line.send_report(TaskReport(rows=1))
+    line.send_report(TaskReport(rows=1))  # the first one may have gone nowhere without an error
     assert line.is_over()
     line.close()
     with DriverLine(driver.path) as late:
         assert late.is_over()
-        late.tell(Told(rows=1))
+        late.send_report(TaskReport(rows=1))
     assert not Path(driver.path).parent.exists()
 
 
@@ -319,8 +319,8 @@ def test_the_driver_hears_of_what_was_read_once_the_work_on_it_takes_long() -> N
     """The task may hang in it. It isn't one of those that the driver answers."""
     with listening() as driver, DriverLine(driver.path) as line:
         with line.at_work_on({P0: 7}):
-            until(lambda: driver.told.read == {P0: 7})
-            assert not driver.told.is_at_work, "nothing has got on"
-        line.tell(Told(rows=1))
+            until(lambda: driver.heard.read == {P0: 7})
+            assert not driver.heard.is_at_work, "nothing has got on"
+        line.send_report(TaskReport(rows=1))
         driver.wait_for_rows(1)
         until(lambda: not line.is_over() and line.take_stored() == 1)
