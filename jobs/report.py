@@ -59,6 +59,8 @@ class StatusReport(_OfGeneration):
     rejected: int
     duration_ms: int
     watermark_lsn: int
+    commit_time_ms: int
+    """Of the watermark, in milliseconds since 1970; 0 if unknown."""
 
     @property
     def message(self) -> Message:

@@ -94,6 +94,7 @@ class Applied:
                 rejected=rejected,
                 duration_ms=round((self.part_began_s - began_s) * 1000),
                 watermark_lsn=progress.watermark_lsn,
+                commit_time_ms=progress.commit_time_ms,
             )
         )
 

@@ -45,11 +45,9 @@ def measured(report: Reporter, meters: Meters) -> Reporter:
                 meters.add("lockstep_sink_rows_stale_total", event.stale, labels)
                 meters.add("lockstep_sink_rows_rejected_total", event.rejected, labels)
                 meters.observe("lockstep_sink_batch_seconds", event.duration_ms / 1000, labels)
-                meters.set("lockstep_sink_watermark_lsn", event.watermark_lsn, labels)
+                _set_watermark(meters, event)
             case WatermarkRaised():
-                labels = _labels(event.sink, event.generation)
-                meters.set("lockstep_sink_watermark_lsn", event.watermark_lsn, labels)
-                meters.set("lockstep_sink_watermark_timestamp_seconds", event.commit_time_ms / 1000, labels)
+                _set_watermark(meters, event)
             case ViewReport():
                 _count_view(meters, event)
             case CountedReport():
@@ -70,6 +68,13 @@ def measured(report: Reporter, meters: Meters) -> Reporter:
 
 def _labels(sink: str, generation: int) -> dict[str, str]:
     return {"sink": sink, "generation": str(generation)}
+
+
+def _set_watermark(meters: Meters, event: StatusReport | WatermarkRaised) -> None:
+    labels = _labels(event.sink, event.generation)
+    meters.set("lockstep_sink_watermark_lsn", event.watermark_lsn, labels)
+    if event.commit_time_ms:
+        meters.set("lockstep_sink_watermark_timestamp_seconds", event.commit_time_ms / 1000, labels)
 
 
 def _count_view(meters: Meters, view: ViewReport) -> None:

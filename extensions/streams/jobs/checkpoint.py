@@ -35,7 +35,7 @@ def parse_planned(text: str, *, sources: int) -> PlannedBatch:
     if len(lines) != 2 + sources or lines[0] != _VERSION:
         raise LockstepError(
             "the checkpoint's offsets have a form that this version doesn't know",
-            hint="delete the checkpoint directory: the log is read again, and rows applied already are skipped by tag",
+            hint="`lockstep streams rebuild QUERY` builds its result again from what the topics hold",
         )
     ends = {
         (topic, int(partition)): offset

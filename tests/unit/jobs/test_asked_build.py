@@ -134,7 +134,7 @@ def test_what_the_job_reports_reaches_who_asked_for_it_and_its_end_does(store: M
     job.report(SinkWaiting("cache", "Kafka is silent", 1.0))
     _until(lambda: SinkWaiting("cache", "Kafka is silent", 0.01) in reports)
     for number, rows in enumerate((30, 12)):
-        job.report(StatusReport("cache", _BUILT, number, rows, rows, 0, 0, 5, 7))
+        job.report(StatusReport("cache", _BUILT, number, rows, rows, 0, 0, 5, 7, 0))
     _until(lambda: sum(report.rows for report in reports if isinstance(report, StatusReport)) == 42)
     job.ended.set()
     assert _ended(asking) is None

@@ -277,7 +277,9 @@ def test_a_step_that_waits_for_the_copy_of_a_table_is_at_work(bank: SteppingStor
 def test_the_driver_hears_that_a_step_is_written(bank: SteppingStore, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[TaskReport] = []
     monkeypatch.setattr("jobs.executor.reports.ALIVE_S", 0.0)
-    steps = Steps(bank, window_bytes=SMALL, line=SimpleNamespace(send_report=sent.append, at_work_on=lambda _: nullcontext()))
+    steps = Steps(
+        bank, window_bytes=SMALL, line=SimpleNamespace(send_report=sent.append, at_work_on=lambda _: nullcontext())
+    )
     steps.read("a", (1, 10, 16))
     steps.read("b", (1, -10, 16))
     steps.committed(24, a=1, b=1)

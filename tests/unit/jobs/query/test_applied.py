@@ -116,6 +116,16 @@ def test_a_task_that_is_behind_and_says_only_that_it_lives_does_not_pass_for_one
     assert hearing.state.heard_at > 0
 
 
+def test_a_batch_that_raises_the_watermark_reports_its_commit_time() -> None:
+    keeper = keeper_of(generations_of(MemoryStore()), log_of("a"))
+    keeper.learn([ProgressRecord(200, 300, {"a": (5,)})])
+    hearing = Hearing(keeper, shards=0)
+    hearing.hear(TaskReport(rows=1, next_offsets={P0: 5}))
+    (report,) = hearing.reports
+    assert isinstance(report, StatusReport)
+    assert (report.watermark_lsn, report.commit_time_ms) == (200, 300)
+
+
 @pytest.mark.parametrize("is_consistent", [True, False])
 def test_only_the_offsets_of_steps_must_be_with_the_rows(is_consistent: bool) -> None:
     stored: list[Any] = []
@@ -138,7 +148,7 @@ def test_a_view_gets_on_with_the_last_of_its_shards_and_all_is_stored_at_once() 
         if is_down:
             raise Unavailable("it is down")
         done.append((ends, shards))
-        return SimpleNamespace(rejected=0, watermark_lsn=0)
+        return SimpleNamespace(rejected=0, watermark_lsn=0, commit_time_ms=0)
 
     keeper: Any = SimpleNamespace(is_behind=False, batch_applied=store, shards=[{P0: 1}, {P0: 1}])
     hearing = Hearing(keeper)

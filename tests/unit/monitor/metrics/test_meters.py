@@ -53,9 +53,9 @@ def test_the_jobs_reports_become_figures(address: str) -> None:
         counted = of_sinks.measured(told.append, opened)
         reports = [
             SinkStarted("search", 2),
-            StatusReport("search", 2, 7, 10, 8, 1, 1, 1500, 4096),
-            StatusReport("search", 2, 8, 5, 5, 0, 0, 20, 8192),
-            WatermarkRaised("search", 2, 9000, 1_700_000_001_500),
+            WatermarkRaised("search", 2, 3000, 1_700_000_001_000),
+            StatusReport("search", 2, 7, 10, 8, 1, 1, 1500, 4096, 0),
+            StatusReport("search", 2, 8, 5, 5, 0, 0, 20, 9000, 1_700_000_001_500),
             SinkWaiting("search", "away", 1.0),
         ]
         for one in reports:
