@@ -30,7 +30,7 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 87_200,
+    "lines of the core": 87_191,
     "lines of extensions": 14_201,
     "lines of stack and bench": 9_059,
     "lines of tests": 94_195,

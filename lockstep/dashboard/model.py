@@ -1,7 +1,7 @@
 """The documents of the dashboard's API.
 
-Times are milliseconds since 1970. LSNs are text, as PostgreSQL writes them. Rates are by second, over the last seconds.
-What nobody knows is null, never 0.
+Times are milliseconds since 1970. LSNs are text, as PostgreSQL writes them. Rates are per second, over the last few
+seconds. Unknown figures are null, never 0.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ class Document(BaseModel):
 
 
 class Refusal(Document):
-    """Why something wasn't answered or done, and what to do about it."""
+    """Why a request was refused, and what to do about it."""
 
     message: str
 
@@ -25,11 +25,10 @@ class Refusal(Document):
 
 
 class SourceState(Document):
-    """The source's server and the slot. ``wal_status`` is PostgreSQL's word for the slot, null where there is none.
+    """The source's server and the slot. ``wal_status`` is PostgreSQL's word for the slot, null without one.
 
-    What commits before ``confirmed_lsn`` is in Kafka: the slot needn't keep it. ``safe_wal_bytes`` can be written
-    before the slot may be lost, null where the server sets no limit. At the rate of now that takes
-    ``minutes_until_full``.
+    Everything that committed before ``confirmed_lsn`` is in Kafka. The slot may be lost after ``safe_wal_bytes`` more
+    WAL, at the current rate in ``minutes_until_full``; both are null if the server sets no limit.
     """
 
     server: str
@@ -45,7 +44,7 @@ class SourceState(Document):
 
 
 class StageDocument(Document):
-    """A stage of the lag report: ``state`` is one of its words, ``next_step`` what to do where it isn't well."""
+    """A stage of the lag report: ``state`` is one of the report's words, ``next_step`` what to do if it isn't well."""
 
     state: str
     since_ms: int | None = None
@@ -58,16 +57,14 @@ class StageDocument(Document):
 
 
 class CaptureState(StageDocument):
-    """What capture has published, the stage ``in Kafka``; ``state`` is also of what it receives.
-
-    At low load it commits every ``commit_interval_ms``.
-    """
+    """What capture has published: the stage ``in Kafka``. ``state`` covers what it receives, too. At low load capture
+    commits every ``commit_interval_ms``."""
 
     commit_interval_ms: int | None = None
 
 
 class ViewBuilding(Document):
-    """How far the building of a view's state is: ``done`` of ``total`` events or rows of what it is ``doing``."""
+    """Progress of building a view's state: ``done`` of ``total`` events or rows of the step named by ``doing``."""
 
     doing: str
     done: int
@@ -77,7 +74,7 @@ class ViewBuilding(Document):
 
 
 class ViewState(Document):
-    """What a view holds. A changed row of its tables changes ``amplification`` rows of its result, on average."""
+    """A view's figures. On average, one changed row of its tables changes ``amplification`` rows of its result."""
 
     rows: int
     state_rows: int
@@ -91,7 +88,7 @@ class ViewState(Document):
 
 
 class StageFigures(Document):
-    """How far a stage beside the applied one is."""
+    """The position of a stage other than the applied one."""
 
     state: str
     lsn: str | None = None
@@ -101,10 +98,10 @@ class StageFigures(Document):
 
 
 class SinkState(StageDocument):
-    """A generation of a sink. Readers see the one that is ``live``. Of a view, ``view`` is what its job told last.
+    """A generation of a sink; readers see the ``live`` one. The figures are those of the applied rows.
 
-    Its figures are those of what is applied. ``read`` is what its job has read of Kafka, ``visible`` what queries find:
-    null where they find at once what is applied. ``state`` is also of these.
+    ``read`` is what the job has read from Kafka. ``visible`` is what queries find; null if they find applied rows at
+    once. ``state`` covers both, too. ``view`` is the last report of a view's job.
     """
 
     name: str
@@ -119,7 +116,7 @@ class SinkState(StageDocument):
 
 
 class PanelRow(Document):
-    """A line of a panel. Its figures are in the order of the panel's columns."""
+    """A line of a panel, its figures in the order of the panel's columns."""
 
     name: str
     state: str
@@ -127,7 +124,7 @@ class PanelRow(Document):
 
 
 class Panel(Document):
-    """What an extension runs. Figures of the columns in ``times`` are milliseconds since 1970."""
+    """What an extension runs. Columns listed in ``times`` are milliseconds since 1970."""
 
     name: str
     title: str
@@ -138,17 +135,15 @@ class Panel(Document):
 
 
 class TopicsState(Document):
-    """The topics of all captured tables together; ``events_per_s`` counts records, markers of transactions included.
-
-    ``count`` isn't known while nobody could say which tables patterns take in.
-    """
+    """The topics of all captured tables together. ``events_per_s`` counts records and transaction markers. ``count`` is
+    null while the tables that patterns match are unknown."""
 
     count: int | None
     events_per_s: float | None = None
 
 
 class Problem(Document):
-    """Something that isn't well, and what to do about it."""
+    """A problem, and what to do about it."""
 
     where: str
     state: str
@@ -158,10 +153,8 @@ class Problem(Document):
 
 
 class PipelineState(Document):
-    """All that the first screen shows. It is sent again with each sample. ``open_alerts`` are those before it.
-
-    ``other_rejections`` counts the rows with an open rejection of what extensions write to.
-    """
+    """The first screen, sent again with each sample. ``open_alerts`` counts the alerts that were open before it.
+    ``other_rejections`` counts rows with an open rejection in the stores that extensions write to."""
 
     pipeline: str
     version: str
@@ -176,11 +169,11 @@ class PipelineState(Document):
     open_alerts: int
 
 
-# What is asked for by one screen.
+# Documents of single screens.
 
 
 class Finding(Document):
-    """One of doctor's. ``sql`` is what mends it, where SQL does."""
+    """A finding of doctor. ``sql`` mends it, if SQL can."""
 
     severity: str
     subject: str
@@ -189,14 +182,14 @@ class Finding(Document):
 
 
 class Findings(Document):
-    """What doctor found at ``checked_ms``."""
+    """The findings of doctor at ``checked_ms``."""
 
     checked_ms: int
     findings: tuple[Finding, ...]
 
 
 class TableState(Document):
-    """A captured table and its topic. ``schema_id`` counts the shapes that the log knows of it."""
+    """A captured table and its topic. ``schema_id`` numbers the table's shapes in the log."""
 
     table: str
     topic: str
@@ -214,7 +207,7 @@ class Tables(Document):
 
 
 class SchemaVersion(Document):
-    """A shape that a table had from an LSN on. ``change`` says what is different from the one before."""
+    """A shape that a table had from ``lsn`` on. ``change`` says how it differs from the shape before."""
 
     schema_id: int
     lsn: str
@@ -239,7 +232,7 @@ class GenerationState(Document):
 
 
 class SinkDetail(Document):
-    """A sink with its last hour: pairs of a time (seconds since 1970) and the seconds that it was behind."""
+    """A sink, with its lag over the last hour: pairs of a time (seconds since 1970) and seconds behind."""
 
     name: str
     lag: tuple[tuple[int, float | None], ...]
@@ -278,7 +271,7 @@ class Copies(Document):
 
 
 class SourceRow(Document):
-    """The row as it is at the source, null where there is none; ``lsn`` is where the WAL ended when it was read."""
+    """The row at the source, null if there is none. ``lsn`` is the end of the WAL at the time of reading."""
 
     row: dict[str, Any] | None = None
     lsn: str | None = None
@@ -295,7 +288,7 @@ class KeyEvent(Document):
 
 
 class SinkRow(Document):
-    """What a generation of a sink holds under a key."""
+    """The row of one key in a generation of a sink."""
 
     sink: str
     state: str
@@ -304,7 +297,7 @@ class SinkRow(Document):
 
 
 class FollowedKey(Document):
-    """What became of one row. ``verdict`` is a sentence that says what is wrong and why."""
+    """One row at the source, on its topic and in every sink. ``verdict`` says what is wrong and why."""
 
     table: str
     key: str
@@ -336,16 +329,14 @@ class RejectionReason(Document):
 
 
 class Rejections(Document):
-    """The open rejections by their reasons, most first."""
+    """The open rejections by reason, the most frequent reason first."""
 
     reasons: tuple[RejectionReason, ...]
 
 
 class Verified(Document):
-    """The last comparison of a whole sink, whoever asked for it. It was last found equal ``verified_through`` there.
-
-    ``but_for`` is what that doesn't say, in words.
-    """
+    """The last comparison of a whole sink. The sink was last found equal up to ``verified_through``. ``but_for`` lists
+    in words what the comparison doesn't cover."""
 
     sink: str
     state: str
@@ -358,13 +349,13 @@ class Verified(Document):
 
 
 class Comparisons(Document):
-    """What each sink keeps of its last comparison."""
+    """The last comparison of each sink."""
 
     sinks: tuple[Verified, ...]
 
 
 class ToWaitFor(Document):
-    """``lsn`` is one from after the commit. Without ``sinks``, all are waited for."""
+    """``lsn`` is any LSN after the commit. Without ``sinks``, the request waits for all of them."""
 
     lsn: str = Field(max_length=20)
     sinks: tuple[str, ...] = Field(default=(), max_length=100)
@@ -372,7 +363,7 @@ class ToWaitFor(Document):
 
 
 class Waited(Document):
-    """``reached``: readers of all these sinks see it. ``late`` says why, by the name of each sink that they don't."""
+    """``reached``: readers of all these sinks see the commit. ``late`` has the reason for each other sink."""
 
     reached: bool
     lsn: str
@@ -389,7 +380,7 @@ class OpenCondition(Document):
 
 
 class LogEntry(Document):
-    """Something that happened: ``kind`` is state or alert."""
+    """A change in the past: ``kind`` is state or alert."""
 
     time_ms: int
     kind: str
@@ -397,14 +388,14 @@ class LogEntry(Document):
 
 
 class Alerts(Document):
-    """The open conditions, and what happened since the server started, newest first."""
+    """The open conditions, and the changes since the server started, newest first."""
 
     open: tuple[OpenCondition, ...]
     log: tuple[LogEntry, ...]
 
 
 class TailEvent(Document):
-    """An event as it came to its topic, without its row. ``time_ms`` is when it was published."""
+    """An event on its topic, without its row. ``time_ms`` is the time of publication."""
 
     table: str
     op: str
@@ -416,7 +407,7 @@ class TailEvent(Document):
 
 
 class Health(Document):
-    """Whether the pipeline is looked at, and every part of it goes on."""
+    """Whether the last look at the pipeline is fresh, and every part of it goes on."""
 
     ready: bool
     message: str

@@ -330,7 +330,7 @@ def _add_looks(
 
     @app.get("/metrics", response_class=Response, responses=_METRICS)
     async def metrics() -> Response:
-        """The last look for Prometheus; without a figure where it got no answer."""
+        """The last look for Prometheus. A figure is absent if its server didn't answer."""
         state, report = sampler.state, sampler.report
         gauges = Gauges(Part.DASHBOARD)
         if state is not None and report is not None:
@@ -343,7 +343,7 @@ def _add_looks(
 
     @app.get("/api/pipeline")
     async def pipeline() -> model.PipelineState:
-        """All that the first screen shows."""
+        """The first screen."""
         return questions.state()
 
     @app.get("/api/lag")
@@ -356,7 +356,7 @@ def _add_looks(
 
     @app.get("/api/events", response_class=StreamingResponse, responses=_EVENTS)
     async def events() -> Response:
-        """The document of `/api/pipeline`, at once and after each look. Each is whole: none has to be caught up on."""
+        """The document of `/api/pipeline`, at once and after each look. Each is whole, so a reader may miss some."""
         if streams.readers >= STREAMS_MAX:
             raise Unavailable(f"{STREAMS_MAX} pages look at the pipeline already")
         return StreamingResponse(streams.frames(), media_type="text/event-stream")
@@ -380,7 +380,7 @@ def health_of(state: model.PipelineState | None, at_ms: int) -> model.Health:
 def _add_wait(app: FastAPI, config: Config, waits: Waits) -> None:
     @app.post("/api/wait")
     async def wait(body: model.ToWaitFor) -> model.Waited:
-        """Answers when readers of the sinks see everything that was committed up to the LSN, or after the time."""
+        """Answers once readers of the sinks see everything committed up to the LSN, or when the time is over."""
         try:
             lsn = parse_lsn(body.lsn)
         except ValueError:
@@ -393,7 +393,7 @@ def _add_wait(app: FastAPI, config: Config, waits: Waits) -> None:
 def _add_answers(app: FastAPI, sampler: Sampler, questions: Questions, log: Log, watcher: Watcher) -> None:
     @app.get("/api/findings")
     def findings() -> model.Findings:
-        """What `lockstep doctor` finds, of half a minute ago at most."""
+        """The findings of `lockstep doctor`, at most half a minute old."""
         return questions.findings()
 
     @app.get("/api/tables")
@@ -420,7 +420,7 @@ def _add_answers(app: FastAPI, sampler: Sampler, questions: Questions, log: Log,
     def key(
         table: Annotated[str, Query(max_length=200)], key: Annotated[str, Query(min_length=1, max_length=2000)]
     ) -> model.FollowedKey:
-        """What became of one row. The answer has its values."""
+        """One row at the source, on its topic and in every sink. The answer has its values."""
         # Code that compares rows takes memory, and few ask.
         from lockstep.dashboard.follow_key import follow_key
 
@@ -438,7 +438,7 @@ def _add_answers(app: FastAPI, sampler: Sampler, questions: Questions, log: Log,
 
     @app.get("/api/alerts")
     async def alerts() -> model.Alerts:
-        """What isn't well, and what happened since the server started."""
+        """The open conditions, and the changes since the server started."""
         open_now = tuple(
             model.OpenCondition(
                 condition=one.name, where=one.subject, since_ms=one.since_ms, message=f"{one.sentence} {one.step}"
@@ -457,7 +457,7 @@ def _add_tail(app: FastAPI, tables: CapturedTables, questions: Questions, stream
         key: Annotated[str, Query(max_length=500)] = "",
         op: Annotated[str, Query(pattern="^[crudt]?$")] = "",
     ) -> Response:
-        """Events as they come, without their rows. What comes faster than it is read is left out.
+        """Events as they arrive, without their rows. A slow reader misses events.
 
         Where they can't come any more, the last one is `trouble`, and its document says why.
         """
@@ -520,7 +520,7 @@ def _add_views(app: FastAPI, config: Config, changes: ViewChanges) -> None:
     async def view_changes(
         name: str, request: Request, last_event_id: Annotated[str | None, Header(max_length=200)] = None
     ) -> Response:
-        """The rows of a view, then its changes, in whole transactions; every column of its key may be a filter.
+        """The rows of a view, then its changes, in whole transactions. Each column of its key may be a filter.
 
         `waiting` says why nothing comes yet, as before a generation of the view is live.
         `reset` says that all rows follow. Each is a `row`, and `synced` says as of which LSN they are. Then come
