@@ -76,7 +76,7 @@ class Receiver:
         self._thread.start()
 
     @property
-    def told(self) -> list[tuple[str, str]]:
+    def reported(self) -> list[tuple[str, str]]:
         return [(document["kind"], document["name"]) for document in self.documents]
 
     def end_connections(self) -> None:

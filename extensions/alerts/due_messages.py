@@ -52,23 +52,23 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A condition that holds, or that was reported and may be over. ``told`` is the reported severity; None: not yet
-    reported. ``seen_ms`` is when it was first seen, ``gone_ms`` since when it is gone.
+    """A condition that holds, or that was reported and may be over. ``reported`` is the reported severity, None if none
+    was. ``seen_ms`` is when it was first seen, ``gone_ms`` since when it is gone.
     """
 
     condition: Condition
     seen_ms: int
-    told: Severity | None = None
+    reported: Severity | None = None
     gone_ms: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        told = None if self.told is None else self.told.name.lower()
-        return {**self.condition.to_json(), "seen_ms": self.seen_ms, "told": told}
+        reported = None if self.reported is None else self.reported.name.lower()
+        return {**self.condition.to_json(), "seen_ms": self.seen_ms, "reported": reported}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Entry":
-        told = None if fields["told"] is None else Severity[fields["told"].upper()]
-        return cls(condition_from_json(fields), int(fields["seen_ms"]), told)
+        reported = None if fields["reported"] is None else Severity[fields["reported"].upper()]
+        return cls(condition_from_json(fields), int(fields["seen_ms"]), reported)
 
 
 def condition_from_json(fields: Mapping[str, Any]) -> Condition:
@@ -93,7 +93,7 @@ def take(
     following: dict[Key, Entry] = {}
     messages: list[Message] = []
 
-    def tell(kind: Kind, entry: Entry) -> None:
+    def report(kind: Kind, entry: Entry) -> None:
         messages.append(_message(kind, entry, pipeline=pipeline, now_ms=now_ms))
 
     found = {condition.key: condition for condition in findings.open}
@@ -105,21 +105,21 @@ def take(
         hold_s = max(OPEN_AFTER_S if condition.passes else 0.0, condition.hold_s)
         holds = now_ms - entry.seen_ms >= hold_s * 1000
         if holds:
-            if entry.told is None:
-                tell(Kind.OPENED, entry)
-            elif condition.severity > entry.told:
-                tell(Kind.WORSE, entry)
-            entry = replace(entry, told=max(condition.severity, entry.told or condition.severity))
+            if entry.reported is None:
+                report(Kind.OPENED, entry)
+            elif condition.severity > entry.reported:
+                report(Kind.WORSE, entry)
+            entry = replace(entry, reported=max(condition.severity, entry.reported or condition.severity))
         following[key] = entry
     for key, entry in book.items():
         if key in found:
             continue
         if findings.is_unknown(*key):
             following[key] = replace(entry, gone_ms=None)
-        elif entry.told is not None:
+        elif entry.reported is not None:
             gone_ms = now_ms if entry.gone_ms is None else entry.gone_ms
             if now_ms - gone_ms >= CLEAR_AFTER_S * 1000:
-                tell(Kind.CLEARED, entry)
+                report(Kind.CLEARED, entry)
             else:
                 following[key] = replace(entry, gone_ms=gone_ms)
     return following, messages
@@ -127,7 +127,7 @@ def take(
 
 def opened_of(book: Mapping[Key, Entry], *, pipeline: str, now_ms: int) -> list[Message]:
     """The opening messages of all reported conditions, for a receiver that didn't get them then."""
-    return [_message(Kind.OPENED, entry, pipeline=pipeline, now_ms=now_ms) for entry in book.values() if entry.told]
+    return [_message(Kind.OPENED, entry, pipeline=pipeline, now_ms=now_ms) for entry in book.values() if entry.reported]
 
 
 def _message(kind: Kind, entry: Entry, *, pipeline: str, now_ms: int) -> Message:

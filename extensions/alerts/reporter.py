@@ -36,7 +36,7 @@ class AlertReporter:
 
     @property
     def reported(self) -> Collection[Key]:
-        return {key for key, entry in self._book.items() if entry.told}
+        return {key for key, entry in self._book.items() if entry.reported}
 
     def look(self, findings: Findings, *, now_ms: int) -> None:
         """Take the findings of a look. Waits for no delivery, and never raises. If the directory can't be used,
@@ -74,12 +74,12 @@ class AlertReporter:
         new webhook gets a message for each open condition.
         """
         with self._saving:
-            untold = {key: entry for key, entry in state.book.items() if key not in self._book}
+            unreported = {key: entry for key, entry in state.book.items() if key not in self._book}
             self._book = {**state.book, **self._book}
             outbox = self._opened()
             queue = state.queue
             if queue is None:
-                queue = opened_of(untold, pipeline=self._pipeline, now_ms=now_ms)
+                queue = opened_of(unreported, pipeline=self._pipeline, now_ms=now_ms)
             elif queue and self._settings.webhook is None:
                 why = f"alerts.url isn't set any more, and {len(queue)} messages were still to be delivered"
                 logger.warning(LogMessage("alerts are given up", {}, why))
@@ -103,10 +103,10 @@ class AlertReporter:
         """Store the book, the queue and ``further``, which comes after it. ``_saving`` must be held."""
         if not self._is_loaded:
             return
-        told = {key: entry for key, entry in self._book.items() if entry.told}
+        reported = {key: entry for key, entry in self._book.items() if entry.reported}
         left = outbox.left()
         try:
-            self._store.save(State(told, None if left is None else [*left, *further]))
+            self._store.save(State(reported, None if left is None else [*left, *further]))
         except LockstepError as error:
             self._say_trouble(error)
 

@@ -17,7 +17,7 @@ from lockstep.config import Config
 from lockstep.extension import Reached
 
 _SUBJECT = "searches"
-_NOBODY_TOLD = "no search is reported"
+_NONE_REPORTED = "no search is reported"
 _TOPIC_RIGHTS = ("Describe", "Read", "Write", "DescribeConfigs")
 
 
@@ -39,10 +39,10 @@ def check_searches(reached: Reached, config: Config) -> list[Finding]:
 def searches_findings(name: str, searches: Sequence[ListedSearch]) -> list[Finding]:
     """Findings on one sink's searches. Searches that aren't reported for the same reason are one finding."""
     subject = f"{_SUBJECT} of {name}"
-    told = [each.search.name for each in searches if each.problem is None]
-    findings = [ok(subject, f"{len(told):,} of {len(searches):,} are reported")] if told else []
-    untold = sorted((each for each in searches if each.problem is not None), key=lambda each: each.problem or "")
-    for problem, of_it in groupby(untold, key=lambda each: each.problem or ""):
+    reported = [each.search.name for each in searches if each.problem is None]
+    findings = [ok(subject, f"{len(reported):,} of {len(searches):,} are reported")] if reported else []
+    unreported = sorted((each for each in searches if each.problem is not None), key=lambda each: each.problem or "")
+    for problem, of_it in groupby(unreported, key=lambda each: each.problem or ""):
         names = ", ".join(each.search.name for each in of_it)
         findings.append(
             warning(
@@ -60,7 +60,7 @@ def _topic_findings(config: Config) -> list[Finding]:
     lacking = cluster.lacking_rights([plan.name], _TOPIC_RIGHTS)
     if rights := lacking.get(plan.name):
         what = f"the right {', '.join(rights)} on topic {plan.name} lacks"
-        return [error(_SUBJECT, what, _NOBODY_TOLD, without_rights(rights))]
+        return [error(_SUBJECT, what, _NONE_REPORTED, without_rights(rights))]
     try:
         if cluster.missing([plan]):
             refused = cluster.why_not_created([plan]).get(plan.name)
@@ -71,7 +71,7 @@ def _topic_findings(config: Config) -> list[Finding]:
     except Unavailable:
         raise
     except LockstepError as refused:
-        return [error(_SUBJECT, refused.message, _NOBODY_TOLD, refused.hint or "")]
+        return [error(_SUBJECT, refused.message, _NONE_REPORTED, refused.hint or "")]
     findings = [ok(_SUBJECT, f"topic {plan.name} is there"), *_foreign_findings(config, plan.name)]
     findings += [
         warning(

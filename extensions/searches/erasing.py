@@ -35,12 +35,12 @@ class MatchesOfRow:
     def is_of_row(self, record_key: bytes) -> bool:
         """Goes by the document's id in the sink, or its default id."""
         try:
-            told = orjson.loads(record_key)
+            reported = orjson.loads(record_key)
         except orjson.JSONDecodeError:
             return False  # a record that forces a compaction has such a key
-        if not isinstance(told, dict) or told.get("table") != str(self._table):
+        if not isinstance(reported, dict) or reported.get("table") != str(self._table):
             return False
-        return told.get("id") in self._ids.get(str(told.get("sink")), set()) | {self._by_default}
+        return reported.get("id") in self._ids.get(str(reported.get("sink")), set()) | {self._by_default}
 
     def why_open(self, record_keys: Iterable[bytes]) -> str | None:
         """The reason that records are open: the document still matches, according to the reports."""

@@ -36,7 +36,7 @@ from cdc.model.log_message import LogMessage
 from cdc.model.table import TableName
 from cdc.protocol.envelope import tag_of
 from cdc.spilling import SpillingMap
-from extensions.searches.matches import Told, changes, tag_of_absence
+from extensions.searches.matches import Reported, changes, tag_of_absence
 from extensions.searches.percolator import (
     Document,
     Percolator,
@@ -133,7 +133,7 @@ class Follower:
             self._signs = Signs(self._stored, self._claim, sink=name, monotonic=monotonic)
             with self._noting_what_is_in_the_way():
                 self._topic.start()
-                for match in self._topic.told():
+                for match in self._topic.reported():
                     self._check_stopping()
                     self._remember(match)
         except BaseException:
@@ -280,9 +280,9 @@ class Follower:
                 self.live.discard(search)
         gone = {name for name, count in self._matching.items() if count and name not in searches}
         if gone:
-            self._tell_all(self._ceased(entry, name) for entry, name in self._told_to_match(gone))
+            self._report_all(self._ceased(entry, name) for entry, name in self._reported_to_match(gone))
 
-    def _told_to_match(
+    def _reported_to_match(
         self, names: Collection[str], *, but: Callable[[bytes, str], bool] = lambda *_: False
     ) -> list[tuple[bytes, str]]:
         """The documents reported to match these searches, each with the search, except ``but``. Takes one pass."""
@@ -293,9 +293,9 @@ class Follower:
         for number, entry in enumerate(self._documents):
             if not number % _DOCUMENTS:
                 self._go_on()
-            told = self._told_of_entry(entry)[1]
-            for name in wanted & told.keys():
-                if told[name].matches and not but(entry, name):
+            reported = self._reported_of_entry(entry)[1]
+            for name in wanted & reported.keys():
+                if reported[name].matches and not but(entry, name):
                     found.append((entry, name))
         return found
 
@@ -340,18 +340,18 @@ class Follower:
         with SpillingMap(Path(tempfile.gettempdir())) as seen:
             for search in searches:
                 if search.name in self._searches:  # comparing another search may have refused it
-                    found = self._found_and_not_told(live, search, seen)
+                    found = self._found_and_not_reported(live, search, seen)
                     counts[search.name] += self._look_at_all(live, search, found)
             standing = {search.name: search for search in searches if search.name in self._searches}
             missing: dict[str, list[bytes]] = {}
-            for entry, name in self._told_to_match(
+            for entry, name in self._reported_to_match(
                 standing, but=lambda entry, name: seen.get(_found(name, entry)) is not None
             ):
                 # In a generation with other ids or another table, it is another document.
                 table = standing[name].table
-                now = live.percolator(table).identity_of(self._told_of_entry(entry)[0])
+                now = live.percolator(table).identity_of(self._reported_of_entry(entry)[0])
                 if now is None or _entry(str(table), now) != entry:
-                    self._tell([self._ceased(entry, name)])
+                    self._report([self._ceased(entry, name)])
                 else:
                     missing.setdefault(name, []).append(now)
             for name, identities in missing.items():
@@ -364,13 +364,13 @@ class Follower:
                     LogMessage("search compared", {"sink": self._name, "search": search.name, "looked_at": count})
                 )
 
-    def _found_and_not_told(self, live: "LiveGeneration", search: Search, seen: SpillingMap) -> Iterator[bytes]:
+    def _found_and_not_reported(self, live: "LiveGeneration", search: Search, seen: SpillingMap) -> Iterator[bytes]:
         """The documents that the index finds without a reported match. Everything it finds is added to ``seen``."""
         for identity in live.percolator(search.table).found(search.name):
             self._go_on()
             seen[_found(search.name, _entry(str(search.table), identity))] = b""
-            told = self._told_of(search.table, identity)[1].get(search.name)
-            if told is None or not told.matches:
+            reported = self._reported_of(search.table, identity)[1].get(search.name)
+            if reported is None or not reported.matches:
                 yield identity
 
     def _look_at_all(self, live: "LiveGeneration", search: Search, identities: Iterable[bytes]) -> int:
@@ -390,9 +390,9 @@ class Follower:
         """The report that a document ceases to match a search, as of the version that was reported last."""
         stored = self._documents.get(entry)
         assert stored is not None, "its match was reported"
-        key, told, identity = orjson.loads(stored)
-        _, tag = told[search]
-        return Match(self._name, search, _table_of(entry), identity.encode(), key, Told(matches=False, tag=tag))
+        key, reported, identity = orjson.loads(stored)
+        _, tag = reported[search]
+        return Match(self._name, search, _table_of(entry), identity.encode(), key, Reported(matches=False, tag=tag))
 
     def _look_at(self, live: "LiveGeneration", table: TableName, identities: Mapping[bytes, str]) -> None:
         """Report these documents' differences. Each has the tag of its last event, or ""."""
@@ -405,20 +405,20 @@ class Follower:
             for (identity, document), names in zip(portion, matching, strict=True):
                 del absent[identity]
                 found += self._differing(table, identity, document.key, document.tag, names)
-            self._tell_all(found)
+            self._report_all(found)
         gone = list[Match]()
         for identity, seen_tag in absent.items():
-            key, told = self._told_of(table, identity)
-            gone += self._differing(table, identity, key, tag_of_absence(told, seen_tag), ())
-        self._tell_all(gone)
+            key, reported = self._reported_of(table, identity)
+            gone += self._differing(table, identity, key, tag_of_absence(reported, seen_tag), ())
+        self._report_all(gone)
 
     def _differing(
         self, table: TableName, identity: bytes, key: Mapping[str, Any], tag: str, matching: Collection[str]
     ) -> Iterator[Match]:
         """The differences from a document's last reports. ``matching`` are the searches that it matches now."""
         searches = [search.name for search in self._searches.values() if search.table == table]
-        _, told = self._told_of(table, identity)
-        for search, now in changes(told, matching, searches, tag=tag).items():
+        _, reported = self._reported_of(table, identity)
+        for search, now in changes(reported, matching, searches, tag=tag).items():
             yield Match(self._name, search, str(table), identity, dict(key), now)
 
     def _asked(self, live: "LiveGeneration", percolator: Percolator, documents: Sequence[Document]) -> list[set[str]]:
@@ -431,39 +431,39 @@ class Follower:
 
     # --- reports ---
 
-    def _tell_all(self, matches: Iterable[Match]) -> None:
+    def _report_all(self, matches: Iterable[Match]) -> None:
         for portion in _portions(matches, _RECORDS_IN_TRANSACTION):
             self._go_on()
-            self._tell(portion)
+            self._report(portion)
 
-    def _tell(self, matches: Iterable[Match]) -> None:
-        told = list(matches)
-        for match in told:
-            self._topic.tell(match)
+    def _report(self, matches: Iterable[Match]) -> None:
+        reported = list(matches)
+        for match in reported:
+            self._topic.report(match)
         self._topic.commit()
-        for match in told:
+        for match in reported:
             self._remember(match)
 
     def _remember(self, match: Match) -> None:
         entry = _entry(match.table, match.identity)
-        _, told = self._told_of_entry(entry)
-        before = told.get(match.search)
+        _, reported = self._reported_of_entry(entry)
+        before = reported.get(match.search)
         self._matching[match.search] = (
-            self._matching.get(match.search, 0) + match.told.matches - (before is not None and before.matches)
+            self._matching.get(match.search, 0) + match.reported.matches - (before is not None and before.matches)
         )
-        told[match.search] = match.told
-        fields = {search: [each.matches, each.tag] for search, each in told.items()}
+        reported[match.search] = match.reported
+        fields = {search: [each.matches, each.tag] for search, each in reported.items()}
         self._documents[entry] = orjson.dumps([match.key, fields, match.identity.decode()])
 
-    def _told_of(self, table: TableName, identity: bytes) -> tuple[dict[str, Any], dict[str, Told]]:
-        return self._told_of_entry(_entry(str(table), identity))
+    def _reported_of(self, table: TableName, identity: bytes) -> tuple[dict[str, Any], dict[str, Reported]]:
+        return self._reported_of_entry(_entry(str(table), identity))
 
-    def _told_of_entry(self, entry: bytes) -> tuple[dict[str, Any], dict[str, Told]]:
+    def _reported_of_entry(self, entry: bytes) -> tuple[dict[str, Any], dict[str, Reported]]:
         stored = self._documents.get(entry)
         if stored is None:
             return {}, {}
-        key, told, _ = orjson.loads(stored)
-        return key, {search: Told(*fields) for search, fields in told.items()}
+        key, reported, _ = orjson.loads(stored)
+        return key, {search: Reported(*fields) for search, fields in reported.items()}
 
     def _tables(self) -> set[TableName]:
         return {search.table for search in self._searches.values()}

@@ -13,7 +13,7 @@ from cdc.model.table import TableName
 from sinks.opensearch.bookkeeping import Bookkeeping
 
 _SEARCHES: Final = "searches"
-_STATUS: Final = "searches.told"
+_STATUS: Final = "searches.status"
 _CLAIM: Final = "searches.claim"
 
 SEARCHES_MAX: Final = 1000
@@ -113,8 +113,8 @@ class StoredSearches:
         if held is not None and _status(held.source)[1] > claim:
             return
         fields = {"at_ms": status.at_ms, "matching": dict(status.matching), "refused": dict(status.refused)}
-        told = {**fields, "waiting": status.waiting, "claim": [claim.number, claim.run]}
-        self._bookkeeping.replace(_STATUS, held, {"text": orjson.dumps(told).decode()})
+        reported = {**fields, "waiting": status.waiting, "claim": [claim.number, claim.run]}
+        self._bookkeeping.replace(_STATUS, held, {"text": orjson.dumps(reported).decode()})
 
     def _replace(self, held: Any, searches: Mapping[str, Search]) -> None:
         stored = [[search.name, str(search.table), search.query] for search in searches.values()]

@@ -25,7 +25,7 @@ from cdc.kafka.transactions import Transactions
 from cdc.model.errors import Unavailable
 from cdc.model.event import JsonValue
 from cdc.protocol.record_fields import FORMAT, parse_record
-from extensions.searches.matches import Told
+from extensions.searches.matches import Reported
 
 BEGINS, CEASES = "begins", "ceases"
 
@@ -48,7 +48,7 @@ class Match:
     table: str
     identity: bytes
     key: Mapping[str, JsonValue]
-    told: Told
+    reported: Reported
 
     def record_key(self) -> bytes:
         identity = orjson.loads(self.identity)
@@ -59,8 +59,8 @@ class Match:
         return orjson.dumps(
             {
                 "format": FORMAT,
-                "event": BEGINS if self.told.matches else CEASES,
-                "tag": self.told.tag,
+                "event": BEGINS if self.reported.matches else CEASES,
+                "tag": self.reported.tag,
                 "sink": self.sink,
                 "search": self.search,
                 "table": self.table,
@@ -83,7 +83,7 @@ class Match:
             fields.text("table"),
             orjson.dumps(identity),
             document["key"],
-            Told(fields.text("event") == BEGINS, fields.text("tag")),
+            Reported(fields.text("event") == BEGINS, fields.text("tag")),
         )
 
 
@@ -124,7 +124,7 @@ class MatchTopic:
     def _current_id(self) -> str:
         return self._cluster.topic_ids([self._topic])[self._topic]
 
-    def told(self) -> Iterator[Match]:
+    def reported(self) -> Iterator[Match]:
         """The reports on this sink's documents that still exist, in order. A later one replaces an earlier one."""
         with closing(TopicReader(self._client).records(self._topic)) as records:
             for record in records:
@@ -134,11 +134,11 @@ class MatchTopic:
                 if match.sink == self._sink:
                     yield match
 
-    def tell(self, match: Match) -> None:
+    def report(self, match: Match) -> None:
         key = match.record_key()
         self._publisher.send(self._topic, key, match.to_bytes())
-        if not match.told.matches:
-            self._publisher.send(self._topic, key, None, match.told.tag.encode())
+        if not match.reported.matches:
+            self._publisher.send(self._topic, key, None, match.reported.tag.encode())
 
     def commit(self) -> None:
         """Make the added records visible to readers."""

@@ -103,25 +103,25 @@ class SearchedSink:
 def settle(sink: SearchedSink, follower: Follower) -> None:
     """Until all that is committed now was applied and looked at."""
     sink.wait()
-    tell_all(follower)
+    report_all(follower)
 
 
-def tell_all(follower: Follower) -> None:
+def report_all(follower: Follower) -> None:
     """Until all that the sink has applied by now was looked at."""
     while follower.step():
         pass
 
 
-def events(told: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
+def events(reported: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
     """(event, search, id) of each."""
-    return [(each["event"], each["search"], each["id"]) for each in told]
+    return [(each["event"], each["search"], each["id"]) for each in reported]
 
 
-def matching(told: list[dict[str, Any]]) -> dict[str, set[str]]:
+def matching(reported: list[dict[str, Any]]) -> dict[str, set[str]]:
     """The ids that match each search after all that was told; each begins and ceases in turn, with growing tags."""
     now: dict[str, set[str]] = {}
     tags: dict[tuple[str, str], str] = {}
-    for each in told:
+    for each in reported:
         at = each["search"], each["id"]
         ids = now.setdefault(each["search"], set())
         assert (each["event"] == "begins") == (each["id"] not in ids), each

@@ -44,11 +44,11 @@ def test_a_slot_that_is_gone_is_told_once(captured: Captured, receiver: Receiver
         until((captured.config.watch_directory / "state.json").exists, seconds=_PATIENCE_S)
         captured.stop()
         captured.database.drop_slot(captured.config.slot)
-        until(lambda: ("opened", "slot-lost") in receiver.told, seconds=_PATIENCE_S)
+        until(lambda: ("opened", "slot-lost") in receiver.reported, seconds=_PATIENCE_S)
     finally:
         watch.terminate()
         assert watch.wait(300) == 0
-    assert receiver.told.count(("opened", "slot-lost")) == 1
+    assert receiver.reported.count(("opened", "slot-lost")) == 1
     assert "alert opened name=slot-lost subject=capture" in watch.output()
     assert _SECRET not in watch.output() + json.dumps(receiver.documents)
 

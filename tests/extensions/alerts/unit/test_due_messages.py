@@ -49,16 +49,16 @@ def test_what_may_pass_has_to_hold_first() -> None:
 
 def test_a_condition_that_flaps_is_told_once() -> None:
     telling = _Telling()
-    told = [telling.look(at, *([_STOPPED] if at % 15 < 5 else [])) for at in range(600)]
-    assert [kind for kinds in told for kind in kinds] == [Kind.OPENED]
+    reported = [telling.look(at, *([_STOPPED] if at % 15 < 5 else [])) for at in range(600)]
+    assert [kind for kinds in reported for kind in kinds] == [Kind.OPENED]
 
 
 def test_worse_is_told_once_though_it_goes_up_and_down() -> None:
     telling = _Telling()
     worse = replace(_LAG, severity=Severity.CRITICAL, passes=False)
     mild = replace(_LAG, passes=False)
-    told = [telling.look(at, condition) for at, condition in enumerate([mild, worse, mild, worse, mild])]
-    assert told == [[Kind.OPENED], [Kind.WORSE], [], [], []]
+    reported = [telling.look(at, condition) for at, condition in enumerate([mild, worse, mild, worse, mild])]
+    assert reported == [[Kind.OPENED], [Kind.WORSE], [], [], []]
 
 
 def test_what_nobody_can_tell_stays_as_it_was() -> None:

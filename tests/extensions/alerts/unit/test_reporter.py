@@ -100,12 +100,12 @@ def test_kill_9_loses_no_alert_and_repeats_none_that_was_delivered(receiver: Rec
     with contextlib.closing(Receiver()) as well:
         settings = _settings(well.port)
         with _process(settings, tmp_path) as process:
-            until(lambda: well.told == [("opened", "slot-lost")])
+            until(lambda: well.reported == [("opened", "slot-lost")])
             until(lambda: not _undelivered(tmp_path))
             os.kill(process.pid, signal.SIGKILL)
         with _process(settings, tmp_path) as process:
             _looks(process, 20)
-        assert well.told == [("opened", "slot-lost")]
+        assert well.reported == [("opened", "slot-lost")]
     assert receiver.documents == []
 
 
@@ -118,20 +118,20 @@ def test_a_message_is_on_disk_before_the_webhook_has_it(
     def slow(self: AlertStore, state: State) -> None:
         if not receiver.documents and state.queue:
             receiver.arrived.wait(0.3)  # a disk that takes its time
-            at_save.append(list(receiver.told))
+            at_save.append(list(receiver.reported))
         save(self, state)
 
     monkeypatch.setattr(AlertStore, "save", slow)
     with _watch(_settings(receiver.port), tmp_path) as watch:
         watch.look(_BROKEN, now_ms=1)
-        until(lambda: receiver.told == [("opened", "slot-lost")])
+        until(lambda: receiver.reported == [("opened", "slot-lost")])
     assert at_save == [[]]
 
 
 def test_whoever_is_told_by_the_book_has_been_told_or_is_in_the_queue(
     receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also on the disk that an earlier message's delivery leaves behind while the next one is being told."""
+    """Also on the disk that an earlier message's delivery leaves behind while the next one is being reported."""
     settings = _settings(receiver.port)
     receiver.status = 503
     seen = []
@@ -164,7 +164,7 @@ def test_whoever_is_told_by_the_book_has_been_told_or_is_in_the_queue(
         b'{"format":3,"open":[{}],"queue":[]}',
         b'{"format":3,"open":[],"queue":{"a":1}}',
         b'{"format":3,"open":[],"queue":[{"id":"a","kind":"shouted"}]}',
-        b'{"format":3,"open":[{"name":"a","subject":"b","severity":"loud","told":null,"seen_ms":"x"}],"queue":[]}',
+        b'{"format":3,"open":[{"name":"a","subject":"b","severity":"loud","reported":null,"seen_ms":"x"}],"queue":[]}',
     ],
 )
 def test_a_state_that_can_not_be_read_is_left_as_it_is_until_it_can(
@@ -180,12 +180,12 @@ def test_a_state_that_can_not_be_read_is_left_as_it_is_until_it_can(
     receiver.status = 204
     with _watch(settings, tmp_path) as watch:
         watch.look(_BROKEN, now_ms=2)
-        until(lambda: receiver.told == [("opened", "slot-lost")])
+        until(lambda: receiver.reported == [("opened", "slot-lost")])
         watch.look(_BROKEN, now_ms=3)
         assert file.read_bytes() == content
         file.write_bytes(before)
         watch.look(_BROKEN, now_ms=4)
-        until(lambda: receiver.told[1:] == [("opened", "rebuild-needed")])
+        until(lambda: receiver.reported[1:] == [("opened", "rebuild-needed")])
         until(lambda: not _undelivered(tmp_path))
     assert {name for name, _ in AlertStore(tmp_path).load().book} == {"slot-lost", "rebuild-needed"}
 
@@ -195,7 +195,7 @@ def test_of_two_processes_one_tells_and_the_other_goes_on_after_it(receiver: Rec
     with _watch(settings, tmp_path) as second:
         with _process(settings, tmp_path) as process:
             _looks(process, 1)
-            until(lambda: receiver.told == [("opened", "slot-lost")])
+            until(lambda: receiver.reported == [("opened", "slot-lost")])
             until(lambda: not _undelivered(tmp_path))
             second.look(_BROKEN, now_ms=1)
             assert second.open
@@ -208,7 +208,7 @@ def test_of_two_processes_one_tells_and_the_other_goes_on_after_it(receiver: Rec
         second.look(_BROKEN, now_ms=2)
         second.look(_WELL, now_ms=3)
         second.look(_WELL, now_ms=60_003)
-        until(lambda: receiver.told == [("opened", "slot-lost"), ("cleared", "slot-lost")])
+        until(lambda: receiver.reported == [("opened", "slot-lost"), ("cleared", "slot-lost")])
 
 
 def test_who_does_not_tell_shows_what_has_held_for_long_as_who_tells_does(receiver: Receiver, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_who_does_not_tell_shows_what_has_held_for_long_as_who_tells_does(receiv
         for watch in (first, second):
             watch.look(unmeasured, now_ms=60_000)
             assert [condition.key for condition in watch.open] == [("lag", "cache")]
-        until(lambda: receiver.told == [("opened", "lag")])
+        until(lambda: receiver.reported == [("opened", "lag")])
 
 
 def test_an_endpoint_that_is_down_holds_up_nothing_and_gets_everything_in_order(
@@ -239,7 +239,7 @@ def test_an_endpoint_that_is_down_holds_up_nothing_and_gets_everything_in_order(
         assert len(_undelivered(tmp_path)) == 6
         back = Receiver(port)
         try:
-            until(lambda: back.told == [("opened", "slot-lost"), ("cleared", "slot-lost")] * 3)
+            until(lambda: back.reported == [("opened", "slot-lost"), ("cleared", "slot-lost")] * 3)
         finally:
             back.close()
     complaints = [record for record in caplog.records if "isn't delivered" in record.message]
@@ -251,7 +251,7 @@ def test_an_unusable_directory_keeps_nobody_from_being_told(receiver: Receiver, 
     with _watch(_settings(receiver.port), tmp_path / "alerts") as watch:
         watch.look(_BROKEN, now_ms=1)
         watch.look(_BROKEN, now_ms=2)
-        until(lambda: receiver.told == [("opened", "slot-lost")])
+        until(lambda: receiver.reported == [("opened", "slot-lost")])
 
 
 class _Buggy:
@@ -259,13 +259,13 @@ class _Buggy:
 
     def __init__(self) -> None:
         self.tries = 0
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def send(self, message: Message) -> None:
         if message.condition.name == "lag":
             self.tries += 1
             raise TypeError
-        self.told.append(message.condition.name)
+        self.reported.append(message.condition.name)
 
 
 def test_a_message_with_which_our_code_fails_is_said_once_and_dropped_after_some_tries(
@@ -275,7 +275,7 @@ def test_a_message_with_which_our_code_fails_is_said_once_and_dropped_after_some
     outbox = Outbox(channel.send, delivered=delivered.set, wait_first_s=0.001)
     try:
         outbox.add(_messages("lag", "gap"))
-        until(lambda: channel.told == ["gap"])
+        until(lambda: channel.reported == ["gap"])
         until(lambda: not outbox.left())
     finally:
         outbox.close()
@@ -291,14 +291,14 @@ class _Refusing:
     def __init__(self, *refused: str) -> None:
         self.refused = set(refused)
         self.sent: list[str] = []
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def send(self, message: Message) -> None:
         name = message.condition.name
         self.sent.append(name)
         if name in self.refused:
             raise DocumentRefused("hook", 413)
-        self.told.append(name)
+        self.reported.append(name)
 
 
 def _messages(*names: str) -> list[Message]:
@@ -313,7 +313,7 @@ def test_a_message_that_a_webhook_refuses_holds_up_none_behind_it(caplog: pytest
         until(lambda: not outbox.left())
     finally:
         outbox.close()
-    assert channel.told == ["stalled", "disk-filling"]
+    assert channel.reported == ["stalled", "disk-filling"]
     assert channel.sent.count("gap") == 5
     dropped = [text for record in caplog.records if "alert is dropped" in (text := record.getMessage())]
     assert ["name=gap" in dropped[0], "name=lag" in dropped[1], len(dropped)] == [True, True, 2]
@@ -328,7 +328,7 @@ def test_a_webhook_that_is_new_is_told_of_what_is_open(receiver: Receiver, tmp_p
         with _watch(settings, tmp_path) as watch:
             watch.look(_BROKEN, now_ms=2)
             until(lambda: not _undelivered(tmp_path))
-    assert receiver.told == [("opened", "slot-lost")]
+    assert receiver.reported == [("opened", "slot-lost")]
 
 
 def test_what_a_webhook_lacks_that_is_not_set_any_more_is_given_up_and_said(

@@ -1,4 +1,4 @@
-"""Standing searches: whoever tells of them is killed at any point, and what was told is right all the same."""
+"""Standing searches: whoever tells of them is killed at any point, and what was reported is right all the same."""
 
 import os
 import random

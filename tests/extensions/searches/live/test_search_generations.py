@@ -32,7 +32,7 @@ from stack.stack import Endpoints
 from tests.builders import column, table
 from tests.databases import until
 from tests.events import EPOCH, Change, Delete, Log, Put, kafka_settings
-from tests.extensions.searches.searched_sink import SINK, events, tell_all
+from tests.extensions.searches.searched_sink import SINK, events, report_all
 
 pytestmark = pytest.mark.live
 
@@ -123,10 +123,10 @@ class AppliedByHand:
 
     def news(self, follower: Follower) -> list[dict[str, Any]]:
         """What is told now."""
-        tell_all(follower)
+        report_all(follower)
         records = TopicReader(self.log.kafka.client()).records(control_topic(self.pipeline, MATCHES))
-        told = [orjson.loads(record.value) for record in records if record.value is not None]
-        new, self._seen = told[self._seen :], len(told)
+        reported = [orjson.loads(record.value) for record in records if record.value is not None]
+        new, self._seen = reported[self._seen :], len(reported)
         return new
 
     def close(self) -> None:
@@ -192,8 +192,8 @@ def test_of_a_sink_that_was_put_back_what_it_lacks_ceases_until_it_is_applied_ag
     follower = Follower(by_hand.config, SINK)
     later = by_hand.publish(profile(2, "Bern"))
     by_hand.apply(later)
-    told = by_hand.news(follower)
-    assert events(told) == [("begins", "bern", "1"), ("begins", "bern", "2")]
+    reported = by_hand.news(follower)
+    assert events(reported) == [("begins", "bern", "1"), ("begins", "bern", "2")]
     by_hand.put_back(before)
     by_hand.search.delete(index=f"{by_hand.pipeline}.public.profile", id="2")
     ceased = by_hand.news(follower)
@@ -207,7 +207,7 @@ def test_of_a_sink_that_was_put_back_what_it_lacks_ceases_until_it_is_applied_ag
     by_hand.put_back(Progress(by_hand.ends(), by_hand.log.lsn, 1, 1, {}))
     begun = by_hand.news(follower)
     assert events(begun) == [("begins", "bern", "2")]
-    assert told[1]["tag"] == ceased[0]["tag"] == begun[0]["tag"] == later[0].tag
+    assert reported[1]["tag"] == ceased[0]["tag"] == begun[0]["tag"] == later[0].tag
     follower.close()
 
 
@@ -232,7 +232,7 @@ def test_one_who_hung_spoils_nothing_of_the_newer_one_and_what_he_leaves_goes(by
     by_hand.write(profile(2, "Bern"))
     assert events(by_hand.news(newer)) == [("begins", "bern", "2")]
     with pytest.raises(LockstepError):
-        tell_all(older)
+        report_all(older)
     with pytest.raises(Fenced):
         older.check_claim()
     older.close()

@@ -45,15 +45,15 @@ def sink(shared: SearchedSink) -> SearchedSink:
 
 def new(sink: SearchedSink) -> list[tuple[str, str, str]]:
     """What was told since the last call."""
-    told = sink.reports()[sink.seen :]
-    sink.seen += len(told)
-    return events(told)
+    reported = sink.reports()[sink.seen :]
+    sink.seen += len(reported)
+    return events(reported)
 
 
 def test_every_kind_of_change_is_told_once(sink: SearchedSink) -> None:
     follower = sink.follower()
     sink.add("bern", IN_BERN)
-    for statement, told in (
+    for statement, reported in (
         ("insert into profile values (1, 'Bern', 'SQL', 30), (2, 'Basel', 'Go', 20)", [("begins", "bern", "1")]),
         ("update profile set age = 31 where id = 1", []),
         ("update profile set city = 'Bern' where id = 2", [("begins", "bern", "2")]),
@@ -68,7 +68,7 @@ def test_every_kind_of_change_is_told_once(sink: SearchedSink) -> None:
     ):
         sink.execute(statement)
         settle(sink, follower)
-        assert sorted(new(sink)) == told, statement
+        assert sorted(new(sink)) == reported, statement
     follower.close()
 
 
@@ -147,8 +147,8 @@ def test_searches_tell_what_the_source_says_after_traffic_at_random(sink: Search
             ("young", "age < 3 and city <> 'Bern'"),
         )
     }
-    told = matching(sink.reports()[begin:])
-    assert {name: told.get(name, set()) for name in wanted} == wanted
+    reported = matching(sink.reports()[begin:])
+    assert {name: reported.get(name, set()) for name in wanted} == wanted
     assert {each.search.name: each.matching for each in listed(sink.config, [SINK])} == {
         name: len(ids) for name, ids in wanted.items()
     }

@@ -74,10 +74,10 @@ class _Topic:
 
 
 def test_a_record_that_no_tombstone_follows_is_open() -> None:
-    told, other = b"42 a", b"43 a"
+    reported, other = b"42 a", b"43 a"
 
     def found(*records: tuple[bytes, bool]) -> Sequence[bytes]:
         return open_keys(cast("Any", _Topic(*records)), "known", lambda record_key: record_key.startswith(b"42"))
 
-    assert found((told, False), (told, True), (told, False), (other, False)) == [told]
-    assert found((told, False), (told, True), (other, False)) == []
+    assert found((reported, False), (reported, True), (reported, False), (other, False)) == [reported]
+    assert found((reported, False), (reported, True), (other, False)) == []

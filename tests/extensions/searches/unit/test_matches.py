@@ -3,31 +3,31 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extensions.searches.matches import Told, changes, tag_of_absence
+from extensions.searches.matches import Reported, changes, tag_of_absence
 
 SEARCHES = ("a", "b", "c")
 
 
 def test_it_begins_once_and_ceases_once() -> None:
     begun = changes({}, {"a"}, SEARCHES, tag="1")
-    assert begun == {"a": Told(matches=True, tag="1")}
+    assert begun == {"a": Reported(matches=True, tag="1")}
     assert changes(begun, {"a"}, SEARCHES, tag="2") == {}
     ceased = changes(begun, (), SEARCHES, tag="3")
-    assert ceased == {"a": Told(matches=False, tag="3")}
+    assert ceased == {"a": Reported(matches=False, tag="3")}
     assert changes(ceased, (), SEARCHES, tag="4") == {}
 
 
 def test_an_older_version_than_the_one_that_was_told_of_tells_nothing() -> None:
-    assert changes({"a": Told(matches=True, tag="5")}, (), SEARCHES, tag="4") == {}
-    assert changes({"a": Told(matches=False, tag="5")}, {"a"}, SEARCHES, tag="4") == {}
+    assert changes({"a": Reported(matches=True, tag="5")}, (), SEARCHES, tag="4") == {}
+    assert changes({"a": Reported(matches=False, tag="5")}, {"a"}, SEARCHES, tag="4") == {}
 
 
 def test_a_deletion_that_nobody_saw_is_told_of_as_of_the_version_that_was_told() -> None:
-    told = {"a": Told(matches=True, tag="5"), "b": Told(matches=False, tag="7")}
-    assert tag_of_absence(told, "") == "5"
-    assert tag_of_absence(told, "6") == "6"
-    assert tag_of_absence(told, "4") == "5"
-    assert changes(told, (), SEARCHES, tag=tag_of_absence(told, "")) == {"a": Told(matches=False, tag="5")}
+    reported = {"a": Reported(matches=True, tag="5"), "b": Reported(matches=False, tag="7")}
+    assert tag_of_absence(reported, "") == "5"
+    assert tag_of_absence(reported, "6") == "6"
+    assert tag_of_absence(reported, "4") == "5"
+    assert changes(reported, (), SEARCHES, tag=tag_of_absence(reported, "")) == {"a": Reported(matches=False, tag="5")}
     assert tag_of_absence({}, "") == ""
 
 
@@ -39,17 +39,17 @@ versions = st.lists(st.one_of(st.none(), st.frozensets(st.sampled_from(SEARCHES)
 def test_however_often_and_late_a_document_is_looked_at_what_is_told_ends_as_it_is(
     history: list[frozenset[str] | None], looks: list[int]
 ) -> None:
-    told: dict[str, Told] = {}
-    sent: list[tuple[str, Told]] = []
+    reported: dict[str, Reported] = {}
+    sent: list[tuple[str, Reported]] = []
     # Versions are looked at as they are by then: some never, others several times, none before an earlier one.
     for at in [*sorted(look % len(history) for look in looks), len(history) - 1]:
         matching, seen = history[at], f"{at:02}"
-        tag = seen if matching is not None else tag_of_absence(told, seen)
+        tag = seen if matching is not None else tag_of_absence(reported, seen)
         for _ in range(2):
-            found = changes(told, matching or (), SEARCHES, tag=tag)
+            found = changes(reported, matching or (), SEARCHES, tag=tag)
             sent += found.items()
-            told |= found
-    assert {search for search, last in told.items() if last.matches} == (history[-1] or frozenset())
+            reported |= found
+    assert {search for search, last in reported.items() if last.matches} == (history[-1] or frozenset())
     for search in SEARCHES:
         of_search = [each for name, each in sent if name == search]
         assert [each.matches for each in of_search] == [number % 2 == 0 for number in range(len(of_search))]
@@ -60,10 +60,10 @@ def test_however_often_and_late_a_document_is_looked_at_what_is_told_ends_as_it_
 def test_versions_that_come_back_tell_nothing_out_of_order(
     history: list[frozenset[str] | None], looks: list[int]
 ) -> None:
-    told: dict[str, Told] = {}
+    reported: dict[str, Reported] = {}
     for at in (look % len(history) for look in looks):
         if history[at] is None:
             continue  # what is gone has no version
-        before = dict(told)
-        told |= changes(told, history[at] or (), SEARCHES, tag=f"{at:02}")
-        assert all(told[search].tag >= before[search].tag for search in before)
+        before = dict(reported)
+        reported |= changes(reported, history[at] or (), SEARCHES, tag=f"{at:02}")
+        assert all(reported[search].tag >= before[search].tag for search in before)
