@@ -23,7 +23,7 @@ from jobs.generations.build_request import (
 )
 from jobs.job_thread import JobThread
 from jobs.query.sink_plan import SinkPlan
-from jobs.report import Report, Reporter, SinkFailed, SinkStarted, SinkWaiting, StatusReport
+from jobs.report import BatchApplied, Report, Reporter, SinkFailed, SinkStarted, SinkWaiting
 from jobs.spark.session import SparkEnded
 from sinks.contract import OpenedSink
 
@@ -116,7 +116,7 @@ class AskedBuild(EndingThread):
             match report:
                 case SinkStarted():
                     self._answer = replace(self._answer, queries=self._answer.queries + 1, waiting="")
-                case StatusReport():
+                case BatchApplied():
                     rows = self._answer.rows + report.rows
                     self._answer = replace(self._answer, rows=rows, batch=asdict(report), waiting="")
                 case SinkWaiting():

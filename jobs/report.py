@@ -49,13 +49,15 @@ class SinkStarted(_OfGeneration):
 
 
 @dataclass(frozen=True, slots=True)
-class StatusReport(_OfGeneration):
-    """A batch was applied and its progress stored."""
+class BatchApplied(_OfGeneration):
+    """A batch, or the next part of a long one, was applied and its progress stored."""
 
     batch_id: int
     rows: int
+    """Records that were read."""
     applied: int
     stale: int
+    """``applied`` and ``stale`` are those of ``sinks.contract.Outcome``."""
     rejected: int
     duration_ms: int
     watermark_lsn: int

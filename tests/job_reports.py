@@ -66,7 +66,7 @@ class Reports:
                 self._arrived.wait(min(remaining, 0.2))
 
     def total(self, field: str) -> int:
-        return sum(report[field] for report in self.reports if report["report"] == "StatusReport")
+        return sum(report[field] for report in self.reports if report["report"] == "BatchApplied")
 
     def output(self) -> str:
         """The last reports except the many of watermarks, to explain a failed test."""

@@ -109,7 +109,7 @@ class BuildState(StrEnum):
 @dataclass(frozen=True, slots=True)
 class BuildAnswer:
     """How far the job of request ``run`` is. ``beats`` counts the driver's heartbeats. ``queries`` counts the queries
-    that it has started. ``batch`` has the fields of the last ``StatusReport``, ``rows`` counts the rows of all.
+    that it has started. ``batch`` has the fields of the last ``BatchApplied``, ``rows`` counts the rows of all.
     ``waiting`` says what the job waits for, if anything. ``failure``: why it ``FAILED`` or was ``REFUSED``."""
 
     run: str

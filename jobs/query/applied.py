@@ -12,7 +12,7 @@ from jobs.query.threads import QueryState, store_reported
 from jobs.query.topic_watch import TopicWatch
 from jobs.query.view_figures import FiguresKeeper
 from jobs.query.whole_progress import WholeProgress
-from jobs.report import LacksRecord, Reporter, SinkWaiting, StatusReport
+from jobs.report import BatchApplied, LacksRecord, Reporter, SinkWaiting
 from sinks.contract import Progress
 
 
@@ -84,7 +84,7 @@ class Applied:
             rejected += len(part.rejected)
         began_s, self.part_began_s = self.part_began_s, time.monotonic()
         self._report(
-            StatusReport(
+            BatchApplied(
                 sink=self._task.sink,
                 generation=self._task.generation,
                 batch_id=self.batch_id,

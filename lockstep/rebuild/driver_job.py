@@ -23,7 +23,7 @@ from jobs.generations.build_request import (
 )
 from jobs.generations.starting import STARTING_NAME
 from jobs.query.sink_plan import SinkPlan
-from jobs.report import Reporter, SinkStarted, SinkWaiting, StatusReport
+from jobs.report import BatchApplied, Reporter, SinkStarted, SinkWaiting
 from lockstep.rebuild.outcome import NoDriver
 from sinks.contract import OpenedSink
 
@@ -145,6 +145,6 @@ class DriverJob:
         if answer.queries > known.queries:
             self._report(SinkStarted(plan.name, plan.generation))
         if answer.batch is not None and answer.rows > known.rows:
-            self._report(StatusReport(**{**answer.batch, "rows": answer.rows - known.rows}))
+            self._report(BatchApplied(**{**answer.batch, "rows": answer.rows - known.rows}))
         if answer.waiting and answer.waiting != known.waiting:
             self._report(SinkWaiting(plan.name, answer.waiting, BEAT_S))

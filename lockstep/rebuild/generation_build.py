@@ -12,7 +12,7 @@ from cdc.model.table import TableName
 from jobs.driver import Source
 from jobs.generations.switch import missing_records
 from jobs.offsets import Offsets
-from jobs.report import BatchGoesOn, Report, SinkFailed, SinkStarted, SinkWaiting, StatusReport
+from jobs.report import BatchApplied, BatchGoesOn, Report, SinkFailed, SinkStarted, SinkWaiting
 from lockstep.config import Config
 from lockstep.generations import config_now, log_ends, require_captured
 from lockstep.rebuild.build_inputs import trimmed_partitions, trimmed_topics_error
@@ -222,7 +222,7 @@ class Build:
             case SinkStarted():
                 self._load_began = self._load_began or time.monotonic()  # not Spark's own start
                 observer.report(report)
-            case StatusReport():
+            case BatchApplied():
                 self._events += report.rows
             case SinkFailed() | BatchGoesOn():
                 pass  # a failure is raised to the caller that waits for the job, a long batch shows in the progress

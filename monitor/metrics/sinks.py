@@ -3,13 +3,13 @@
 from abc import abstractmethod
 
 from jobs.report import (
+    BatchApplied,
     Report,
     Reporter,
     SinkFailed,
     SinkStarted,
     SinkStopped,
     SinkWaiting,
-    StatusReport,
     ViewReport,
     WatermarkRaised,
 )
@@ -38,7 +38,7 @@ def measured(report: Reporter, meters: Meters) -> Reporter:
             case SinkStarted():
                 running.add((event.sink, event.generation))
                 meters.set("lockstep_sink_running", 1, _labels(event.sink, event.generation))
-            case StatusReport():
+            case BatchApplied():
                 labels = _labels(event.sink, event.generation)
                 meters.add("lockstep_sink_rows_read_total", event.rows, labels)
                 meters.add("lockstep_sink_rows_applied_total", event.applied, labels)
@@ -70,7 +70,7 @@ def _labels(sink: str, generation: int) -> dict[str, str]:
     return {"sink": sink, "generation": str(generation)}
 
 
-def _set_watermark(meters: Meters, event: StatusReport | WatermarkRaised) -> None:
+def _set_watermark(meters: Meters, event: BatchApplied | WatermarkRaised) -> None:
     labels = _labels(event.sink, event.generation)
     meters.set("lockstep_sink_watermark_lsn", event.watermark_lsn, labels)
     if event.commit_time_ms:

@@ -69,7 +69,7 @@ def test_kill_9_of_the_job_in_the_middle_of_batches(pipeline: Pipeline, spark: S
         killed.wait()
         job = pipeline.apply(spark)
         for kind in KINDS:
-            job.wait_for("StatusReport", sink=f"{pipeline.name}_{kind}")
+            job.wait_for("BatchApplied", sink=f"{pipeline.name}_{kind}")
     pipeline.wait_applied(job)
     pipeline.assert_sinks_equal()
     assert_history_is_whole(pipeline)
@@ -87,7 +87,7 @@ def test_jobs_survive_restarts_of_every_server(pipeline: Pipeline, stack: Any, s
         for name in ("opensearch", "valkey", "warehouse", "kafka"):
             since = len(job.reports)
             for kind in KINDS:
-                job.wait_for("StatusReport", since=since, sink=f"{pipeline.name}_{kind}")
+                job.wait_for("BatchApplied", since=since, sink=f"{pipeline.name}_{kind}")
             since = len(job.reports)
             stack.stop(name)
             try:

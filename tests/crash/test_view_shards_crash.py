@@ -73,7 +73,7 @@ def test_kill_9_of_the_job_anywhere_and_states_that_are_lost(
                 traffic(pipeline, 3, seed=chance.randrange(1_000))
                 large(pipeline, chance.randrange(8), size=100 * chance.randrange(1, 4))
             if number % 2:
-                job.wait_for("StatusReport")
+                job.wait_for("BatchApplied")
             threading.Event().wait(chance.uniform(0, 2))
             job.kill()
         assert each_was_there(pipeline, settings), number
@@ -144,7 +144,7 @@ def test_of_two_jobs_at_once_the_newer_goes_on_with_all_shards(
         writing = threading.Thread(target=_write_until, args=(pipeline, stop), daemon=True)
         writing.start()
         with Job(spark, partial(run_sinks, **arguments)) as newer:
-            newer.wait_for("StatusReport")
+            newer.wait_for("BatchApplied")
             assert older.wait_ended(300) != 0
             assert "another job" in older.output()
             stop.set()

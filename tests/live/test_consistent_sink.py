@@ -64,7 +64,7 @@ class Pipeline:
         settings = self.settings.model_copy(update={"consistent": consistent})
         job = Job(spark, partial(run_sinks, **self.arguments() | {"sinks": {self.sink: settings}}, once=True))
         job.finish()
-        return sum(report["rows"] for report in job.reports if report["report"] == "StatusReport")
+        return sum(report["rows"] for report in job.reports if report["report"] == "BatchApplied")
 
     def consistency(self) -> Consistency | None:
         with closing_sink(open_sink(self.sink, self.settings, 1)) as opened:
@@ -173,7 +173,7 @@ def test_readers_of_both_tables_see_whole_transactions_of_a_running_job(
     bank, reader = Bank(pipeline.write, seed=1), Reader(pipeline)
     bank.work(8)
     with reader.polling(), pipeline.job(spark) as job:
-        job.wait_for("StatusReport")
+        job.wait_for("BatchApplied")
         bank.work(60)
         job.wait_until(lambda seen: seen.get("watermark_lsn") == pipeline.lsns[-1])
         until(lambda: reader.has_seen(bank.states[-1]))
@@ -192,7 +192,7 @@ def test_filters_and_computed_columns_are_as_of_the_same_commit(
     pipeline = pipelines(where={str(CHECKING.name): "balance % 2 = 0"}, computed=twice)
     bank, reader = Bank(pipeline.write, seed=5), Reader(pipeline)
     with reader.polling(), pipeline.job(spark) as job:
-        job.wait_for("StatusReport")
+        job.wait_for("BatchApplied")
         bank.work(24)
         job.wait_until(lambda report: report.get("watermark_lsn") == pipeline.lsns[-1])
         until(lambda: reader.has_seen(seen(bank.states[-1])))

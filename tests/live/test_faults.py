@@ -375,7 +375,7 @@ def test_what_is_wrong_with_one_sink_stops_that_one_and_says_the_way_out(
         assert "127.0.0.1:1" in job.wait_for("SinkWaiting", sink=f"{name}nowhere")["reason"]
 
         for sink in running:
-            job.wait_for("StatusReport", sink=sink)
+            job.wait_for("BatchApplied", sink=sink)
         _change_by_hand(name, endpoints, log)
         for shape in (RECREATED, WIDER, KEPT):
             lsn = log.commit([_put(key, shape) for key in range(30, 60)])

@@ -156,7 +156,7 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_running_job_follows_the_log_and_stops_when_asked(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write(put(1, "first"), put(2, "second"))
     with pipeline.job(spark) as job:
-        job.wait_for("StatusReport")
+        job.wait_for("BatchApplied")
         pipeline.write(put(3, "third"))
         # Compaction leaves only the tombstone of a deleted row; its tag is in the header.
         lsn = pipeline.write(Delete(ORDERS, {"id": 1}, tombstone_only=True))
@@ -320,7 +320,7 @@ def test_reading_the_log_again_from_its_start_changes_nothing(pipeline: Pipeline
 def test_a_rejection_in_the_middle_of_a_long_batch_is_kept(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write(put(1))
     with pipeline.job(spark) as job:
-        job.wait_for("StatusReport", batch_id=0)
+        job.wait_for("BatchApplied", batch_id=0)
         pipeline.write(put(2))
         lsn = pipeline.log.commit([put(3, "x" * 20_000)])
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
@@ -342,7 +342,7 @@ def test_a_rejection_in_the_middle_of_a_long_batch_is_kept(pipeline: Pipeline, s
 def test_a_worker_that_is_killed_in_a_long_batch_is_replaced(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write(put(1))
     with pipeline.job(spark) as job:
-        job.wait_for("StatusReport", batch_id=0)
+        job.wait_for("BatchApplied", batch_id=0)
         lsn = pipeline.write(put(2, "before"), Delete(ORDERS, {"id": 1}))
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         for worker in python_workers(os.getpid()):
@@ -361,7 +361,7 @@ def test_workers_of_a_driver_that_was_killed_in_a_long_batch_change_nothing_and_
 ) -> None:
     pipeline.write(put(1))
     with pipeline.process() as killed:
-        killed.wait_for("StatusReport", batch_id=0)
+        killed.wait_for("BatchApplied", batch_id=0)
         lsn = pipeline.write(put(2, "before"), Delete(ORDERS, {"id": 1}))
         killed.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         workers = python_workers(killed.pid)
@@ -392,7 +392,7 @@ def test_a_long_batch_of_a_job_that_was_taken_over_is_fenced(pipeline: Pipeline,
     pipeline.write(put(1))
     sinks = {pipeline.warehouse_name: pipeline.warehouse}
     with pipeline.job(spark, sinks=sinks) as job:
-        job.wait_for("StatusReport", batch_id=0)
+        job.wait_for("BatchApplied", batch_id=0)
         with closing(open_sink(pipeline.warehouse_name, pipeline.warehouse, 1).sink) as other:
             other.claim()
         pipeline.write(put(2, "too late"))
@@ -405,7 +405,7 @@ def test_the_older_of_two_jobs_ends_and_the_newer_one_goes_on(pipeline: Pipeline
     """The destination refuses neither of them."""
     pipeline.write(put(1))
     with pipeline.process() as older:
-        older.wait_for("StatusReport")
+        older.wait_for("BatchApplied")
         with pipeline.job(spark) as newer:
             newer.wait_for("SinkStarted")
             for number in itertools.count(2):
@@ -507,7 +507,7 @@ def test_a_new_column_is_prepared_before_its_first_row(pipeline: Pipeline, spark
     pipeline.write(put(1, "before"))
     wider = table(*ORDERS.columns, column("extra"))
     with pipeline.job(spark, sinks={pipeline.warehouse_name: pipeline.warehouse}) as job:
-        job.wait_for("StatusReport")
+        job.wait_for("BatchApplied")
         row = {"id": 2, "note": "after", "amount": "2", "extra": "new"}
         lsn = pipeline.log.commit([Put(wider, row)], schemas=[SchemaRecord(wider, pipeline.log.lsn)])
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)

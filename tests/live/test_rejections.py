@@ -226,7 +226,7 @@ def test_a_row_that_a_store_cant_hold_is_kept_and_its_neighbours_are_applied(run
     # The transaction lies in several partitions, which may come in two batches, but not in more.
     reports = running.job.reports[seen_before:]
     batches = [
-        report for report in reports if report["report"] == "StatusReport" and report["sink"] == running.sink(kind)
+        report for report in reports if report["report"] == "BatchApplied" and report["sink"] == running.sink(kind)
     ]
     assert (sum(batch["applied"] for batch in batches), sum(batch["rejected"] for batch in batches)) == (2, 1)
     assert len(batches) <= 2

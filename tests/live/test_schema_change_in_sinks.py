@@ -226,7 +226,7 @@ def test_rows_go_on_to_be_applied_while_others_get_a_default(
         for key in range(90_001, 90_006):
             database.execute(f"insert into t values ({key}, 'new', 1, null, 7)")
             followed.wait_shown(kind, key, d=7)
-        batches = {report["batch_id"] for report in job.reports[since:] if report["report"] == "StatusReport"}
+        batches = {report["batch_id"] for report in job.reports[since:] if report["report"] == "BatchApplied"}
         assert len(batches) <= 1, "the batch goes on meanwhile"
         # Rows that are about to get a default.
         database.execute(f"delete from t where id = {rows}", f"update t set d = 8, a = 'late' where id = {rows - 1}")

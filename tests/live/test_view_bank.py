@@ -65,7 +65,7 @@ def test_a_reader_sees_whole_transactions_of_a_running_job(pipeline: ViewPipelin
     bank, reader = Bank(pipeline.write_in_parts, seed=1), Reader(pipeline)
     bank.work(8)
     with reader.polling(), pipeline.job(spark, settings) as job:
-        job.wait_for("StatusReport")
+        job.wait_for("BatchApplied")
         bank.work(60)
         job.wait_until(lambda seen: seen.get("watermark_lsn") == pipeline.log.lsn)
         assert job.stop() == 0

@@ -25,7 +25,7 @@ from jobs.generations.build_request import (
 from jobs.generations.record import Phase, Record, save_record
 from jobs.generations.starting import STARTING_NAME, starting_record
 from jobs.query.sink_plan import SinkPlan
-from jobs.report import Report, Reporter, SinkFailed, SinkStarted, SinkWaiting, StatusReport
+from jobs.report import BatchApplied, Report, Reporter, SinkFailed, SinkStarted, SinkWaiting
 from jobs.settings import SparkSettings
 from lockstep.rebuild.driver_job import DriverJob
 from lockstep.rebuild.outcome import NoDriver
@@ -134,8 +134,8 @@ def test_what_the_job_reports_reaches_who_asked_for_it_and_its_end_does(store: M
     job.report(SinkWaiting("cache", "Kafka is silent", 1.0))
     _until(lambda: SinkWaiting("cache", "Kafka is silent", 0.01) in reports)
     for number, rows in enumerate((30, 12)):
-        job.report(StatusReport("cache", _BUILT, number, rows, rows, 0, 0, 5, 7, 0))
-    _until(lambda: sum(report.rows for report in reports if isinstance(report, StatusReport)) == 42)
+        job.report(BatchApplied("cache", _BUILT, number, rows, rows, 0, 0, 5, 7, 0))
+    _until(lambda: sum(report.rows for report in reports if isinstance(report, BatchApplied)) == 42)
     job.ended.set()
     assert _ended(asking) is None
     build.stop()

@@ -7,12 +7,12 @@ import pytest
 from cdc.model.errors import LockstepError
 from cdc.model.log_message import LogMessage
 from jobs.report import (
+    BatchApplied,
     BatchGoesOn,
     SinkFailed,
     SinkStarted,
     SinkStopped,
     SinkWaiting,
-    StatusReport,
     UnreadableDeadLetters,
     WatermarkRaised,
     log_report,
@@ -23,7 +23,7 @@ def test_every_report_is_one_line_with_its_facts(caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.DEBUG)
     for report in (
         SinkStarted("search", 2),
-        StatusReport("search", 2, 7, 10, 8, 1, 1, 90, 0x16_B374D848, 0),
+        BatchApplied("search", 2, 7, 10, 8, 1, 1, 90, 0x16_B374D848, 0),
         WatermarkRaised("search", 2, 0x16_B374D848, 0),
         SinkWaiting("search", "redis: connection lost", 0.5),
         BatchGoesOn("search", 2, 8, 15.2),

@@ -21,7 +21,7 @@ from jobs.query.threads import QueryState
 from jobs.query.topic_watch import TopicWatch
 from jobs.query.view_shards import ViewShards
 from jobs.query.whole_progress import WholeProgress
-from jobs.report import Report, SinkWaiting, StatusReport
+from jobs.report import BatchApplied, Report, SinkWaiting
 from sinks.contract import Generations
 from sinks.memory import MemorySink, MemoryStore, open_memory
 from tests.builders import table
@@ -122,7 +122,7 @@ def test_a_batch_that_raises_the_watermark_reports_its_commit_time() -> None:
     hearing = Hearing(keeper, shards=0)
     hearing.hear(TaskReport(rows=1, next_offsets={P0: 5}))
     (report,) = hearing.reports
-    assert isinstance(report, StatusReport)
+    assert isinstance(report, BatchApplied)
     assert (report.watermark_lsn, report.commit_time_ms) == (200, 300)
 
 
@@ -209,7 +209,7 @@ def test_what_one_shard_rejects_is_kept_before_it_is_told_to_be(error: LockstepE
         assert hearing.hear(TaskReport(next_offsets={P0: 5}, shard=1))
     stored = generations.load_progress()
     assert stored is not None
-    counts = [report.rejected for report in hearing.reports if isinstance(report, StatusReport)]
+    counts = [report.rejected for report in hearing.reports if isinstance(report, BatchApplied)]
     assert (counts, stored.rejected) == ([1, 0], 1)
 
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
-from jobs.report import Report, SinkFailed, SinkStarted, SinkStopped, SinkWaiting, StatusReport, WatermarkRaised
+from jobs.report import BatchApplied, Report, SinkFailed, SinkStarted, SinkStopped, SinkWaiting, WatermarkRaised
 from lockstep.capture import metrics as of_capture
 from lockstep.capture.run import Observer
 from monitor.lag import SinkFacts, SourceFacts, report
@@ -54,8 +54,8 @@ def test_the_jobs_reports_become_figures(address: str) -> None:
         reports = [
             SinkStarted("search", 2),
             WatermarkRaised("search", 2, 3000, 1_700_000_001_000),
-            StatusReport("search", 2, 7, 10, 8, 1, 1, 1500, 4096, 0),
-            StatusReport("search", 2, 8, 5, 5, 0, 0, 20, 9000, 1_700_000_001_500),
+            BatchApplied("search", 2, 7, 10, 8, 1, 1, 1500, 4096, 0),
+            BatchApplied("search", 2, 8, 5, 5, 0, 0, 20, 9000, 1_700_000_001_500),
             SinkWaiting("search", "away", 1.0),
         ]
         for one in reports:
