@@ -236,23 +236,24 @@ def find_conditions(
         known, subjects = _names_known(_NO_SERVERS), frozenset[str]()
         if not isinstance(report, LockstepError) and "source" not in report.silent_servers:
             known, subjects = _names_known(_NO_KAFKA), frozenset(_unanswered(report))
-            judged = (*_capture(report, facts, settings), *_sinks(report), *_views(report, now_ms))
+            judged = _of_report(report, facts, settings, now_ms)
             found += [*_slot(report), *(each for each in judged if each.name in known)]
         return Findings(tuple(found), subjects, known | facts.added_names, frozenset(_unasked(facts, settings)))
-    found = [
-        *_slot(report),
-        *_capture(report, facts, settings),
-        *_lag(report, settings),
-        *_sinks(report),
-        *_views(report, now_ms),
-        *_stalled(report),
-        *_verified(report),
-        *of_facts,
-    ]
+    found = [*_slot(report), *_of_report(report, facts, settings, now_ms), *of_facts]
     unknown = _unanswered(report)
     unknown |= {stage.name for stage in report.stages if stage.state is StageState.UNKNOWN}
     keys = {*_unasked(facts, settings), *_begun(report), *(("lag", label) for label in _unmeasured(report))}
     return Findings(tuple(found), frozenset(unknown), unknown_keys=frozenset(keys))
+
+
+def _of_report(report: LagReport, facts: Facts, settings: ConditionSettings, now_ms: int) -> Iterator[Condition]:
+    """The conditions of a report, except those of the slot."""
+    yield from _capture(report, facts, settings)
+    yield from _lag(report, settings)
+    yield from _sinks(report)
+    yield from _views(report, now_ms)
+    yield from _stalled(report)
+    yield from _verified(report)
 
 
 def _unanswered(report: LagReport) -> set[str]:
