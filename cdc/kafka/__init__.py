@@ -1,1 +1,1 @@
-"""The only code that uses the Kafka client: topics, transactional publisher, control topics."""
+"""What is asked of Kafka: topics, the transactional publisher, control topics, and how a client is configured."""

@@ -1,1 +1,2 @@
-"""The only code of capture that uses psycopg: replication stream, slot, catalogue, preflight."""
+"""What capture asks PostgreSQL: connections, replication stream, slot, catalogue, preflight. Callers hold the
+connection, and see psycopg's errors."""

@@ -1,1 +1,2 @@
-"""What capture does besides reading the WAL: shapes, watched tables, large values, repair requests."""
+"""Joins the parts of capture: opens the slot's stream, answers the assembler's questions, and watches tables, their
+shapes, the slot and repair requests. ``live_stream`` builds one stream of all that."""

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -311,17 +312,21 @@ def test_every_path_exists(page: Path) -> None:
 
 def test_the_map_of_the_code_has_what_there_is() -> None:
     (drawing,) = (block for block in blocks(DOCS / "architecture.md", "text") if block.startswith("lockstep/"))
-    top, wrong, seen = "", [], set[str]()
+    top, wrong, seen, parts = "", [], set[str](), defaultdict[str, set[str]](set)
     for line in drawing.splitlines():
         name = line.split()[0]
         if not line.startswith(" "):
             top = name
             seen.add(name.rstrip("/"))
+        else:
+            parts[top].add(name.rstrip("/"))
         path = name if not line.startswith(" ") else top + name
         if not (ROOT / path).exists():
             wrong.append(path)
     assert wrong == []
     assert sorted(set(PACKAGES) - {"docs"} - seen) == []
+    packages = {of: {init.parent.name for init in (ROOT / of).glob("*/__init__.py")} for of in parts}
+    assert packages == parts, "of a package whose parts are listed, all are"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
