@@ -112,8 +112,9 @@ def definition(settings: SinkSettings) -> dict[str, JsonValue]:
 def changed_settings(then: Mapping[str, JsonValue], today: Mapping[str, JsonValue]) -> list[str]:
     """The settings in which two definitions differ, by their names in the configuration. Pure.
 
-    A view's settings are those of its section: ``sql``, ``key``, ``top``, ``retain`` and ``tasks``. A setting that a
-    definition lacks, because it is older than the setting, has its default.
+    ``then`` has every setting that ``today`` has: ``with_definition`` adds defaults of settings that are newer than a
+    stored definition. A view's settings are those of its section: ``sql``, ``key``, ``top``, ``retain`` and ``tasks``.
+    Of these, a missing one has its default.
     """
     changed = list[str]()
     for name in sorted(today):
