@@ -34,7 +34,8 @@ _UNWRITTEN: Final = {
     "number_order",
     "float4_to_float8",
 }
-_FUNCTIONS: Final = {"coalesce", "case", "abs", "length", "lower", "upper"}
+_CALLS: Final = {"coalesce", "case", "abs", "length", "lower", "upper"}
+"""Parts that need no parentheses, neither around them nor around their arguments. Others count as operators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,4 +260,4 @@ def _needs_parentheses(argument: Call, inside: Call) -> bool:
 
 
 def _is_function(call: Call) -> bool:
-    return call.name in _FUNCTIONS or call.name.startswith(("date_trunc:", "date_bin:"))
+    return call.name in _CALLS or call.name.startswith(("date_trunc:", "date_bin:"))
