@@ -1,4 +1,4 @@
-"""Which conditions a report opens, and of which nobody can tell."""
+"""Which conditions a report opens, and which of them are unknown."""
 
 from dataclasses import replace
 from typing import Any
@@ -88,7 +88,7 @@ _ADDED = Condition("extra", "search", Severity.WARNING, "it is wrong", "mend it"
 @pytest.mark.parametrize(
     "report", [Unavailable("PostgreSQL is gone"), LagReport((), True, 0, {})], ids=["silent", "well"]
 )
-def test_what_an_extension_finds_counts_whoever_else_is_silent(report: LagReport | Unavailable) -> None:
+def test_conditions_of_extensions_count_while_servers_are_silent_too(report: LagReport | Unavailable) -> None:
     def findings(facts: Facts) -> Findings:
         return find_conditions(report, facts, ConditionSettings(), now_ms=_NOW_MS)
 
@@ -104,14 +104,14 @@ def test_an_open_gap_is_a_condition_and_a_closed_one_is_not() -> None:
     assert _found(_report(gap=Gap(1, 5, 2, "why"))) == {}
 
 
-def test_readers_behind_count_for_the_generation_that_they_see() -> None:
+def test_only_the_live_generation_can_lag() -> None:
     assert _found(_report(_applied(_sink(), behind_s=301))) == {"lag/cache": Severity.WARNING}
     assert _found(_report(_applied(_sink(), behind_s=299))) == {}
     assert _found(_report(_applied(_sink(is_live=False), behind_s=301))) == {}
     assert _found(_report(_applied(_sink(), behind_s=11)), lag_s=10) == {"lag/cache": Severity.WARNING}
 
 
-def test_what_no_search_finds_yet_counts_as_behind_and_what_lies_with_the_job_does_not() -> None:
+def test_lag_counts_what_searches_find_and_not_what_the_job_has_read() -> None:
     sink = _sink()
     applied = _applied(sink, behind_s=1.0)
     late = replace(applied, sink=None, of_sink=sink, seconds_behind=400.0)
@@ -120,7 +120,7 @@ def test_what_no_search_finds_yet_counts_as_behind_and_what_lies_with_the_job_do
 
 
 @pytest.mark.parametrize("state", list(HeldState))
-def test_a_table_that_a_sink_cannot_take_is_an_alert_and_a_paused_one_is_not(state: HeldState) -> None:
+def test_a_failed_table_is_a_condition_and_a_paused_one_is_not(state: HeldState) -> None:
     held_tables = {TableName("public", "t"): HeldTable(state, 7, reason="a column has another type")}
     found = _found(_report(_applied(_sink(job=JobStatus(JobState.RUNNING, held_tables=held_tables)))))
     has_failed = state in (HeldState.FAILED, HeldState.RETRYING)  # so it doesn't end and open again with each try
@@ -135,7 +135,7 @@ def _view(*, began_s_ago: float | None) -> ReportedView:
 
 
 @pytest.mark.parametrize(
-    ("told", "state", "opens"),
+    ("view", "state", "opens"),
     [
         (_view(began_s_ago=3601), JobState.RUNNING, True),
         (_view(began_s_ago=3599), JobState.RUNNING, False),
@@ -143,12 +143,12 @@ def _view(*, began_s_ago: float | None) -> ReportedView:
         (_view(began_s_ago=3601), JobState.ABSENT, False),  # nobody builds it any more
     ],
 )
-def test_a_view_that_is_being_built_for_long_is_an_alert(told: ReportedView, state: JobState, opens: bool) -> None:
-    sink = replace(_sink("totals", job=JobStatus(state)), is_view=True, view=told)
+def test_a_view_that_builds_for_long_is_a_condition(view: ReportedView, state: JobState, opens: bool) -> None:
+    sink = replace(_sink("totals", job=JobStatus(state)), is_view=True, view=view)
     assert _found(_report(_applied(sink))) == ({"view-building/totals": Severity.WARNING} if opens else {})
 
 
-def test_a_stage_that_says_it_is_stalled_is_one_condition_with_its_reason() -> None:
+def test_a_stalled_stage_is_a_condition_with_its_reason() -> None:
     stage = Stage(
         "in Kafka", 1, 5, 3.0, None, state=StageState.STALLED, since_ms=5, reason="the store hangs", hint="look at it"
     )
@@ -169,7 +169,7 @@ def test_a_stage_that_says_it_is_stalled_is_one_condition_with_its_reason() -> N
         (0.01, 1, Severity.CRITICAL),
     ],
 )
-def test_certificates_warn_three_weeks_ahead_and_short_ones_when_they_were_to_be_new(
+def test_certificates_warn_three_weeks_ahead_and_short_ones_by_their_life(
     days: float, life_days: float, severity: Severity | None
 ) -> None:
     until_ms = int(_NOW_MS + days * _DAY_MS)
@@ -182,13 +182,13 @@ def test_disks_warn_before_they_are_full(free: int, severity: Severity | None) -
     assert _found(_report(), Facts(disks={"/d": (free, 100)})).get("disk-filling//d") == severity
 
 
-def test_a_standby_is_missed_only_where_one_is_meant_to_be() -> None:
+def test_a_missing_standby_counts_only_with_the_setting() -> None:
     assert _found(_report(), Facts(has_standby=False)) == {}
     assert _found(_report(), Facts(has_standby=None), standby=True) == {}
     assert _found(_report(), Facts(has_standby=False), standby=True) == {"no-standby/capture": Severity.WARNING}
 
 
-def test_nothing_is_over_because_nobody_can_look() -> None:
+def test_conditions_stay_unknown_while_servers_are_silent() -> None:
     blind = find_conditions(Unavailable("no source"), Facts(), ConditionSettings(), now_ms=_NOW_MS)
     assert [condition.key for condition in blind.open] == [("unreachable", "source-or-kafka")]
     assert blind.is_unknown("lag", "cache")
@@ -203,7 +203,7 @@ def test_nothing_is_over_because_nobody_can_look() -> None:
     assert not silent.is_unknown("lag", "search")
 
 
-def test_of_what_no_fact_says_anything_nothing_is_over() -> None:
+def test_conditions_without_a_fact_are_unknown() -> None:
     """As after a restart, before anybody has asked."""
     for report in (_report(), Unavailable("no source")):
         unasked = find_conditions(report, Facts(None, None), ConditionSettings(standby=True), now_ms=_NOW_MS)
@@ -221,7 +221,7 @@ def test_of_what_no_fact_says_anything_nothing_is_over() -> None:
     )
 
 
-def test_a_sink_of_which_nobody_knows_how_far_it_is_is_not_up_to_date() -> None:
+def test_a_live_sink_with_an_unknown_lag_counts_as_behind_after_a_while() -> None:
     """As after `recover`, until its first watermark of the new epoch."""
     findings = find_conditions(_report(_applied(_sink(), behind_s=None)), Facts(), ConditionSettings(), now_ms=_NOW_MS)
     assert findings.is_unknown("lag", "cache")
@@ -237,7 +237,7 @@ def test_a_sink_of_which_nobody_knows_how_far_it_is_is_not_up_to_date() -> None:
         assert first.is_unknown("lag", "cache")
 
 
-def test_of_a_report_in_which_a_server_is_silent_only_that_counts() -> None:
+def test_an_old_report_counts_only_for_its_silent_server() -> None:
     """The rest of it is as old as the last whole one, or was never known at all."""
     never = LagReport((), None, None, {}, silent_servers={"source": Unavailable("the source hasn't answered")})
     old = _report(_applied(_sink(), behind_s=900.0), silent_servers=never.silent_servers)
@@ -246,11 +246,11 @@ def test_of_a_report_in_which_a_server_is_silent_only_that_counts() -> None:
         assert [condition.name for condition in findings.open] == ["unreachable", "disk-filling"]
         assert "the source hasn't answered" in findings.open[0].sentence
         for key in (("gap", "capture"), ("rejections-open", "cache"), ("stalled", "received"), ("lag", "cache")):
-            assert findings.is_unknown(*key), "what was told isn't over because nobody can look"
+            assert findings.is_unknown(*key), "what was open stays open while nobody can look"
         assert not findings.is_unknown("unreachable", "source-or-kafka")
 
 
-def test_the_slot_and_the_sinks_are_looked_at_while_kafka_is_silent() -> None:
+def test_the_slot_and_the_sinks_are_judged_while_kafka_is_silent() -> None:
     job = JobStatus(JobState.STOPPED, since_ms=5, reason="it refuses")
     report = _report(
         _applied(_sink(job=job), behind_s=900.0),
@@ -268,13 +268,13 @@ def test_the_slot_and_the_sinks_are_looked_at_while_kafka_is_silent() -> None:
     assert not findings.is_unknown("slot-growing", "capture")
 
 
-def test_a_stage_that_nobody_could_ask_stays_stalled() -> None:
+def test_a_stage_that_does_not_answer_is_unknown() -> None:
     stage = Stage("applied: cache", None, None, None, None, _sink(), StageState.UNKNOWN, reason="no answer")
     findings = find_conditions(_report(stage), Facts(), ConditionSettings(), now_ms=_NOW_MS)
     assert findings.is_unknown("stalled", "applied: cache")
 
 
-def test_nobody_reads_the_slot_before_the_first_copy_is_done() -> None:
+def test_an_unread_slot_is_no_condition_before_the_first_copy_is_done() -> None:
     received = Stage(RECEIVED, None, None, None, None, state=StageState.BUILDING)
     assert _found(_report(received, slot_active=False)) == {}
     absent = Stage(RECEIVED, None, None, None, None, state=StageState.ABSENT)
@@ -282,7 +282,7 @@ def test_nobody_reads_the_slot_before_the_first_copy_is_done() -> None:
     assert _found(_report(absent, slot_active=False)) == {"capture-stopped/capture": Severity.CRITICAL}
 
 
-def test_a_capture_that_begins_and_ends_again_and_again_stays_stopped() -> None:
+def test_a_capture_that_starts_leaves_capture_stopped_as_it_was() -> None:
     starting = Stage(RECEIVED, None, None, None, None, state=StageState.STARTING)
     findings = find_conditions(_report(starting, slot_active=False), _NO_FACTS, ConditionSettings(), now_ms=_NOW_MS)
     assert findings.open == ()
@@ -296,7 +296,7 @@ def test_a_capture_that_begins_and_ends_again_and_again_stays_stopped() -> None:
         (True, "`lockstep rebuild cache --switch` builds it again"),
     ],
 )
-def test_who_differs_is_told_what_can_be_done_about_it(*, is_view: bool, step: str) -> None:
+def test_a_difference_names_the_command_that_mends_it(*, is_view: bool, step: str) -> None:
     """Single rows of a view can't be repaired."""
     different = Verification(1, 2, VerifyOutcome.DIFFERENT, differing=3)
     report = _report(_applied(replace(_sink(), is_view=is_view)), verified={"cache": different})

@@ -100,7 +100,7 @@ def generations_of(store: MemoryStore) -> Generations:
     return opened.generations
 
 
-def test_a_task_that_is_behind_and_says_only_that_it_lives_does_not_pass_for_one_at_work() -> None:
+def test_a_task_that_is_behind_and_reports_no_progress_is_overdue() -> None:
     keeper = keeper_of(generations_of(MemoryStore()), log_of("a"))
     keeper.learn([ProgressRecord(200, 200, {"a": (5,)})])
     hearing = Hearing(keeper, shards=0)
@@ -127,7 +127,7 @@ def test_a_batch_that_raises_the_watermark_reports_its_commit_time() -> None:
 
 
 @pytest.mark.parametrize("is_consistent", [True, False])
-def test_only_the_offsets_of_steps_must_be_with_the_rows(is_consistent: bool) -> None:
+def test_only_offsets_of_whole_transactions_are_stored_with_the_rows(is_consistent: bool) -> None:
     stored: list[Any] = []
 
     def store(ends: object, *, rejected: int, written: object) -> None:
@@ -139,7 +139,7 @@ def test_only_the_offsets_of_steps_must_be_with_the_rows(is_consistent: bool) ->
     assert stored == [(reached, 0, reached if is_consistent else {})]
 
 
-def test_a_view_gets_on_with_the_last_of_its_shards_and_all_is_stored_at_once() -> None:
+def test_a_view_is_as_far_as_its_last_shard_and_all_shards_are_stored_at_once() -> None:
     """A shard's state that was put back to where the view is must not seem to be good."""
     done: list[Any] = []
     is_down = True
@@ -181,7 +181,7 @@ def no_such_topic() -> None:
         (PositionMismatch("offset 5 isn't there"), "the topic was recreated"),
     ],
 )
-def test_what_one_shard_fails_with_is_known_at_once(error: LockstepError, ending: str | None) -> None:
+def test_the_failure_of_one_shard_is_reported_at_once(error: LockstepError, ending: str | None) -> None:
     """Its batch may go on for an hour: another shard is being built."""
     hearing = Hearing(keeper_of(generations_of(MemoryStore()), log_of("a")), check_topics=no_such_topic)
     assert hearing.hear(TaskReport(failure=Failure.of(error), shard=1))
@@ -193,7 +193,7 @@ def test_what_one_shard_fails_with_is_known_at_once(error: LockstepError, ending
 
 
 @pytest.mark.parametrize("error", [None, Unavailable("no brokers"), DataLost("put back"), LockstepError("too many")])
-def test_what_one_shard_rejects_is_kept_before_it_is_told_to_be(error: LockstepError | None) -> None:
+def test_rejections_of_a_shard_are_stored_before_the_shard_gets_the_answer(error: LockstepError | None) -> None:
     """Its batch may go on for an hour: another shard is being built."""
     event = RejectedEvent(Position("shop.views.v", 0, 0), b'{"id":1}', b"{}", "0" * 28, "too large")
     void = ("shop.views.v", b'{"id":2}')
@@ -213,7 +213,7 @@ def test_what_one_shard_rejects_is_kept_before_it_is_told_to_be(error: LockstepE
     assert (counts, stored.rejected) == ([1, 0], 1)
 
 
-def test_a_store_that_was_put_back_gets_no_word_of_what_its_shards_had_reached() -> None:
+def test_a_restored_store_gets_no_later_progress_of_its_shards() -> None:
     """Redis fails over, and has rows and progress as of 8; the shards have forgotten what they wrote up to 10.
 
     Whoever begins then must find both at 8: a state that has forgotten what the store lacks is built again.

@@ -1,4 +1,4 @@
-"""sinks.redis.scripts: which script, and what it is told of a row; what the scripts do is in tests/contract"""
+"""sinks.redis.scripts: which script a table has, and its arguments. tests/contract has what the scripts do."""
 
 import orjson
 import pytest
@@ -14,7 +14,7 @@ ROW: dict[str, JsonValue] = {"id": 1, "note": "a", "customer": None}
 TEXT = orjson.dumps(ROW)
 
 
-def test_a_table_of_which_nothing_is_said_has_the_quicker_script() -> None:
+def test_a_table_without_layout_settings_has_the_faster_script() -> None:
     script, shared = script_for(
         TableLayout(NAME), tombstone_ttl_s=5, overwrite_equal_tags=True, rows="shop:g1:", memos="shop:g1.tags:"
     )
@@ -26,7 +26,7 @@ def test_a_table_of_which_nothing_is_said_has_the_quicker_script() -> None:
     )
 
 
-def test_the_other_script_knows_how_long_a_row_lives_and_where_its_memo_is() -> None:
+def test_the_other_script_gets_the_ttl_and_the_prefix_of_memos() -> None:
     layout = TableLayout(NAME, ttl_s=7, has_fields=True)
     script, shared = script_for(
         layout, tombstone_ttl_s=5, overwrite_equal_tags=False, rows="shop:g1:", memos="shop:g1.tags:"
