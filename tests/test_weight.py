@@ -30,11 +30,11 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 87_191,
+    "lines of the core": 87_198,
     "lines of extensions": 14_201,
     "lines of stack and bench": 9_059,
-    "lines of tests": 94_195,
-    "words of docs": 43_054,
+    "lines of tests": 94_200,
+    "words of docs": 43_176,
     "settings": 166,
 }
 
