@@ -103,11 +103,11 @@ Report = Ready | Committed | Refused | Failed | str
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class ReleaseLocks:
     """There is nothing to copy for now: release the locks."""
 
 
-Order = Part | Rest | None
+Order = Part | ReleaseLocks | None
 """An order to a worker; None: end."""
 
 
@@ -186,7 +186,7 @@ class _Worker:
             publisher.start()
             self.report(Ready())
             while (order := self._order()) is not None:
-                if isinstance(order, Rest):
+                if isinstance(order, ReleaseLocks):
                     reader.rest()
                     continue
                 try:

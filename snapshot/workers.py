@@ -26,7 +26,7 @@ from cdc.protocol.control_records import CaptureState
 from snapshot.copy import CopyProgress, Interrupted, Publisher
 from snapshot.ledger import CopyLedger
 from snapshot.ranges import Part
-from snapshot.worker import Committed, Failed, Job, Ready, Refused, Report, Rest, work
+from snapshot.worker import Committed, Failed, Job, Ready, Refused, ReleaseLocks, Report, work
 
 _WAIT_S: Final = 1.0
 """How long the workers may be silent before others get their turn."""
@@ -99,7 +99,7 @@ class CopyWorkers:
         """Give a part of the table that the worker holds; else one of the first table that it may get; else nothing."""
         held, refused = self._held.pop(pipe, None), self._refused.get(pipe, ())
         name = held if held in left else next((name for name in left if name not in refused), None)
-        order: Part | Rest = Rest()
+        order: Part | ReleaseLocks = ReleaseLocks()
         if name is not None:
             order = left[name].pop(0)
             self._held[pipe] = name

@@ -21,7 +21,7 @@ from extensions.streams.topic_names import is_stream_result_topic
 from jobs.dead_letters.record import DeadLetter
 from lockstep.added_stores import RetriedRows
 from lockstep.config import Config
-from lockstep.rejections.open_records import RejectionBook
+from lockstep.rejections.open_records import OpenRecords
 
 _NO_ROW = "it is no row of a stream query; discard it"
 
@@ -34,11 +34,11 @@ def post_again(config: Config, name: str, chosen: Sequence[DeadLetter], *, say: 
             f"stream query {name} has no webhook to post its rows to",
             hint=f"set stream_queries.{name}.webhook, or `lockstep rejections discard {name}` gives them up",
         )
-    book = RejectionBook(config)
-    posting = _Posting(config, name, book, chosen)
+    open_records = OpenRecords(config)
+    posting = _Posting(config, name, open_records, chosen)
     turns = posting_turns(stream_query_plan(config, name), say=say)
     with row_webhook(name, settings) as webhook, turns as turn:
-        for dead_letter, row in book.topic.values(posting.to_post):
+        for dead_letter, row in open_records.topic.values(posting.to_post):
             posting.post(dead_letter, row, webhook, turn)
     return posting.retried()
 
@@ -46,10 +46,10 @@ def post_again(config: Config, name: str, chosen: Sequence[DeadLetter], *, say: 
 class _Posting:
     """The outcome of each chosen rejection, by the key of its record."""
 
-    def __init__(self, config: Config, name: str, book: RejectionBook, chosen: Sequence[DeadLetter]) -> None:
+    def __init__(self, config: Config, name: str, open_records: OpenRecords, chosen: Sequence[DeadLetter]) -> None:
         self._pipeline = config.pipeline.name
         self._name = name
-        self._book = book
+        self._open_records = open_records
         self._chosen = chosen
         # A sink may have had this name before.
         is_row = partial(_is_row, self._pipeline)
@@ -58,7 +58,7 @@ class _Posting:
         self._seen = set[bytes]()
         self._still_open = set[bytes]()
         self._of_key: dict[bytes, list[DeadLetter]] = {}
-        for each in sorted(filter(is_row, book.read(name)[0]), key=lambda each: each.generation):
+        for each in sorted(filter(is_row, open_records.read(name)[0]), key=lambda each: each.generation):
             self._of_key.setdefault(each.key, []).append(each)
         self.to_post: list[DeadLetter] = []
         for each in filter(is_row, chosen):
@@ -107,14 +107,14 @@ class _Posting:
             return
         same_key = self._of_key.get(dead_letter.key, ())
         received = [dead_letter, *(each for each in same_key if each.generation < dead_letter.generation)]
-        self._book.close(received)
+        self._open_records.close(received)
         self._closed |= {each.record_key for each in received}
 
     def _look(self, is_another: bool, dead_letter: DeadLetter, row: bytes) -> tuple[bool, int | None]:
         """Whether the rejection is still open, and which newer build has another row of its key."""
         if is_another:
             # Another `retry` may have posted it meanwhile, or `lockstep erase` may have removed it.
-            self._still_open = {each.record_key for each in self._book.read(self._name)[0]}
+            self._still_open = {each.record_key for each in self._open_records.read(self._name)[0]}
         if dead_letter.record_key not in self._still_open:
             return False, None
         return True, self._newer.other_row_in(dead_letter.key, row, dead_letter.generation)

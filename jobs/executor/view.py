@@ -20,7 +20,7 @@ from jobs.executor.task_input import Task
 from jobs.executor.task_pace import LogEnd, NextCut
 from jobs.executor.view_build import BuildIsOver, ViewBuild
 from jobs.executor.view_building import BuildProgress, FiguresNow
-from jobs.executor.view_coordination import ViewNotes
+from jobs.executor.view_coordination import ViewRecords
 from jobs.executor.view_delivery import ViewDelivery
 from jobs.executor.view_events import ViewEvents
 from jobs.executor.view_log import Cut, Taken, ViewLog
@@ -96,18 +96,18 @@ def _keep(task: Task, progress: SinkProgress, until: Until, line: DriverLine | N
     assert task.client is not None
     # Fails in a job that another one has replaced, so that it leaves the state to that one.
     sink_for(task).apply(Batch([], fence=task.fence))
-    notes, is_to_be_built = ViewNotes(task), False
+    stored, is_to_be_built = ViewRecords(task), False
     while True:
         with opened_state(task, task.view) as state:
             view = View(task.view.plan, task.shapes, state, scratch=Path(task.view.directory), shard=task.view.shard)
             where = task.view.result_topic
             topic = None if where is None else view_topic_for(task.client, where, task.run, state)
-            is_to_be_built = is_to_be_built or not can_go_on(task, view, topic, notes, progress.offsets)
+            is_to_be_built = is_to_be_built or not can_go_on(task, view, topic, stored, progress.offsets)
             feed = _feed(task, ViewPosition() if is_to_be_built else view.position())
             figures = FiguresNow(view, state.size)
             reports = ViewReports(line, result, progress, feed, figures, goes_on=until.goes_on)
             try:
-                run(_steps(task, view, topic, notes, reports, result, builds=is_to_be_built))
+                run(_steps(task, view, topic, stored, reports, result, builds=is_to_be_built))
                 return
             except BuildIsOver:
                 return
@@ -119,7 +119,7 @@ def _steps(
     task: Task,
     view: View,
     topic: ViewTopic | None,
-    notes: ViewNotes,
+    stored: ViewRecords,
     reports: ViewReports,
     result: Result,
     *,
@@ -127,8 +127,8 @@ def _steps(
 ) -> "ViewSteps":
     """The applier of one attempt, which begins where the state is, or anew."""
     events = ViewEvents(task, reports, result)
-    delivery = ViewDelivery(task, view, topic, notes, result, reports)
-    build = ViewBuild(task, view, events, delivery, notes, reports) if builds else None
+    delivery = ViewDelivery(task, view, topic, stored, result, reports)
+    build = ViewBuild(task, view, events, delivery, stored, reports) if builds else None
     return ViewSteps(task, view, events, delivery, reports, result, build)
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from cdc.model.errors import PositionMismatch
 from jobs.executor.log_reader import Range
 from jobs.executor.task_input import Task
-from jobs.executor.view_coordination import ViewNotes
+from jobs.executor.view_coordination import ViewRecords
 from jobs.executor.view_delivery import ViewDelivery
 from jobs.executor.view_events import ViewEvents
 from jobs.executor.view_log import Cut, Taken
@@ -36,7 +36,7 @@ class ViewBuild:
         view: View,
         events: ViewEvents,
         delivery: ViewDelivery,
-        notes: ViewNotes,
+        stored: ViewRecords,
         reports: ViewReports,
     ) -> None:
         assert task.view is not None
@@ -46,7 +46,7 @@ class ViewBuild:
         self._feed = reports.feed
         self._events = events
         self._delivery = delivery
-        self._notes = notes
+        self._stored = stored
         self._reports = reports
         self._figures = reports.figures
         # Where the topics began, and how much there was to read, when the build began.
@@ -77,8 +77,8 @@ class ViewBuild:
         """Compute everything as of this cut, which was read. Raises BuildIsOver."""
         self._figures.begin(Doing.COMPUTING, self._view.arrived)
         # The sink's rows from an earlier state may be as of a later time, if the source's clock went back since.
-        time_ms = max(cut.commit_time_ms, self._notes.time.next_ms)
-        seq = self._notes.seq_of_new_state(cut)
+        time_ms = max(cut.commit_time_ms, self._stored.time.next_ms)
+        seq = self._stored.seq_of_new_state(cut)
         if self._view.arrived >= AHEAD_FROM and self._delivery.has_nothing():
             position = ViewPosition(cut.epoch, cut.lsn, seq=seq, time_ms=whole_minutes(time_ms))
             with self._delivery.writing_ahead(position, lambda: self._note_computed(0)) as ahead:
@@ -86,7 +86,7 @@ class ViewBuild:
         else:
             self._view.compute(self._note_computed, time_ms=time_ms)
         # Before the state is whole: no stored run then means that no state was ever whole.
-        self._notes.save_run(self._task.run)
+        self._stored.save_run(self._task.run)
         self._view.end_building(epoch=cut.epoch, lsn=cut.lsn, offsets=taken.next_offsets, seq=seq, time_ms=time_ms)
         self._view.adopt(self._task.run)
 

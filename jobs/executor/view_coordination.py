@@ -37,7 +37,7 @@ def has_had_state(records: CoordinationRecords, generation: int, *, tasks: int) 
     return any(records.load(note_name(RUN, generation, number)) not in (None, BUILDING) for number in numbers)
 
 
-class ViewNotes:
+class ViewRecords:
     """The records of one task. Each method raises what the destination raises."""
 
     def __init__(self, task: Task) -> None:

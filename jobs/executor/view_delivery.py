@@ -13,7 +13,7 @@ from cdc.model.event import Events, JsonValue, Position, TableEvents
 from jobs.executor.open_sinks import freeze_opened, sink_for
 from jobs.executor.result import VALUES_BYTES_MAX, RejectedEvent, Result, check_rejections
 from jobs.executor.task_input import Task
-from jobs.executor.view_coordination import BUILDING, ViewNotes
+from jobs.executor.view_coordination import BUILDING, ViewRecords
 from jobs.executor.view_reports import ViewReports
 from jobs.executor.view_topic import ViewTopic
 from jobs.executor.written_ahead import WrittenAhead
@@ -54,7 +54,7 @@ class ViewDelivery:
         task: Task,
         view: View,
         topic: ViewTopic | None,
-        notes: ViewNotes,
+        stored: ViewRecords,
         result: Result,
         reports: ViewReports,
     ) -> None:
@@ -63,7 +63,7 @@ class ViewDelivery:
         self._input = task.view
         self._view = view
         self._topic = topic
-        self._notes = notes
+        self._stored = stored
         self._result = result
         self._reports = reports
         self._progress = reports.progress
@@ -78,7 +78,7 @@ class ViewDelivery:
             self._reports.send(time.monotonic())
         position = self._view.position()
         self._figures.begin(Doing.WRITING, position.counters.rows - self._written_ahead)
-        self._notes.save_before_rows(position)
+        self._stored.save_before_rows(position)
         is_new = self._view.is_new
         if self._view.is_whole:
             self._arrange()
@@ -105,7 +105,7 @@ class ViewDelivery:
         self._figures.building = None
         if self._topic is not None and self._lacks_step(self._topic):
             self._commit(self._topic, is_complete=True)
-        self._notes.save_time(NotedTime(position.time_ms, position.time_ms))
+        self._stored.save_time(NotedTime(position.time_ms, position.time_ms))
         freeze_opened()
         self._result.next_offsets = offsets
 
@@ -114,7 +114,7 @@ class ViewDelivery:
         after a kill in between, the next start finds two runs, and builds."""
         if self._topic is not None:
             self._topic.take_over(run)
-        self._notes.save_run(run)
+        self._stored.save_run(run)
 
     def rejected_with(self, key: _Key) -> str:
         """The tag with which the driver has stored a rejection of this row; "" if it has none."""
@@ -129,8 +129,8 @@ class ViewDelivery:
     @contextmanager
     def writing_ahead(self, position: ViewPosition, meanwhile: Callable[[], None]) -> Iterator[WrittenAhead]:
         """Give the sink rows while they are computed. A later job finds that this was unfinished, and builds anew."""
-        self._notes.save_run(BUILDING)
-        self._notes.save_before_rows(position)
+        self._stored.save_run(BUILDING)
+        self._stored.save_before_rows(position)
         table, tag = self._input.table.name, str(position.tag)
 
         def write(items: Sequence[Item]) -> Outcome:

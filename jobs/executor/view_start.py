@@ -6,7 +6,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from jobs.executor.task_input import Task, ViewInput
-from jobs.executor.view_coordination import ViewNotes
+from jobs.executor.view_coordination import ViewRecords
 from jobs.executor.view_topic import ViewTopic
 from jobs.offsets import Offsets
 from views.state.contract import UnusableState
@@ -29,13 +29,13 @@ def opened_state(task: Task, view: ViewInput) -> Iterator[FileState]:
         yield state
 
 
-def can_go_on(task: Task, view: View, topic: ViewTopic | None, notes: ViewNotes, reached: Offsets) -> bool:
+def can_go_on(task: Task, view: View, topic: ViewTopic | None, stored: ViewRecords, reached: Offsets) -> bool:
     """Whether the view can go on from its state, if the sink has stored ``reached``. If not, it is built."""
     assert task.view is not None
     return (
         view.log() == task.view.log
         and is_usable(view, task.run, reached)
-        and (view.is_of(task.run) or _is_of_last_run(view, notes))
+        and (view.is_of(task.run) or _is_of_last_run(view, stored))
         and (topic is None or _fits(view, topic))
     )
 
@@ -57,11 +57,11 @@ def is_usable(view: View, run: str, reached: Offsets) -> bool:
     return not view.is_arranged and all(reached.get(at, 0) >= offset for at, offset in view.forgotten().items())
 
 
-def _is_of_last_run(view: View, notes: ViewNotes) -> bool:
+def _is_of_last_run(view: View, stored: ViewRecords) -> bool:
     """Whether no other state has written the result, or begun to while it was built, since this one did. Another state,
     such as one on another machine, may have written rows unnoticed that are gone since. This state never had them, so
     it wouldn't have them removed."""
-    last = notes.run
+    last = stored.run
     return last is None or view.is_of(last)
 
 

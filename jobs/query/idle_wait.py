@@ -27,7 +27,7 @@ def look_every_s(partitions: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class IdleWait:
     """What a query calls while it is idle. ``is_behind`` says whether a known progress record isn't applied yet.
     ``wait`` waits at most so many seconds, and less if ``is_behind`` or ``is_over`` may have changed. ``has_more`` asks
     the topics themselves; that costs more, so it is called every ``look_s`` only. It may raise LockstepError."""

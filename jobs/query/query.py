@@ -27,7 +27,7 @@ from jobs.query.batches import Batches, Ran, RowBatches, Slots, WholeBatches
 from jobs.query.captured_tables import CapturedWatch
 from jobs.query.delivery import Delivery, Stopping, only_stopping
 from jobs.query.failures import spark_error
-from jobs.query.idle_wait import Rest, look_every_s
+from jobs.query.idle_wait import IdleWait, look_every_s
 from jobs.query.log_bell import listener_to
 from jobs.query.long_batch_listener import SLOTS, LongBatches
 from jobs.query.progress import ProgressKeeper
@@ -267,7 +267,7 @@ class SinkQuery:
         state = self._state
         state.resting.set()
         try:
-            Rest(
+            IdleWait(
                 wait=state.wait_woken,
                 is_behind=lambda: self._keeper.is_behind,
                 has_more=self._batches.has_more,

@@ -51,20 +51,20 @@ def list_open(
     """
     from lockstep.config import load
     from lockstep.console import say
-    from lockstep.rejections.open_records import RejectionBook
+    from lockstep.rejections.open_records import OpenRecords
     from lockstep.rejections.output import rejections_json, rejections_table, unreadable_text
     from lockstep.rejections.selection import Selection
     from lockstep.terminal import out
 
     selection = Selection(tables=tuple(table or ()), generation=generation)
     loaded = load(config)
-    book = RejectionBook(loaded)
-    chosen, unreadable = book.read(sink, selection)
+    open_records = OpenRecords(loaded)
+    chosen, unreadable = open_records.read(sink, selection)
     if as_json:
-        print_json(rejections_json(chosen, unreadable, book.tables))
+        print_json(rejections_json(chosen, unreadable, open_records.tables))
         return
     if chosen:
-        out.print(rejections_table(chosen, book.tables, time.time_ns() // 1_000_000))
+        out.print(rejections_table(chosen, open_records.tables, time.time_ns() // 1_000_000))
     else:
         # One that was taken out of the configuration may have some all the same.
         is_known = sink is None or sink in loaded.stores
@@ -93,15 +93,15 @@ def show(
     Prints its event's value only with --value.
     """
     from lockstep.config import load
-    from lockstep.rejections.open_records import RejectionBook
+    from lockstep.rejections.open_records import OpenRecords
     from lockstep.rejections.output import rejection_json
     from lockstep.rejections.selection import Selection
 
-    book = RejectionBook(load(config))
-    dead_letter = book.single(sink, Selection(tables=tuple(table or ()), generation=generation, keys=(row,)))
-    document = rejection_json(dead_letter, book.tables)
+    open_records = OpenRecords(load(config))
+    dead_letter = open_records.single(sink, Selection(tables=tuple(table or ()), generation=generation, keys=(row,)))
+    document = rejection_json(dead_letter, open_records.tables)
     if value:
-        event = book.value(dead_letter)
+        event = open_records.value(dead_letter)
         document["value"] = None if event is None else json.loads(event)
     if as_json:
         print_json(document)

@@ -23,7 +23,7 @@ from monitor.background_question import Remembered
 from monitor.copies import CopyReport, CopyStatusCollector
 
 if TYPE_CHECKING:
-    from lockstep.rejections.open_records import RejectionBook
+    from lockstep.rejections.open_records import OpenRecords
 
 _FINDINGS_S: Final = 30.0
 _REJECTIONS_S: Final = 5.0
@@ -41,7 +41,7 @@ class Questions:
         self._sampler = sampler
         self._tables = sampler.tables
         self._collector: tuple[Pipeline, CopyStatusCollector] | None = None
-        self._book: tuple[Config, RejectionBook] | None = None
+        self._open_records: tuple[Config, OpenRecords] | None = None
         self.findings = Remembered(self._ask_findings, seconds=_FINDINGS_S)
         self._copies: Remembered[CopyReport] = Remembered(self._ask_copies, seconds=_COPIES_S)
         self._open = Remembered(self._ask_rejections, seconds=_REJECTIONS_S)
@@ -127,8 +127,8 @@ class Questions:
 
     def _ask_rejections(self) -> list[DeadLetter]:
         config = self._tables.config()
-        if self._book is None or self._book[0] is not config:  # tables have joined
-            from lockstep.rejections.open_records import RejectionBook  # takes memory, and few ask
+        if self._open_records is None or self._open_records[0] is not config:  # tables have joined
+            from lockstep.rejections.open_records import OpenRecords  # takes memory, and few ask
 
-            self._book = config, RejectionBook(config)
-        return self._book[1].read(None)[0]
+            self._open_records = config, OpenRecords(config)
+        return self._open_records[1].read(None)[0]

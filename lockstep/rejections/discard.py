@@ -6,7 +6,7 @@ from jobs.dead_letters.limit import in_words
 from jobs.dead_letters.record import DeadLetter, UnreadableDeadLetter
 from lockstep.config import Config
 from lockstep.console import EXIT_FAILED
-from lockstep.rejections.open_records import RejectionBook, no_such_rejection
+from lockstep.rejections.open_records import OpenRecords, no_such_rejection
 from lockstep.rejections.output import counted
 from lockstep.rejections.selection import Selection
 
@@ -23,11 +23,11 @@ def discard(
 
     The sink needn't exist or be configured any more. Unreadable dead letters are removed only together with all of the
     sink's. Rejections of an extension's store are closed while nobody retries them: a retry would go on with those that
-    it found open. Raises LockstepError if no rejection has the given keys, as ``RejectionBook.read``, and as
+    it found open. Raises LockstepError if no rejection has the given keys, as ``OpenRecords.read``, and as
     ``AddedStore.closing``.
     """
-    book = RejectionBook(config)
-    chosen, unreadable = book.read(sink, selection)
+    open_records = OpenRecords(config)
+    chosen, unreadable = open_records.read(sink, selection)
     removed = [record for record in unreadable if record.sink == sink] if selection.is_unlimited else []
     if not chosen and not removed:
         if selection.keys:
@@ -41,11 +41,11 @@ def discard(
         say("nothing was discarded")
         return EXIT_FAILED
     if added is None:
-        book.close(chosen, removed)
+        open_records.close(chosen, removed)
     else:
         with added.closing(say=say):
-            left = _still_open(book, sink, chosen)
-            book.close(left, removed)
+            left = _still_open(open_records, sink, chosen)
+            open_records.close(left, removed)
         if len(left) < len(chosen):
             say(f"closed meanwhile, by a job or by another command: {len(chosen) - len(left):,}")
         what = _what(sink, left, removed)
@@ -62,6 +62,6 @@ def _what(sink: str, chosen: Sequence[DeadLetter], removed: Sequence[UnreadableD
     return what
 
 
-def _still_open(book: RejectionBook, sink: str, chosen: Sequence[DeadLetter]) -> list[DeadLetter]:
-    now = {dead_letter.record_key for dead_letter in book.read(sink)[0]}
+def _still_open(open_records: OpenRecords, sink: str, chosen: Sequence[DeadLetter]) -> list[DeadLetter]:
+    now = {dead_letter.record_key for dead_letter in open_records.read(sink)[0]}
     return [dead_letter for dead_letter in chosen if dead_letter.record_key in now]

@@ -11,7 +11,7 @@ from lockstep.rejections.output import Tables, position_text, table_text
 from lockstep.rejections.selection import EVERYTHING, Selection
 
 
-class RejectionBook:
+class OpenRecords:
     """The open rejections of a pipeline at each call: the newest dead letter of each row. ``tables`` are those that are
     captured, and the results of views, by topic."""
 

@@ -27,7 +27,7 @@ from lockstep.config import Config
 from lockstep.generations import list_of, settings_of_generation
 from lockstep.rejections.apply_beside import Beside, Portion
 from lockstep.rejections.events import Evaluate, evaluated
-from lockstep.rejections.open_records import RejectionBook, no_such_rejection
+from lockstep.rejections.open_records import OpenRecords, no_such_rejection
 from lockstep.rejections.output import counted
 from lockstep.rejections.retried import Retried
 from lockstep.rejections.selection import Selection
@@ -45,10 +45,10 @@ def retry(config: Config, name: str, selection: Selection, *, say: Callable[[str
     An extension's store retries in its own way, for all generations unless one is named. ``say`` gets the rejections of
     other generations, which are left alone.
     """
-    book = RejectionBook(config)
+    open_records = OpenRecords(config)
     if name not in config.stores:
         raise config.not_found("store", name)
-    chosen, _ = book.read(name, selection)
+    chosen, _ = open_records.read(name, selection)
     if selection.keys and not chosen:
         raise no_such_rejection(name)
     if (added := config.added_stores.get(name)) is not None:
@@ -78,16 +78,22 @@ def retry(config: Config, name: str, selection: Selection, *, say: Callable[[str
     )
     opened = retrying(open_sink(name, settings, generation.number), retries)
     with closing(opened.sink):
-        return _Attempt(config, name, book, settings, opened, generation.number).run(mine)
+        return _Attempt(config, name, open_records, settings, opened, generation.number).run(mine)
 
 
 class _Attempt:
     def __init__(
-        self, config: Config, name: str, book: RejectionBook, settings: SinkSettings, opened: OpenedSink, number: int
+        self,
+        config: Config,
+        name: str,
+        open_records: OpenRecords,
+        settings: SinkSettings,
+        opened: OpenedSink,
+        number: int,
     ) -> None:
         self._config = config
         self._name = name
-        self._book = book
+        self._open_records = open_records
         self._opened = opened
         self._settings = settings
         self._number = number
@@ -98,7 +104,7 @@ class _Attempt:
 
     def run(self, dead_letters: Sequence[DeadLetter]) -> Retried:
         """Retry these, a bounded part at a time. Raises LockstepError."""
-        beside = self._beside({self._book.tables.get(each.position.topic) for each in dead_letters})
+        beside = self._beside({self._open_records.tables.get(each.position.topic) for each in dead_letters})
         progress = self._opened.generations.load_progress()
         topics = {dead_letter.position.topic for dead_letter in dead_letters}
         if self._settings.view is not None:
@@ -113,7 +119,7 @@ class _Attempt:
             else:
                 self._retried.refused.append(replace(dead_letter, reason=reason))
         taken_count = 0
-        for portion in _portions(self._book, usable):
+        for portion in _portions(self._open_records, usable):
             taken_count += self._take(beside, portion)
         self._retried.gone = len(usable) - taken_count
         return self._retried
@@ -123,7 +129,7 @@ class _Attempt:
             self._opened,
             self._name,
             self._number,
-            self._book.tables,
+            self._open_records.tables,
             records=lambda: read_schema_records(self._config.kafka.client(), self._config.pipeline.name),
             still_open=self._still_open,
             evaluate=self._evaluation(tables),
@@ -149,7 +155,7 @@ class _Attempt:
 
     def _foreign_reason(self, topic: str) -> str | None:
         """Why the generation can't take events of this topic; None if it can."""
-        table = self._book.tables.get(topic)
+        table = self._open_records.tables.get(topic)
         if table is None:
             return "its table isn't captured any more; discard it"
         if self._settings.view is not None and table != self._settings.view.table:
@@ -168,7 +174,7 @@ class _Attempt:
         ]
         still_open = {dead_letter.record_key for dead_letter in refused}
         closed = [dead_letter for dead_letter, _ in portion if dead_letter.record_key not in still_open]
-        self._book.close(closed)
+        self._open_records.close(closed)
         self._retried.taken += len(closed) - events.void
         self._retried.void += events.void
         self._retried.refused += refused
@@ -176,7 +182,7 @@ class _Attempt:
 
     def _still_open(self, portion: Portion) -> Portion:
         """Those that nobody has closed since they were read, as `lockstep erase` closes a row's rejections."""
-        now = {dead_letter.record_key for dead_letter in self._book.read(self._name)[0]}
+        now = {dead_letter.record_key for dead_letter in self._open_records.read(self._name)[0]}
         return [(dead_letter, value) for dead_letter, value in portion if dead_letter.record_key in now]
 
 
@@ -194,12 +200,12 @@ def lost_topics(topics: Iterable[str], progress: Progress | None, topic_ids: Map
 
 
 def _portions(
-    book: RejectionBook, dead_letters: Sequence[DeadLetter]
+    open_records: OpenRecords, dead_letters: Sequence[DeadLetter]
 ) -> Iterator[list[tuple[DeadLetter, bytes | None]]]:
     """The dead letters with their events' values, a bounded part at a time."""
     portion: list[tuple[DeadLetter, bytes | None]] = []
     size = 0
-    for dead_letter, value in book.topic.values(dead_letters):
+    for dead_letter, value in open_records.topic.values(dead_letters):
         portion.append((dead_letter, value))
         size += len(dead_letter.key) + len(value or b"")
         if len(portion) >= _PORTION_EVENTS or size >= _PORTION_BYTES:

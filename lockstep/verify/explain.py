@@ -14,7 +14,7 @@ from cdc.model.table import Table, TableName
 from cdc.model.timeouts import TOPIC_READ_S
 from cdc.protocol.envelope import tag_of
 from lockstep.config import Config
-from lockstep.rejections.open_records import RejectionBook
+from lockstep.rejections.open_records import OpenRecords
 from lockstep.verify.canonical import Key, key_of
 from lockstep.verify.progress import OnStep, Step
 from lockstep.verify.report import Difference, TableReport
@@ -117,10 +117,10 @@ def rejection_reasons(
     unreadable dead letters may be the sink's."""
     shapes = {table.name: table for table in tables}
     reasons: dict[tuple[TableName, Key], str] = {}
-    book = RejectionBook(config)
-    dead_letters, unreadable = book.read(sink)
+    open_records = OpenRecords(config)
+    dead_letters, unreadable = open_records.read(sink)
     for dead_letter in dead_letters:
-        name = book.tables.get(dead_letter.position.topic)
+        name = open_records.tables.get(dead_letter.position.topic)
         table = None if name is None else shapes.get(name)
         key = orjson.loads(dead_letter.key)
         if table is not None and dead_letter.generation == generation and key.keys() == set(table.key):

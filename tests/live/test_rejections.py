@@ -23,7 +23,7 @@ from jobs.generations.held_tables import Wish, give_order
 from lockstep.cli.main import exit_code
 from lockstep.config import Config, load
 from lockstep.rejections.discard import discard
-from lockstep.rejections.open_records import RejectionBook
+from lockstep.rejections.open_records import OpenRecords
 from lockstep.rejections.selection import Selection
 from sinks.contract import OpenedSink
 from sinks.registry import open_sink
@@ -162,7 +162,7 @@ tables = ["public.labels"]
 
     def open(self, kind: str) -> dict[str, DeadLetter]:
         """The open rejections of a sink, by the row's key."""
-        dead_letters, _ = RejectionBook(self.config).read(self.sink(kind))
+        dead_letters, _ = OpenRecords(self.config).read(self.sink(kind))
         return {dead_letter.key.decode(): dead_letter for dead_letter in dead_letters}
 
     def dead_letters(self, kind: str, generation: int = 1) -> DeadLetters:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from cdc.model.errors import Unavailable
-from jobs.query.idle_wait import Rest, look_every_s
+from jobs.query.idle_wait import IdleWait, look_every_s
 
 
 @dataclass
@@ -35,7 +35,7 @@ class _Moments:
 
     def rest(self, *, look_s: float = 10.0, look_now: bool = False) -> float:
         """Returns when the rest ended."""
-        Rest(
+        IdleWait(
             wait=self.wait,
             is_behind=lambda: self.now >= self.behind_from,
             has_more=self.has_more,

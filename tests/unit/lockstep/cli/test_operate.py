@@ -286,7 +286,7 @@ def test_an_event_is_in_the_pipe_before_the_next_is_waited_for(config: str, monk
 
 
 class NoRejections:
-    """A book without a rejection."""
+    """A pipeline without a rejection."""
 
     tables: ClassVar[dict[str, object]] = {}
 
@@ -311,6 +311,6 @@ def test_a_sink_without_rejections_that_is_not_there_is_told(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("lockstep.rejections.open_records.RejectionBook", NoRejections)
+    monkeypatch.setattr("lockstep.rejections.open_records.OpenRecords", NoRejections)
     assert exit_code(["rejections", "list", *arguments, "--config", config]) == 0
     assert capsys.readouterr().err == f"{sentence}\n"
