@@ -77,6 +77,7 @@ class Captured:
         remove_later(self.client, self.name)
 
     def configure(self, **changes: Any) -> None:
+        assert changes.keys() <= type(self.config.source).model_fields.keys(), "such a setting would change nothing"
         source = self.config.source.model_copy(update=changes)
         self.config = self.config.model_copy(update={"source": source})
 

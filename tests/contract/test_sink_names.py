@@ -1,5 +1,6 @@
 """What every sink promises of columns whose names a store uses itself: they work, or they are refused in time."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -44,9 +45,9 @@ OTHERS = ("x" * 63, "y" * 64, '"', "'", "\\", "?", ":name", "%s", "{}", "a,b", "
 IN_KEYS = ("oid", "row", "rank", "_id", "_source", "t", "v", ":t", "known", "given", "excluded", "lockstep_rank", "é")
 
 
-def named(names: list[str]) -> Table:
-    """A table with columns of these names. Some of them are in its key."""
-    key = ("id", *(name for name in names if name in IN_KEYS))
+def named(names: list[str], *, in_keys: Collection[str]) -> Table:
+    """A table with columns of these names. Those of ``in_keys`` are in its key."""
+    key = ("id", *(name for name in names if name in in_keys))
     return replace(ITEMS, columns=(*ITEMS.columns, *map(column, names)), key=key)
 
 
@@ -58,10 +59,10 @@ def refusal(sink: Sink, shape: Table) -> LockstepError | None:
     return None
 
 
-def accepted(sink: Sink, names: list[str]) -> list[str]:
+def accepted(sink: Sink, names: list[str], *, in_keys: Collection[str]) -> list[str]:
     """The names that a sink takes, once it is prepared for them. Every refusal names the column and the way out."""
     left = names
-    while (failure := refusal(sink, named(left))) is not None:
+    while (failure := refusal(sink, named(left, in_keys=in_keys))) is not None:
         refused = [name for name in left if f"has a column {name!r}," in str(failure)]
         assert len(refused) == 1, failure
         assert "rename = {" in (failure.hint or "")
@@ -72,8 +73,9 @@ def accepted(sink: Sink, names: list[str]) -> list[str]:
 def test_a_column_by_a_name_of_a_store_works_or_is_refused(destination: Destination, name: str) -> None:
     opened = destination.opened(name, 1)
     every = list(dict.fromkeys((*POSTGRESQLS, *DUCKDBS, *OPENSEARCHS, *DELTAS, *REDIS, *OURS, *OTHERS)))
-    names = accepted(opened.sink, every)
-    shape = named(names)
+    in_keys = () if destination.names_keys else IN_KEYS
+    names = accepted(opened.sink, every, in_keys=in_keys)
+    shape = named(names, in_keys=in_keys)
     if opened.bulk is not None:
         opened.bulk.begin_bulk()
     fence = opened.sink.claim()
