@@ -33,7 +33,7 @@ BUDGETS: Final = {
     "lines of the core": 87_204,
     "lines of extensions": 14_201,
     "lines of stack and bench": 9_059,
-    "lines of tests": 94_190,
+    "lines of tests": 94_197,
     "words of docs": 43_176,
     "settings": 166,
 }

@@ -173,13 +173,20 @@ class _Pipeline:
         return session
 
     def _create_publication(self) -> None:
-        objects = [text.replace(SCHEMA, case.schema(way)) for case, way in self._runs for text in case.published]
+        objects = dict.fromkeys(
+            text.replace(SCHEMA, case.schema(way)) for case, way in self._runs for text in case.published
+        )
         if not objects:
             return
+        # PostgreSQL 14 takes the word TABLE once, before all tables.
+        tables = [each.removeprefix("table ") for each in objects if each.startswith("table ")]
+        clauses = [each for each in objects if not each.startswith("table ")]
+        if tables:
+            clauses.append(f"table {', '.join(tables)}")
         options = self._cases[0].publication_with
         with psycopg.connect(self._dsn, autocommit=True) as connection:
             connection.execute(
-                f"create publication lockstep_{self._name} for {', '.join(dict.fromkeys(objects))}"
+                f"create publication lockstep_{self._name} for {', '.join(clauses)}"
                 f"{f' with ({options})' if options else ''}".encode()
             )
 
