@@ -6,13 +6,31 @@ are judged by all of its described partitions: the stream describes each right a
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
 from cdc.model.errors import UnsupportedChange
 from cdc.model.table import ReplicaIdentity, Table, TableName
 from cdc.protocol.pgoutput import UNCHANGED, Fields, FullImage, KeyImage, Relation
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a relation's old rows are judged by. A table's partitions are many, and of one form or a few."""
+
+    columns: frozenset[tuple[str, int]]
+    """Name and type of each, in any order: a partition has its table's."""
+    identity: frozenset[str]
+    replica_identity: ReplicaIdentity
+
+    @classmethod
+    def of(cls, relation: Relation) -> Self:
+        return cls(
+            frozenset((column.name, column.type_oid) for column in relation.columns),
+            frozenset(column.name for column in relation.columns if column.in_identity),
+            relation.replica_identity,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +44,20 @@ class OldRows:
     keys_can_swap: bool = False
 
     @classmethod
-    def of(cls, table: Table, relation: Relation, partitions: Collection[Relation], *, keys_can_swap: bool) -> Self:
+    def of(
+        cls, table: Table, relation: Relation, partitions: Mapping[Form, Collection[Relation]], *, keys_can_swap: bool
+    ) -> Self:
         """``relation`` describes the table. If it has ``partitions``, its own identity decides nothing. PostgreSQL
         refuses updates and deletes in a partition without any identity."""
-        holders = [partition for partition in partitions if _identity(partition)] or [relation]
-        less = [holder for holder in holders if holder.replica_identity is not ReplicaIdentity.FULL]
+        holders = {form: those for form, those in partitions.items() if form.identity}
+        holders = holders or {Form.of(relation): [relation]}
+        less = [form for form in holders if form.replica_identity is not ReplicaIdentity.FULL]
         is_certain = not keys_can_swap or relation.replica_identity is not ReplicaIdentity.FULL
-        lacking = [holder for holder in less if not (is_certain and _identity(holder).issuperset(table.key))]
-        known = frozenset[str]().union(*map(_identity, less))
+        lacking = [form for form in less if not (is_certain and form.identity.issuperset(table.key))]
+        known = frozenset[str]().union(*(form.identity for form in less))
         places = frozenset(place for place, column in enumerate(table.columns) if column.name in known)
         return cls(
-            tuple(sorted(TableName(holder.schema, holder.name) for holder in lacking)),
+            tuple(sorted(TableName(holder.schema, holder.name) for form in lacking for holder in holders[form])),
             places if less else None,
             keys_can_swap,
         )
@@ -91,7 +112,8 @@ class Partitions:
     """The partitions that the stream has described, by the table that their rows are sent as."""
 
     def __init__(self) -> None:
-        self._of: dict[int, dict[int, Relation]] = defaultdict(dict)
+        # By form: a table of ten thousand partitions is described once for each of them.
+        self._of: dict[int, dict[Form, dict[int, Relation]]] = defaultdict(dict)
         self._table: tuple[Relation, tuple[int, int]] | None = None
         self.of_transaction: dict[int, TableName] = {}
         """The partitions that the running transaction has described, with their tables."""
@@ -100,13 +122,17 @@ class Partitions:
         """The table that rows of this relation are sent as; None if it stands for itself. PostgreSQL describes the
         table first, and its partition immediately after it: ``at`` is the same place."""
         before, self._table = self._table, (relation, at) if is_captured else None
+        form = Form.of(relation)
         if is_captured:  # partitions with other columns are described again
             partitions = self._of[relation.relation_id]
-            for oid in [oid for oid, partition in partitions.items() if not _can_be_partition(partition, relation)]:
-                del partitions[oid]
-        if before is None or before[1] != at or not _can_be_partition(relation, before[0]):
+            self._of[relation.relation_id] = {
+                its: those for its, those in partitions.items() if its.columns == form.columns
+            }
+        if before is None or before[1] != at or form.columns != Form.of(before[0]).columns:
             return None
-        self._of[before[0].relation_id][relation.relation_id] = relation
+        partitions = self._of[before[0].relation_id]
+        _remove(partitions, relation.relation_id)
+        partitions.setdefault(form, {})[relation.relation_id] = relation
         return before[0]
 
     def truncated(self, relations: Sequence[int]) -> None:
@@ -114,18 +140,13 @@ class Partitions:
         for relation in relations:
             self.of_transaction.pop(relation, None)
             for partitions in self._of.values():
-                partitions.pop(relation, None)
+                _remove(partitions, relation)
 
-    def of(self, table: int) -> Collection[Relation]:
-        return self._of.get(table, {}).values()
-
-
-def _identity(relation: Relation) -> frozenset[str]:
-    return frozenset(column.name for column in relation.columns if column.in_identity)
+    def of(self, table: int) -> Mapping[Form, Collection[Relation]]:
+        return {form: those.values() for form, those in self._of.get(table, {}).items()}
 
 
-def _can_be_partition(relation: Relation, table: Relation) -> bool:
-    """Whether it has the table's columns, in any order."""
-    return {(column.name, column.type_oid) for column in relation.columns} == {
-        (column.name, column.type_oid) for column in table.columns
-    }
+def _remove(partitions: dict[Form, dict[int, Relation]], relation: int) -> None:
+    for form, those in list(partitions.items()):
+        if those.pop(relation, None) is not None and not those:
+            del partitions[form]

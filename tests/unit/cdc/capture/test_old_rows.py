@@ -21,8 +21,20 @@ def _partition(identity: str = "d", *delivered: str, oid: int = 7, name: str = "
     return replace(with_identity(ROOT, identity), relation_id=oid, name=name, columns=columns)
 
 
+def _described(*described: Relation) -> Partitions:
+    partitions = Partitions()
+    for each in described:
+        partitions.described(ROOT, is_captured=True, at=AT)
+        partitions.described(each, is_captured=False, at=AT)
+    return partitions
+
+
+def _members(partitions: Partitions) -> list[Relation]:
+    return [each for those in partitions.of(ROOT.relation_id).values() for each in those]
+
+
 def _old_rows(*partitions: Relation) -> OldRows:
-    return OldRows.of(SHAPE, ROOT, partitions, keys_can_swap=False)
+    return OldRows.of(SHAPE, ROOT, _described(*partitions).of(ROOT.relation_id), keys_can_swap=False)
 
 
 def test_of_mixed_partitions_a_row_with_more_than_the_others_have_is_whole() -> None:
@@ -43,7 +55,8 @@ def test_a_change_that_may_be_of_a_partition_without_the_key_is_refused_by_its_n
 
 def test_where_keys_can_swap_a_part_of_a_row_that_comes_as_a_whole_one_is_refused() -> None:
     full = with_identity(ROOT, "f")
-    swapping = OldRows.of(SHAPE, full, [_partition("i", "id", "code")], keys_can_swap=True)
+    partitions = _described(_partition("i", "id", "code")).of(ROOT.relation_id)
+    swapping = OldRows.of(SHAPE, full, partitions, keys_can_swap=True)
     with pytest.raises(UnsupportedChange):
         swapping.require_key(SHAPE, FullImage((b"1", b"c", None)), [0])
     swapping.require_key(SHAPE, FullImage((b"1", b"c", b"n")), [0])
@@ -53,7 +66,7 @@ def test_a_partition_is_described_right_behind_its_table() -> None:
     partitions = Partitions()
     assert partitions.described(ROOT, is_captured=True, at=AT) is None
     assert partitions.described(_partition(), is_captured=False, at=AT) == ROOT
-    assert list(partitions.of(ROOT.relation_id)) == [_partition()]
+    assert _members(partitions) == [_partition()]
     assert partitions.described(_partition(oid=8), is_captured=False, at=AT) is None
 
 
@@ -67,7 +80,7 @@ def test_other_tables_are_no_partitions() -> None:
     partitions.described(ROOT, is_captured=True, at=AT)
     partitions.described(_partition(), is_captured=False, at=AT)
     partitions.truncated([ROOT.relation_id, 7])
-    assert list(partitions.of(ROOT.relation_id)) == []
+    assert _members(partitions) == []
 
 
 def test_partitions_of_another_shape_are_described_again_before_their_rows() -> None:
@@ -76,4 +89,18 @@ def test_partitions_of_another_shape_are_described_again_before_their_rows() -> 
     partitions.described(_partition(), is_captured=False, at=AT)
     renamed = replace(ROOT, columns=(replace(ROOT.columns[0], name="ident"), *ROOT.columns[1:]))
     partitions.described(renamed, is_captured=True, at=AT)
-    assert list(partitions.of(ROOT.relation_id)) == []
+    assert _members(partitions) == []
+
+
+def test_partitions_are_judged_by_their_forms_however_many_they_are() -> None:
+    """The stream describes the table again for each: ten thousand would be judged ten thousand times."""
+    partitions = _described(*(_partition(oid=oid, name=f"part_{oid}") for oid in range(7, 107)))
+    assert len(partitions.of(ROOT.relation_id)) == 1
+    assert len(_members(partitions)) == 100
+
+
+def test_a_partition_has_the_identity_that_was_described_last() -> None:
+    partitions = _described(_partition("i", "code"), _partition(oid=8), _partition("f", "id", "code", "note"))
+    assert sorted(each.relation_id for each in _members(partitions)) == [7, 8]
+    old_rows = OldRows.of(SHAPE, ROOT, partitions.of(ROOT.relation_id), keys_can_swap=False)
+    assert (old_rows.lacking, old_rows.partial) == ((), {0})
