@@ -30,10 +30,10 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 87_204,
+    "lines of the core": 87_225,
     "lines of extensions": 14_201,
     "lines of stack and bench": 9_059,
-    "lines of tests": 94_197,
+    "lines of tests": 94_224,
     "words of docs": 43_176,
     "settings": 166,
 }
