@@ -62,6 +62,8 @@ class Captured:
         self._thread: threading.Thread | None = None
         self.stopping = threading.Event()
         self._told: CaptureState | None = None
+        self.after_commit: Callable[[CaptureState], None] = lambda _: None
+        """Called in capture's own thread, before it reads on."""
         path = directory / f"{self.name}.toml"
         names = ", ".join(f"'{name}'" for name in tables)
         path.write_text(
@@ -109,6 +111,7 @@ class Captured:
 
     def _committed(self, committed: Committed) -> None:
         self._told = committed.state
+        self.after_commit(committed.state)
 
     def wait_for(self, words: str) -> None:
         """Wait until it has said these words."""

@@ -62,6 +62,28 @@ class Copying:
 
         until(holds, every_s=0.1)
 
+    def ask_and(self, act: Callable[[], None], name: TableName = _BIG) -> None:
+        """Ask for a copy, and act in the middle of it."""
+        acted = self.act_after(0, act, name)
+        self.ask(name)
+        self.wait(acted.is_set)
+
+    def act_after(self, rows: int, act: Callable[[], None], name: TableName = _BIG) -> threading.Event:
+        """Act in capture's own thread, as soon as a copy has more rows than these: a look from here may be too late.
+        What this writes to the log comes before the end of the next chunk."""
+        acted = threading.Event()
+
+        def committed(state: CaptureState) -> None:
+            if not acted.is_set() and (copy := state.copying.get(name)) is not None and copy.rows > rows:
+                act()
+                acted.set()
+
+        self.captured.after_commit = committed
+        return acted
+
+    def wait_paused(self, name: TableName = _BIG) -> None:
+        self.wait(lambda: (copy := self.copy(name)) is not None and copy.paused)
+
     def wait_whole(self, name: TableName = _BIG) -> None:
         self.wait(lambda: name in self.state().copied and name not in self.state().copying)
 
@@ -176,9 +198,8 @@ def _commit_unseen(dsn: str) -> None:
 def test_kill_9_in_the_middle_of_a_copy_goes_on_behind_its_last_chunk(copying: Copying, before: bool) -> None:
     captured = copying.captured.start()
     captured.settle()
-    copying.ask()
     with Writers(copying.database):
-        copying.wait(lambda: (copy := copying.copy()) is not None and copy.rows > 0)
+        copying.ask_and(captured.stopping.set)
         captured.stop()
         rows = [copy.rows if (copy := copying.copy()) is not None else 0]
         for chunks in (1, 2, 3):
@@ -238,18 +259,20 @@ def test_a_table_that_changes_in_the_middle_of_its_copy(copying: Copying, change
 @contextlib.contextmanager
 def _held_in_the_middle(copying: Copying, *, name: TableName = _BIG) -> Iterator[None]:
     """A copy that has rows and is paused. It goes on after this."""
-    copying.ask(name)
-    copying.wait(lambda: (copy := copying.copy(name)) is not None and copy.rows > 0)
-    order(copying, CopyAction.PAUSE)
-    copying.wait(lambda: (copy := copying.copy(name)) is None or copy.paused)
+    copying.ask_and(lambda: order(copying, CopyAction.PAUSE), name)
+    copying.wait_paused(name)
     yield
     order(copying, CopyAction.RESUME)
 
 
 def order(copying: Copying, action: CopyAction, name: TableName | None = None) -> None:
-    captured = copying.captured
-    secret = order_secret(captured.config.as_pipeline())
-    send_order(copying.database.connection, CopyOrder(captured.config.slot, action, name), secret)
+    secret = order_secret(copying.captured.config.as_pipeline())
+    _send(copying, action, name, secret)
+
+
+def _send(copying: Copying, action: CopyAction, name: TableName | None, secret: bytes) -> None:
+    with psycopg.connect(copying.database.dsn) as connection:  # of its own: this runs in any thread
+        send_order(connection, CopyOrder(copying.captured.config.slot, action, name), secret)
 
 
 @pytest.mark.parametrize("secret", [pytest.param(b"", marks=pytest.mark.soak), b"another's"])
@@ -257,10 +280,12 @@ def test_an_order_that_nobody_signed_who_sees_the_topics_is_ignored(copying: Cop
     """Any role may write messages, and a paused copy holds up every sink's watermark."""
     captured = copying.captured.start()
     captured.settle()
-    copying.ask()
-    copying.wait(lambda: (copy := copying.copy()) is not None and copy.rows > 0)
-    for action in (CopyAction.PAUSE, CopyAction.CANCEL):
-        send_order(copying.database.connection, CopyOrder(captured.config.slot, action, None), secret)
+
+    def send_unsigned() -> None:
+        for action in (CopyAction.PAUSE, CopyAction.CANCEL):
+            _send(copying, action, None, secret)
+
+    copying.ask_and(send_unsigned)
     captured.wait_for("cancel of copies is ignored: any role may write such orders")
     # Any role can hear notifications.
     heard = CopyOrder(captured.config.slot, CopyAction.PAUSE, None, "ann", 4711)
@@ -303,9 +328,7 @@ def test_a_cancelled_copy_leaves_the_table_as_complete_as_it_was(copying: Copyin
     captured = copying.captured.start()
     captured.settle()
     membership = copying.state().memberships[_BIG]
-    copying.ask()
-    copying.wait(lambda: (copy := copying.copy()) is not None and copy.rows > 0)
-    order(copying, CopyAction.CANCEL, _BIG)
+    copying.ask_and(lambda: order(copying, CopyAction.CANCEL, _BIG))
     copying.wait_whole()
     assert copying.state().memberships[_BIG] == membership
     assert not any("is copied" in line for line in captured.said)
@@ -349,7 +372,7 @@ def test_a_copy_takes_no_more_rows_a_second_than_it_may(copying: Copying) -> Non
     captured.settle()
     before = len(captured.events("public.big"))
     began_s = time.monotonic()
-    copying.ask()
+    copying.ask_and(lambda: None)
     copying.wait_whole()
     assert time.monotonic() - began_s > (3000 - 500) / 5000
     events = captured.events("public.big")[before:]
@@ -375,8 +398,7 @@ def test_a_copy_ends_beside_writers_at_full_speed_on_the_same_rows(copying: Copy
                 at += 3
 
     with beside(*(partial(write, number) for number in range(3))):
-        copying.ask()
-        copying.wait(lambda: copying.copy() is not None)
+        copying.ask_and(lambda: None)
         copying.wait_whole()
     captured.assert_equal()
     assert_tags_grow(captured)
@@ -490,7 +512,7 @@ def test_a_partition_that_comes_to_a_copy_and_goes_before_its_end_leaves_no_row(
         "insert into parts select n, 'x' from generate_series(1, 800) n",
         "insert into parts select n, 'x' from generate_series(2001, 5000) n",
     )
-    copying = Copying(capture("public.parts", sections="[snapshot]\nrows_per_s = 1000"), database)
+    copying = Copying(capture("public.parts"), database)
     name = TableName("public", "parts")
     with _held_in_the_middle(copying, name=name):
         database.execute(
@@ -498,9 +520,9 @@ def test_a_partition_that_comes_to_a_copy_and_goes_before_its_end_leaves_no_row(
             "insert into middle select n, 'before' from generate_series(1001, 1004) n",
             "alter table parts attach partition middle for values from (1000) to (2000)",
         )
-    copying.wait(lambda: (copy := copying.copy(name)) is None or copy.rows > 804)
-    order(copying, CopyAction.PAUSE)
-    copying.wait(lambda: (copy := copying.copy(name)) is None or copy.paused)
+        paused = copying.act_after(804, lambda: order(copying, CopyAction.PAUSE), name)
+    copying.wait(paused.is_set)
+    copying.wait_paused(name)
     assert copying.captured.rows("public.parts")[b'{"id":1001}'] == {"id": 1001, "v": "before"}
     database.execute(*_PASSES[passes])
     order(copying, CopyAction.RESUME)
