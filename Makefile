@@ -11,7 +11,7 @@ ARGS ?=
 
 # What setup installs, by content: after a change of branch that leaves these files alike, nothing is installed again.
 LOCKS := requirements-build.lock requirements.lock stack/jars.lock stack/jdk.lock pyproject.toml setup.py \
-	cdc/protocol/_kernel.pyx sinks/_kernel.pyx
+	cdc/event_format/_kernel.pyx sinks/_kernel.pyx
 READY := $(VENV)/.ready-$(shell cat $(LOCKS) | cksum | tr ' ' -)
 DEV_READY := $(VENV)/.dev-ready-$(shell cat requirements-dev.lock | cksum | tr ' ' -)
 
@@ -94,4 +94,4 @@ clean:
 			[ -x $(BIN)/python ] || { echo "error: $$stack may have servers that run, and without $(VENV) nothing here can" \
 				"stop them: run make setup first" >&2; exit 1; }; \
 			$(BIN)/python -m stack remove --directory $$stack || exit 1; fi; done
-	rm -rf $(VENV) .lockstep/stack .lockstep/demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache cdc/protocol/_kernel.*.so sinks/_kernel.*.so
+	rm -rf $(VENV) .lockstep/stack .lockstep/demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache cdc/event_format/_kernel.*.so sinks/_kernel.*.so

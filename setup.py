@@ -8,7 +8,7 @@ import os
 
 from setuptools import Extension, setup
 
-SOURCES = {"cdc.protocol._kernel": "cdc/protocol/_kernel.pyx", "sinks._kernel": "sinks/_kernel.pyx"}
+SOURCES = {"cdc.event_format._kernel": "cdc/event_format/_kernel.pyx", "sinks._kernel": "sinks/_kernel.pyx"}
 CHOICES = ("auto", "require", "off")
 
 

@@ -24,11 +24,11 @@ from bench.figures import Figure, Limit, Target, percentile
 from bench.rig import Child, Pipeline, Rig, Say, wait_until
 from bench.sizes import Sizes
 from bench.usage import CpuMeter, PeakMemory
+from cdc.event_format.encode import TableEncoder
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import LockstepError
 from cdc.postgres.catalogue import load_tables
 from cdc.postgres.connection import connect
-from cdc.protocol.envelope import TableEncoder
 from cdc.stream.row_encoding import chosen_row_encoding
 from snapshot.row_events import RowEvents
 from snapshot.table_reader import RowReader

@@ -23,7 +23,7 @@ from deltalake import DeltaTable
 from bench.rig import LAKE, WAREHOUSE, Pipeline, sink_name
 from cdc.kafka.control_topics import read_tables
 from cdc.model.errors import LockstepError
-from jobs.settings import OFFSETS_MAX
+from jobs.batch_limits import RECORDS_MAX
 from sinks.redis.scripts import PLAIN
 from sinks.warehouse.names import listed
 from sinks.warehouse.settings import WarehouseSettings
@@ -127,7 +127,7 @@ def copied(pipeline: Pipeline, *, key_last: bool) -> float:
         rows = _copied_out(connection, f"copy (select * from {_table(pipeline)} order by {key}) to stdout")
         connection.execute(f"create table {limit} (like {_table(pipeline)} including defaults)".encode())
         make_key = f"alter table {limit} add primary key ({key})".encode()
-        batch, tasks = OFFSETS_MAX, pipeline.config.kafka.topics.partitions
+        batch, tasks = RECORDS_MAX, pipeline.config.kafka.topics.partitions
         prepared = [
             [b"".join(block) for block in _in_portions(list(portion), _BLOCK_ROWS)]
             for portion in portions_of(rows, batch=batch, tasks=tasks)

@@ -4,14 +4,15 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
+from cdc.event_format.encode import TableEncoder, event_value
 from cdc.kafka.large_rows import LargeRows
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, table_topic_plan
 from cdc.kafka.topic_names import table_topic
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
+from cdc.model.tag import tag_prefix
 from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPhase
-from cdc.protocol.envelope import TableEncoder, event_value, tag_prefix
 
 _EPOCH = 1
 _FIRST_LSN = 0x100_0000

@@ -6,7 +6,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Self
 
-from cdc.capture.settings import COPY_BATCH, STREAM_BATCH, BatchSize, CaptureSettings, SnapshotSettings
+from cdc.capture.batch_size import COPY_BATCH, STREAM_BATCH, BatchSize
+from cdc.capture.settings import CaptureSettings, SnapshotSettings
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_names import table_topic
 from cdc.model.table import TableName

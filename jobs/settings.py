@@ -53,13 +53,6 @@ LIBRARIES_VARIABLE: Final = "LOCKSTEP_LIBRARIES"
 """The environment variable with the modules, separated by commas, that Python's daemon loads for its workers."""
 
 
-OFFSETS_MAX: Final = 200_000
-"""The most records in a batch."""
-
-WINDOW_BYTES: Final = 64 * 1024 * 1024
-"""How many bytes of the log a task holds at once, folded by key. A Python worker takes about twice as much."""
-
-
 class SparkSettings(Settings):
     """How the Spark jobs run. The defaults favour latency; a backlog is still read in few large batches."""
 

@@ -10,15 +10,15 @@ from typing import Any, Final
 import orjson
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
+from cdc.event_format.decode import op_of, tag_of
 from cdc.kafka.client import new_client
 from cdc.kafka.consumer import close_consumer, find_leaders
 from cdc.kafka.topic_admin import TopicAdmin, reason
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.printable import visible
 from cdc.model.table import TableName
-from cdc.model.tag import Tag
+from cdc.model.tag import TAG_HEADER, Tag
 from cdc.pipeline_settings import Pipeline
-from cdc.protocol.envelope import TAG_HEADER, op_of, tag_of
 from monitor.log_start import AfterLsn, offsets_after, offsets_since
 
 _OPERATIONS = {"r": "snapshot", "c": "insert", "u": "update", "d": "delete", "t": "truncate", "x": "left out"}

@@ -1,6 +1,6 @@
 """Chooses the code that turns ordinary rows of the log into what stores receive: the compiled kernel, else Python.
 
-``_kernel.pyx`` repeats what ``cdc.protocol.envelope``, ``sinks.columns.copy_text`` and the writers of the sinks do.
+``_kernel.pyx`` repeats what ``cdc.event_format``, ``sinks.columns.copy_text`` and the writers of the sinks do.
 These stay the reference: a kernel that returns other bytes isn't used, for example one built from older code.
 """
 
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from cdc.event_format.decode import RowReader
+from cdc.event_format.encode import event_value
 from cdc.model.event import parse_object
 from cdc.protocol.compiled_code import VARIABLE, CompiledCode, KernelChoice, chosen_code, load_compiled
-from cdc.protocol.envelope import RowReader
 from sinks.columns.copy_text import copy_line
 
 if TYPE_CHECKING:
@@ -56,9 +57,9 @@ _KEYS_OF_TWO: Final = [b'{"id":42,"no":-7}', b'{"id":"a\xc3\xbc","no":0}']
 
 def agrees(module: ModuleType) -> bool:
     """Whether a compiled module treats two rows as Python does."""
-    source = b',"source":{"version":"1","schema":"s","schema_id":"9"'
+    source = b'{"version":"1","schema":"s","schema_id":"9","lsn":'
     events = [
-        b'{"op":"u","tag":"%b","before":null,"after":%b%b,"lsn":1},"ts_ms":2}' % (tag.encode(), row, source)
+        event_value(b"u", tag[:-8].encode(), int(tag[-8:], 16), b"null", row, source, lsn=1, commit_time_ms=2)
         for tag, row in zip(_TAGS, _ROWS, strict=True)
     ]
     reader = RowReader()
@@ -73,7 +74,7 @@ def agrees(module: ModuleType) -> bool:
         rows: list[bytes | None] = []
         kernel = _lines_of(of_module, _COLUMNS)
         return (
-            of_module.take_rows(events, 0, source, rows) == len(events)
+            of_module.take_rows(events, 0, reader.beginning, rows) == len(events)
             and rows == taken
             and kernel.lines(_KEYS, _TAGS, list(_ROWS), ["f", "f"], 0, 2) == (lines.encode(), 2)
             and kernel.lines(_KEYS, _TAGS, [None, None], ["x", "x"], 0, 1) == (deletion.encode(), 1)

@@ -27,12 +27,12 @@ import orjson
 
 from cdc.capture.loop import Pause
 from cdc.capture.row_changes import OrdinaryRows
+from cdc.event_format.encode import is_key
 from cdc.model.lsn import format_lsn
 from cdc.model.table import Table, TableName
-from cdc.model.tag import SNAPSHOT_SEQ
+from cdc.model.tag import SNAPSHOT_SEQ, tag_prefix, tag_text
 from cdc.protocol.control_records import CaptureState, SchemaRecord, ShapeChange, TableCopy
 from cdc.protocol.copy_text import split_row
-from cdc.protocol.envelope import is_key, tag_prefix, tag_text
 from cdc.protocol.walsender import Frame
 from cdc.row_rate import RowRate
 from cdc.stream.repair_requests import RepairRequests

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from cdc.capture.messages_and_outbox import Headers
+from cdc.capture.batch_size import BatchSize
 from cdc.capture.published_table import PublishedTable
-from cdc.capture.settings import BatchSize
+from cdc.model.event import Headers
 from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import CaptureState, SchemaRecord
 from snapshot.row_events import EncodedRow, Line, RowEvents

@@ -1,4 +1,4 @@
-"""Keys as in events -> the text by which PostgreSQL reads them: the inverse of ``cdc.protocol.pgvalues``. Pure."""
+"""An event's keys -> the text by which PostgreSQL reads them: what undoes ``cdc.event_format.json_values``. Pure."""
 
 import re
 from collections.abc import Mapping

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from cdc.capture.batch_size import BatchSize
 from cdc.capture.published_table import PublishedTable
-from cdc.capture.settings import BatchSize
 from cdc.model.table import TableName
 from cdc.protocol.control_records import CaptureState
 from cdc.protocol.copy_ledger import CopiedRange

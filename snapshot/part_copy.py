@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from cdc.capture.settings import BatchSize
+from cdc.capture.batch_size import BatchSize
 from cdc.model.table import Table
 from cdc.protocol.copy_ledger import CopiedRange
 from cdc.row_rate import RowRate

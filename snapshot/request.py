@@ -9,6 +9,7 @@ from typing import Any, Final
 import orjson
 import psycopg
 
+from cdc.event_format.encode import TableEncoder
 from cdc.kafka.control_topics import read_state
 from cdc.machine_load import patient
 from cdc.model.errors import ConfigurationError, LockstepError
@@ -20,7 +21,6 @@ from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.copy_orders import CopyAction, CopyOrder, notify_order, send_order
 from cdc.postgres.repair_messages import KEYS_MAX, request_repair
 from cdc.postgres.slot import find_slot, is_captured, require_own_slot
-from cdc.protocol.envelope import TableEncoder
 from cdc.stream.slot_watch import HeldWal, look_at_slot
 from cdc.stream.topics import order_secret
 from snapshot.table_reader import RowReader

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 from cdc.capture.published_table import PublishedTable
+from cdc.event_format.encode import TableEncoder, event_value
 from cdc.model.errors import LockstepError
-from cdc.model.tag import SNAPSHOT_SEQ
+from cdc.model.tag import SNAPSHOT_SEQ, tag_prefix, tag_text
 from cdc.protocol.control_records import CaptureState
 from cdc.protocol.copy_text import split_row
-from cdc.protocol.envelope import TableEncoder, event_value, tag_prefix, tag_text
 from cdc.protocol.pgoutput import Fields
 
 if TYPE_CHECKING:
-    from cdc.protocol._kernel import RowKernel
+    from cdc.event_format._kernel import RowKernel
 
 Line = bytes | memoryview
 """A row as COPY sends it in text format, with its newline."""

@@ -4,8 +4,8 @@ import time
 from collections.abc import Generator, Iterator
 from itertools import islice
 
+from cdc.event_format.decode import DELETED, op_of, tag_of
 from cdc.kafka.topic_reader import Record
-from cdc.protocol.envelope import DELETED, op_of, tag_of
 from cdc.spilling import SpillingMap
 from snapshot.chunk_session import KEYS_AT_ONCE
 

@@ -18,6 +18,7 @@ from typing import Final
 import psycopg
 
 from cdc.capture.settings import COPY_WORKERS_MAX
+from cdc.event_format.encode import TableEncoder
 from cdc.kafka.large_rows import LargeRows
 from cdc.kafka.record_limits import RecordLimit
 from cdc.kafka.topic_names import STATE, control_topic, table_topic
@@ -27,7 +28,6 @@ from cdc.model.table import Table, TableName
 from cdc.pipeline_settings import Pipeline
 from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
 from cdc.protocol.copy_ledger import CopiedRange
-from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.membership import Membership
 from cdc.row_rate import RowRate
 from cdc.stream.row_encoding import chosen_row_encoding

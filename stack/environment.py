@@ -161,7 +161,7 @@ class Setup:
         self.install("PySpark", locked, "--no-build-isolation", DIST_EXTRA_CONFIG=str(configuration))
 
     def _own_code(self) -> None:
-        for kernel in (*ROOT.glob("cdc/protocol/_kernel.*.so"), *ROOT.glob("sinks/_kernel.*.so")):
+        for kernel in (*ROOT.glob("cdc/event_format/_kernel.*.so"), *ROOT.glob("sinks/_kernel.*.so")):
             kernel.unlink()
         self.say("kernels", "compiling")
         run([self.python, *INSTALL, "--quiet", "--no-deps", "--no-build-isolation", "-e", "."], list)

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from cdc.capture.batch import Committed
-from cdc.capture.settings import COPY_BATCH, STREAM_BATCH, BatchSize
+from cdc.capture.batch_size import COPY_BATCH, STREAM_BATCH, BatchSize
 from cdc.kafka.control_topics import read_schema_records, read_state
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.table import Table, TableName

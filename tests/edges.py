@@ -7,12 +7,13 @@ from types import MappingProxyType
 from typing import Any
 
 from cdc.capture.batch import Batch, Committed, commit_pace
+from cdc.capture.batch_size import STREAM_BATCH, BatchSize
 from cdc.capture.confirmation import Clock, Confirmation
 from cdc.capture.loop import CaptureLoop, Pause
-from cdc.capture.messages_and_outbox import Headers
 from cdc.capture.questions import Event
-from cdc.capture.settings import STREAM_BATCH, BatchSize, CaptureSettings
+from cdc.capture.settings import CaptureSettings
 from cdc.model.errors import Unavailable
+from cdc.model.event import Headers
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table
 from cdc.pace import Pace

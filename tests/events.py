@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from cdc.event_format.encode import TableEncoder, event_value
 from cdc.kafka.large_rows import LargeRows
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.settings import KafkaSettings, TopicSettings
@@ -10,8 +11,8 @@ from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, control_topic_plans, pa
 from cdc.kafka.topic_names import table_topic
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
+from cdc.model.tag import tag_prefix, tag_text
 from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPhase
-from cdc.protocol.envelope import TableEncoder, event_value, tag_prefix, tag_text
 from tests.topics import configure, remove_later
 
 Row = Mapping[str, JsonValue]

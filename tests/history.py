@@ -6,7 +6,6 @@ from types import MappingProxyType
 from typing import Any
 
 from cdc.capture.assembler import Assembler
-from cdc.capture.messages_and_outbox import MessageChannel
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.questions import (
     Event,
@@ -23,11 +22,12 @@ from cdc.capture.questions import (
 from cdc.capture.relations import Relations
 from cdc.capture.resume import StreamProgress
 from cdc.capture.row_changes import RowChanges
+from cdc.event_format.encode import TableEncoder
+from cdc.event_format.messages import MessageChannel
 from cdc.kafka.topic_names import table_topic
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
-from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.pgoutput import Message, Relation
 from cdc.stream.row_encoding import chosen_row_encoding
 from cdc.toast.memory import MemoryStore

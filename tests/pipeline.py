@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.questions import Event
+from cdc.event_format.encode import TableEncoder
 from cdc.kafka.control_topics import read_state, read_tables
 from cdc.model.errors import Unavailable
 from cdc.model.lsn import parse_lsn
@@ -30,7 +31,6 @@ from cdc.postgres.settings import SourceSettings
 from cdc.postgres.slot import drop_slot, emit_heartbeat, find_slot
 from cdc.protocol.control_records import CaptureState
 from cdc.protocol.copy_text import split_row
-from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.pgoutput import decode
 from lockstep.apply import apply_sinks
 from lockstep.config import Config, load

@@ -25,7 +25,7 @@ from typing import Any
 import orjson
 import psycopg
 
-from cdc.capture.settings import BatchSize
+from cdc.capture.batch_size import BatchSize
 from cdc.kafka.control_topics import read_state
 from cdc.kafka.topic_names import MESSAGES, control_topic
 from cdc.kafka.topic_reader import TopicReader

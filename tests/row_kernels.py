@@ -12,13 +12,13 @@ from typing import Any, Final
 import pytest
 
 from cdc.capture.questions import Event
+from cdc.event_format.compiled import RowEncoding, row_encoding
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName
 from cdc.protocol.compiled_code import load_compiled
 from cdc.protocol.control_records import CaptureState
 from cdc.protocol.pgoutput import Begin
-from cdc.protocol.row_kernel import RowEncoding, row_encoding
 from cdc.toast.memory import MemoryStore
 from cdc.toast.rule import ToastRule
 from sinks.sink_kernel import agrees

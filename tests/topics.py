@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from cdc.capture.questions import Event
 from cdc.kafka.consumer import find_leaders
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.protocol.envelope import TAG_HEADER
+from cdc.model.tag import TAG_HEADER
 
 _PATIENCE_S = 300.0
 

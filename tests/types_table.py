@@ -1,7 +1,7 @@
 """The table of docs/types.md, made from the code that it describes: ``python -m tests.types_table`` writes it."""
 
+from cdc.event_format.json_values import json_encoder
 from cdc.model.table import Column
-from cdc.protocol.pgvalues import json_encoder
 from sinks.opensearch.mapping import field_mapping
 from sinks.warehouse.duckdb.values import stored_as
 from sinks.warehouse.postgres.tables import column_type

@@ -9,14 +9,15 @@ import struct
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
-from cdc.capture.messages_and_outbox import MessageChannel, OutboxRoute
+from cdc.capture.outbox import OutboxRoute
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.questions import Events, Notice, Steps
 from cdc.capture.relations import CountedOnly, Route
 from cdc.capture.row_changes import OrdinaryRows, RowChanges
+from cdc.event_format.messages import MessageChannel
 from cdc.model.errors import LockstepError, UnsupportedChange
 from cdc.model.table import TableName
-from cdc.protocol.envelope import tag_prefix, tag_text
+from cdc.model.tag import tag_prefix, tag_text
 from cdc.protocol.pgoutput import (
     Begin,
     Commit,

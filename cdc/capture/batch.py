@@ -7,11 +7,12 @@ from functools import partial
 from typing import Final, Protocol
 
 from cdc.capture.assembler import Assembler
+from cdc.capture.batch_size import BatchSize
 from cdc.capture.confirmation import Clock, Confirmation
-from cdc.capture.messages_and_outbox import Headers
 from cdc.capture.questions import Event
 from cdc.capture.row_changes import OrdinaryRows
-from cdc.capture.settings import SLOWEST_COMMIT_MS, BatchSize, CaptureSettings
+from cdc.capture.settings import SLOWEST_COMMIT_MS, CaptureSettings
+from cdc.model.event import Headers
 from cdc.model.lsn import Lsn
 from cdc.pace import Pace
 from cdc.protocol.control_records import CaptureState, SchemaRecord

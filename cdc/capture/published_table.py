@@ -3,13 +3,13 @@
 from typing import TYPE_CHECKING
 
 from cdc.capture.old_rows import ALL_WHOLE
+from cdc.event_format.encode import TableEncoder
 from cdc.model.table import Table
 from cdc.protocol.control_records import SchemaRecord
-from cdc.protocol.envelope import TableEncoder
 from cdc.toast.rule import ToastRule
 
 if TYPE_CHECKING:
-    from cdc.protocol._kernel import RowKernel
+    from cdc.event_format._kernel import RowKernel
 
 
 class PublishedTable:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cdc.capture.messages_and_outbox import Headers
 from cdc.capture.published_table import PublishedTable
+from cdc.model.event import Headers
 from cdc.model.table import TableName
 from cdc.protocol.pgoutput import Relation
 

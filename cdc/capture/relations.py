@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from cdc.capture.messages_and_outbox import OutboxChannel, OutboxRoute
 from cdc.capture.old_rows import OldRows, Partitions
+from cdc.capture.outbox import OutboxChannel, OutboxRoute
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.questions import NeedShape, Steps, Uncaptured
 from cdc.model.errors import LockstepError

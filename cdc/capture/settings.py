@@ -1,37 +1,12 @@
-"""Settings of the capture loop and of the first copy, and the sizes of what they send to Kafka at once."""
+"""Settings of the capture loop and of the first copy."""
 
-from dataclasses import dataclass
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from cdc.settings import Settings
 
 SLOWEST_COMMIT_MS: Final = 250
-
-
-@dataclass(frozen=True, slots=True)
-class BatchSize:
-    """The number of events, or bytes of values, after which a Kafka transaction ends."""
-
-    rows: int
-    bytes: int
-
-    def halved(self) -> Self:
-        """Half of both, down to sizes that are never too large."""
-        rows = min(self.rows, max(self.rows // 2, BATCH_ROWS_MIN))
-        return type(self)(rows, min(self.bytes, max(self.bytes // 2, _BATCH_BYTES_MIN)))
-
-
-BATCH_ROWS_MIN: Final = 1000
-_BATCH_BYTES_MIN: Final = 1024 * 1024
-"""No smaller batches are tried automatically: a Kafka that doesn't accept these in a minute can't take a copy."""
-
-STREAM_BATCH: Final = BatchSize(20_000, 16 * 1024 * 1024)
-
-COPY_BATCH: Final = BatchSize(100_000, 64 * 1024 * 1024)
-"""Rows of the first copy aren't awaited like the stream's, and a transaction costs the brokers as much as thousands of
-rows."""
 
 
 class CaptureSettings(Settings):

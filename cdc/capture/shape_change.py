@@ -3,6 +3,8 @@
 The stream has names, types and the replica identity as of the change. Column numbers, the primary key and defaults come
 from the catalogue, which may be ahead of the stream. Then a difference is found too early, never too late: the
 resulting copy is as new as the catalogue.
+
+A renamed key column counts as another key, since events' keys have its name: the table is copied again.
 """
 
 from collections.abc import Callable, Collection, Mapping

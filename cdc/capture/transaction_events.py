@@ -5,8 +5,9 @@ from cdc.capture.questions import Event, Events
 from cdc.capture.relations import Relations
 from cdc.capture.resume import StreamProgress
 from cdc.capture.toast_rows import ToastRows
+from cdc.event_format.encode import event_value
+from cdc.model.tag import tag_prefix, tag_text
 from cdc.protocol.control_records import SchemaRecord
-from cdc.protocol.envelope import event_value, tag_prefix, tag_text
 from cdc.protocol.pgoutput import Begin
 from cdc.protocol.walsender import unix_ms
 

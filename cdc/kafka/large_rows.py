@@ -3,8 +3,8 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
+from cdc.event_format.decode import LEFT_OUT, fitting, op_of
 from cdc.kafka.record_limits import RecordLimit
-from cdc.protocol.envelope import LEFT_OUT, fitting, op_of
 
 _RECORD_OVERHEAD_BYTES: Final = 128
 """The most that a batch of one record has besides key and value."""

@@ -7,7 +7,7 @@ from confluent_kafka import KafkaException
 from cdc.kafka.delivery import deliver, delivering_producer
 from cdc.kafka.topic_admin import NOT_ALLOWED, reason, without_rights
 from cdc.model.errors import LockstepError, Unavailable
-from cdc.protocol.envelope import TAG_HEADER
+from cdc.model.tag import TAG_HEADER
 
 
 def write_tombstones(client: Mapping[str, str | int], topic: str, tags: Mapping[bytes, str]) -> None:

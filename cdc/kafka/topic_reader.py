@@ -8,10 +8,10 @@ from pathlib import Path
 
 from confluent_kafka import Message
 
+from cdc.event_format.decode import DELETED, after_of, op_of, tag_of
 from cdc.kafka.reading import WAIT_S, message_lists, reading
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
-from cdc.model.tag import SNAPSHOT_SEQ
-from cdc.protocol.envelope import DELETED, TAG_HEADER, after_of, op_of, tag_of, tag_text
+from cdc.model.tag import SNAPSHOT_SEQ, TAG_HEADER, tag_text
 from cdc.spilling import SpillingMap
 
 

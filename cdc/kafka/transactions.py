@@ -14,8 +14,8 @@ from cdc.kafka.large_rows import LargeRows
 from cdc.kafka.producer_refusals import ProducerRefusals, RefusedRecords, errors_of_its_own
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, partitions_of
 from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.tag import TAG_HEADER
 from cdc.model.timeouts import KAFKA_TAKES_NOTHING_S
-from cdc.protocol.envelope import TAG_HEADER
 
 OnDelivery = Callable[[KafkaError | None, Message], None]
 

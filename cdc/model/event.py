@@ -14,6 +14,9 @@ _JsonScalar = str | int | float | bool | None
 JsonValue = _JsonScalar | list["JsonValue"] | dict[str, "JsonValue"]
 """A column's value in an event. Numbers that JSON can't hold exactly are text; see docs/types.md."""
 
+Headers = list[tuple[str, bytes]]
+"""A record's headers."""
+
 
 @dataclass(frozen=True, slots=True)
 class Position:

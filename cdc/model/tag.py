@@ -17,6 +17,9 @@ TEXT_LENGTH = 28
 TRANSACTION_LENGTH = 20
 """Length of the text's start that all tags of one transaction share: epoch and commit LSN."""
 
+TAG_HEADER = "tag"
+"""The header with the tag of a record whose value has none, such as a tombstone."""
+
 SNAPSHOT_SEQ = 0
 """Snapshot rows sort before every change of a transaction that commits exactly at the handoff."""
 
@@ -62,6 +65,16 @@ class Tag:
 def transaction_prefix(epoch: int, commit_lsn: int) -> str:
     """The ``TRANSACTION_LENGTH`` digits that all tags of one transaction share."""
     return f"{epoch:04x}{commit_lsn:016x}"
+
+
+def tag_prefix(epoch: int, commit_lsn: int) -> bytes:
+    """``transaction_prefix`` as bytes, for ``tag_text``."""
+    return transaction_prefix(epoch, commit_lsn).encode()
+
+
+def tag_text(prefix: bytes, seq: int) -> bytes:
+    """The tag of a transaction's ``seq``-th event."""
+    return b"%b%08x" % (prefix, seq)
 
 
 def external_version(tag: Tag) -> int:

@@ -9,6 +9,7 @@ import psycopg
 
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.shape_change import AddedValue, changed_shape
+from cdc.event_format.json_values import json_encoder
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.pipeline_settings import Pipeline
 from cdc.postgres.catalogue import (
@@ -25,7 +26,6 @@ from cdc.protocol.added_column import value_before
 from cdc.protocol.control_records import SchemaRecord
 from cdc.protocol.membership import Recorded
 from cdc.protocol.pgoutput import Relation, RelationColumn
-from cdc.protocol.pgvalues import json_encoder
 from cdc.protocol.visibility import SourceSnapshot
 from cdc.stream.visible_commits import VisibleCommits
 

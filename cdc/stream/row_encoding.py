@@ -2,8 +2,8 @@
 
 import os
 
+from cdc.event_format.compiled import RowEncoding, row_encoding
 from cdc.protocol.compiled_code import VARIABLE, KernelChoice
-from cdc.protocol.row_kernel import RowEncoding, row_encoding
 
 
 def chosen_row_encoding() -> RowEncoding:

@@ -7,13 +7,13 @@ from typing import Any
 import psycopg
 
 from cdc.capture.published_table import PublishedTable
+from cdc.event_format.compiled import RowEncoding
+from cdc.event_format.encode import TableEncoder
 from cdc.kafka.topic_names import table_topic
 from cdc.model.table import ReplicaIdentity, Table
 from cdc.pipeline_settings import Pipeline
 from cdc.postgres.catalogue import keys_can_swap
 from cdc.postgres.column_storage import has_lesser_partitions, load_rule
-from cdc.protocol.envelope import TableEncoder
-from cdc.protocol.row_kernel import RowEncoding
 from cdc.stream.row_encoding import chosen_row_encoding
 
 

@@ -4,13 +4,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final
 
 from cdc.capture.published_table import PublishedTable
+from cdc.event_format.decode import tag_of
 from cdc.kafka.control_topics import read_shapes
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_reader import TopicReader
-from cdc.model.tag import SNAPSHOT_SEQ
+from cdc.model.tag import SNAPSHOT_SEQ, tag_prefix, tag_text
 from cdc.pipeline_settings import Pipeline
 from cdc.protocol.control_records import CaptureState
-from cdc.protocol.envelope import tag_of, tag_prefix, tag_text
 from cdc.toast.catch_up import catch_up
 from cdc.toast.store import ToastStore
 

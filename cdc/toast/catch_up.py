@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from cdc.event_format.decode import DELETED, LEFT_OUT, after_of, op_of, schema_id_of
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table
-from cdc.protocol.envelope import DELETED, LEFT_OUT, after_of, op_of, schema_id_of
 from cdc.toast.json_slices import split_object
 from cdc.toast.memory import LEFT_OUT_ROW, DurableMemory
 from cdc.toast.rule import ToastRule

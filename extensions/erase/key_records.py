@@ -10,9 +10,10 @@ from typing import Final
 
 from confluent_kafka import Message
 
+from cdc.event_format.decode import DELETED, op_of, tag_of
 from cdc.kafka.reading import messages, reading
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
-from cdc.protocol.envelope import DELETED, TAG_HEADER, op_of, tag_of
+from cdc.model.tag import TAG_HEADER
 from cdc.spilling import SpillingMap
 
 _OFFSET: Final = Struct("<q")

@@ -6,13 +6,13 @@ from dataclasses import replace
 import psycopg
 from psycopg import sql
 
+from cdc.event_format.encode import TableEncoder
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import Lsn, format_lsn, parse_lsn
 from cdc.model.table import Table, TableName
 from cdc.postgres.connection import connect
 from cdc.postgres.slot import emit_heartbeat
 from cdc.protocol.copy_text import split_row
-from cdc.protocol.envelope import TableEncoder
 from lockstep.config import Config
 from lockstep.verify.canonical import Key, key_of_text, key_values
 from lockstep.verify.sides.sink_view import SinkView

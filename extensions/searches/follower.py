@@ -29,12 +29,12 @@ from uuid import uuid4
 import orjson
 import pyarrow as pa
 
+from cdc.event_format.decode import tag_of
 from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable
 from cdc.model.event import parse_key
 from cdc.model.log_message import LogMessage
 from cdc.model.table import TableName
-from cdc.protocol.envelope import tag_of
 from cdc.spilling import SpillingMap
 from extensions.searches.matches import Reported, changes, tag_of_absence
 from extensions.searches.percolator import (

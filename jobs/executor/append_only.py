@@ -4,8 +4,8 @@ topic have one key, so that they stay in order. From here on, each has a key of 
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
+from cdc.event_format.decode import DELETED, EMPTIED, before_of, op_of
 from cdc.model.append_only import EVENT_COLUMN, OPERATION_COLUMN, OPERATIONS, event_id
-from cdc.protocol.envelope import DELETED, EMPTIED, before_of, op_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

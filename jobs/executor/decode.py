@@ -9,10 +9,10 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute
 
+from cdc.event_format.decode import LEFT_OUT, RowReader, op_of, why_left_out
 from cdc.model.errors import LockstepError
 from cdc.model.event import Events, Position, TableEvents, parse_key
 from cdc.model.table import TableName
-from cdc.protocol.envelope import LEFT_OUT, RowReader, op_of, why_left_out
 from jobs.executor.append_only import LOG_KEY, row_before, stored_row
 from jobs.executor.computed_row import RowComputer, row_computer
 from jobs.executor.shape_history import ShapesOutdated, TableHistory, unknown_shape

@@ -22,8 +22,8 @@ from cdc.kafka.client import new_client
 from cdc.kafka.consumer import close_consumer, find_leaders
 from cdc.kafka.topic_admin import reason
 from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
+from cdc.model.tag import TAG_HEADER
 from cdc.model.timeouts import KAFKA_SILENT_S
-from cdc.protocol.envelope import TAG_HEADER
 from jobs.offsets import Offsets
 from sinks.contract import TopicPartition
 

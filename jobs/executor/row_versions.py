@@ -6,9 +6,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute
 
+from cdc.event_format.decode import commit_time_ms_of, op_of
 from cdc.model.event import TableEvents
 from cdc.model.table import TableName
-from cdc.protocol.envelope import commit_time_ms_of, op_of
 from jobs.clock import now_ms
 from jobs.executor.decode import Decoded, decode_topic
 from jobs.executor.task_input import Task

@@ -17,11 +17,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from cdc.event_format.json_values import has_form
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Column, Table, TableName
 from cdc.protocol.control_records import SchemaRecord
-from cdc.protocol.pgvalues import has_form
 
 ColumnOrigin = tuple[str, str | None, JsonValue]
 """A column's name, its name in the event (None: the event lacks it), and its value if the event lacks it."""

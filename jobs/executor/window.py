@@ -9,17 +9,16 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute
 
+from cdc.event_format.decode import LEFT_OUT_START, TAG_END, TAG_LABEL, TAG_START, commit_time_ms_of
 from cdc.model.errors import LockstepError
 from cdc.model.tag import TEXT_LENGTH
-from cdc.protocol.envelope import LEFT_OUT_START, TAG_END, TAG_START, commit_time_ms_of
 from jobs.executor.append_only import with_event_keys
 from sinks.contract import TopicPartition
 
 # pyarrow makes its compute functions at import, so their stubs lack most of them.
 _compute: Any = pyarrow.compute
 
-_LABEL: Final = b'","tag":"'
-_LABELLED: Final = len(_LABEL) + TEXT_LENGTH
+_LABELLED: Final = len(TAG_LABEL) + TEXT_LENGTH
 
 
 class Window:
@@ -146,15 +145,15 @@ def with_tags(records: pa.Table) -> pa.Table:
     record without a tag: somebody else wrote it, and dropping it silently would hide that.
     """
     values = records.column("value")
-    label = pa.scalar(_LABEL, pa.binary())
-    labelled = _compute.binary_slice(values, TAG_START - len(_LABEL), TAG_END)
+    label = pa.scalar(TAG_LABEL, pa.binary())
+    labelled = _compute.binary_slice(values, TAG_START - len(TAG_LABEL), TAG_END)
     if labelled.null_count:
         nothing = pa.scalar(b"", pa.binary())
         from_header = _compute.binary_join_element_wise(label, records.column("tombstone_tag"), nothing)
         labelled = _compute.coalesce(labelled, from_header)
     is_ours = _compute.and_(
         _compute.equal(_compute.binary_length(labelled), _LABELLED),
-        _compute.starts_with(labelled, pattern=_LABEL),
+        _compute.starts_with(labelled, pattern=TAG_LABEL),
     ).fill_null(False)
     if not _compute.all(is_ours).as_py():
         topic, partition, offset = (
@@ -164,4 +163,4 @@ def with_tags(records: pa.Table) -> pa.Table:
             f"record without a tag: topic {topic!r}, partition {partition}, offset {offset}",
             hint="something else writes to this topic; move it away, then rebuild the topic with a new snapshot",
         )
-    return records.append_column("tag", _compute.binary_slice(labelled, len(_LABEL), _LABELLED))
+    return records.append_column("tag", _compute.binary_slice(labelled, len(TAG_LABEL), _LABELLED))

@@ -28,7 +28,7 @@ class BatchPlan:
         topics: TopicWatch,
         cluster: TopicAdmin,
     ) -> None:
-        self._sink, self._most = plan.name, plan.offsets_per_trigger
+        self._sink, self._limits = plan.name, plan.limits
         self._once = plan.once
         self._partitions = partitions
         self._keeper = keeper
@@ -56,7 +56,7 @@ class BatchPlan:
         ends = self._last_ends or self._ends_behind(starts)
         if self._once:
             self._last_ends = ends
-        return starts, planned_ends(starts, ends, most=self._most)
+        return starts, self._limits.ends(starts, ends)
 
     def _pass_lost(self) -> None:
         known, begins = self._keeper.positions, self._cluster.begin_offsets(self._partitions)
@@ -78,13 +78,3 @@ class BatchPlan:
             raise Unavailable(lost.message) from lost
         self._ended_before = 0
         return ends
-
-
-def planned_ends(starts: Offsets, ends: Offsets, *, most: int) -> Offsets:
-    """The ends of a batch that begins at ``starts`` and reads up to ``ends``, of about ``most`` records. Pure. If there
-    are more, each partition gives the same share of its records, and at least one."""
-    lacking = {at: end - starts.get(at, 0) for at, end in ends.items()}
-    total = sum(lacking.values())
-    if total <= most:
-        return ends
-    return {at: ends[at] - count + (count and max(1, count * most // total)) for at, count in lacking.items()}

@@ -25,10 +25,6 @@ from jobs.spark.source import range_frame
 from sinks.contract import NOTHING_WRITTEN, TopicPartition
 from views.retention import whole_minutes
 
-TASKS_MAX: Final = 32
-TASKS_MAX_PER_CORE: Final = 4
-"""A batch has at most the greater of both as tasks, whatever the number of partitions: each task costs milliseconds."""
-
 _PLANS_MAX: Final = 4
 """How often a query asks the brokers where its next batch ends, before it gives way to the next query."""
 
@@ -86,7 +82,7 @@ class RowBatches:
         state: QueryState,
     ) -> None:
         self._once = plan.once
-        self._small_rows = plan.spark.small_batch_rows
+        self._limits = plan.limits
         self._plan = planned
         self._keeper = keeper
         self._delivery = delivery
@@ -102,7 +98,7 @@ class RowBatches:
         # Whether one task is quicker than one per partition. Offsets count gaps too, which only errs on the safe side.
         wanted_ranges = ranges(starts, ends)
         rows_at_most = self._state.planned_rows = sum(ends[part.at] - starts[part.at] for part in wanted_ranges)
-        is_small = rows_at_most <= self._small_rows
+        is_small = self._limits.is_small(rows_at_most)
         # Check before anything is applied, since a recreated topic doesn't continue the old one; and before a slot is
         # taken, which an error would leak.
         self._delivery.check({part.topic for part in wanted_ranges})
@@ -119,7 +115,7 @@ class RowBatches:
         else:
             # These tasks report nothing before their end, so what they are about to read counts as read.
             self._keeper.read_to(ends)
-            tasks_max = 1 if is_small else max(TASKS_MAX, TASKS_MAX_PER_CORE * spark.sparkContext.defaultParallelism)
+            tasks_max = self._limits.tasks(rows_at_most, cores=spark.sparkContext.defaultParallelism)
             records = range_frame(spark, spread(wanted_ranges, tasks_max=tasks_max))
             result = self._delivery.run(lambda: records, {part.topic for part in wanted_ranges}, goes_on=False)
             written = result.next_offsets

@@ -165,7 +165,7 @@ class SinkQuery:
                 self._keeper,
                 rejections,
                 socket=None if lines is None else lines.path,
-                rows_max=sink.spark.small_batch_rows,
+                rows_max=sink.limits.small_records,
             ),
             topics,
             cluster,

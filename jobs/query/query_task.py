@@ -52,7 +52,7 @@ def query_task(
         fence=destination.fence,
         tables=log.table_of,
         shapes=log.tables,
-        window_bytes=plan.window_bytes,
+        window_bytes=plan.limits.window_bytes,
         histories=log.histories,
         known_ends=log.known_ends,
         computed=computed,

@@ -2,19 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.table import TableName
+from jobs.batch_limits import BatchLimits
 from jobs.executor.task_input import OpenSink
 from jobs.query.captured_tables import Captured
-from jobs.settings import OFFSETS_MAX, WINDOW_BYTES, SparkSettings
+from jobs.settings import SparkSettings
 from sinks.contract import OpenedSink
 from sinks.registry import SinkSettings, history_tables, open_sink
-
-PARTITIONS_MAX: Final = 200
-"""A task that goes on polls each partition five times a second, and every two seconds after a silence. With 200
-partitions polling takes the task 0.3 % of a core, with 1,200 it takes 1.2 %, and the broker several times as much."""
 
 
 @dataclass(frozen=True)
@@ -54,21 +50,16 @@ class SinkPlan:
         return self.settings.consistent and self.settings.view is None and not self.bulk
 
     @property
-    def offsets_per_trigger(self) -> int:
-        """The most records in a batch: more in a bulk load, since records of one key in a batch are written once."""
-        return OFFSETS_MAX * (20 if self.bulk else 1)
-
-    @property
-    def window_bytes(self) -> int:
-        """How many bytes of the log a task holds at once."""
-        return WINDOW_BYTES * (6 if self.bulk else 1)
+    def limits(self) -> BatchLimits:
+        """How large the job's batches are."""
+        return BatchLimits.of(self.spark, bulk=self.bulk)
 
     def goes_on(self, partitions: int) -> bool:
         """Whether batches of so many partitions go on until the job ends them, instead of ending with the log. The task
         of a long batch talks to the driver on its own machine, which isn't possible on a cluster."""
         if self.once or self.bulk or not self.spark.is_local:
             return False
-        return partitions <= PARTITIONS_MAX and goes_on(self.settings, self.tables)
+        return self.limits.goes_on(partitions) and goes_on(self.settings, self.tables)
 
     def opened(self) -> OpenedSink:
         """Open the sink for this generation: one object per thread that uses it. Raises what opening it raises."""

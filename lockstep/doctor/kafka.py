@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from cdc.event_format.decode import LEFT_OUT, op_of, parse_value, tag_of
 from cdc.kafka.control_topics import StoredRecord, read_compacted_topics, record_at
 from cdc.kafka.newest_records import NewestRecord, newest_records
 from cdc.kafka.record_limits import RecordLimit, set_command
@@ -18,10 +19,9 @@ from cdc.kafka.topic_admin import (
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import ForeignRecord, LockstepError, Unavailable
 from cdc.model.finding import Finding, Severity, error, warning
-from cdc.model.tag import Tag
+from cdc.model.tag import TAG_HEADER, Tag
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord
 from cdc.protocol.copy_ledger import CopiedRange, is_range_key
-from cdc.protocol.envelope import LEFT_OUT, TAG_HEADER, op_of, parse_value, tag_of
 from lockstep.config import Config
 
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from cdc.event_format.decode import parse_value, row_event, schema_id_of
 from cdc.model.append_only import OPERATION_COLUMN, OPERATIONS, TRUNCATE
 from cdc.model.errors import LockstepError
 from cdc.model.event import Position, RowEvent, TableEvents, parse_key, parse_object
 from cdc.model.table import TableName
 from cdc.protocol.control_records import SchemaRecord
-from cdc.protocol.envelope import parse_value, row_event, schema_id_of
 from jobs.dead_letters.record import DeadLetter
 from jobs.executor.append_only import LOG_KEY, row_before
 from jobs.executor.computed_row import RowComputer

@@ -6,13 +6,13 @@ from typing import Final
 
 import orjson
 
+from cdc.event_format.decode import tag_of
 from cdc.kafka.partitioner import partition_of
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.append_only import is_append_only
 from cdc.model.table import Table, TableName
 from cdc.model.timeouts import TOPIC_READ_S
-from cdc.protocol.envelope import tag_of
 from lockstep.config import Config
 from lockstep.rejections.open_records import OpenRecords
 from lockstep.verify.canonical import Key, key_of

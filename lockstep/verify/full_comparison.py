@@ -13,12 +13,12 @@ from typing import Any, Final
 import orjson
 import psycopg
 
+from cdc.event_format.encode import TableEncoder
 from cdc.model.table import Table, TableName, quote_identifier
 from cdc.postgres.catalogue import load_tables
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.settings import SourceSettings
 from cdc.protocol.copy_text import split_row
-from cdc.protocol.envelope import TableEncoder
 from lockstep.verify.canonical import Key, Row, differing_columns, key_of
 from sinks.contract import Sink, StoredRow
 from sinks.wrappers.projection import Projection

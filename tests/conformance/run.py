@@ -16,7 +16,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.pq import TransactionStatus
 
 from cdc.capture.batch import Committed
-from cdc.capture.settings import BatchSize
+from cdc.capture.batch_size import BatchSize
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from cdc.postgres.connection import connect

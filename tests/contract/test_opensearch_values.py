@@ -9,10 +9,10 @@ import orjson
 import pytest
 from opensearchpy import OpenSearch
 
+from cdc.event_format.encode import TableEncoder
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
 from cdc.postgres.replication import ReplicationConnection
-from cdc.protocol.envelope import TableEncoder
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings
 from snapshot.table_reader import SnapshotReader

@@ -11,11 +11,11 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
+from cdc.event_format.encode import TableEncoder
+from cdc.event_format.json_values import SESSION_SETTINGS, json_encoder
 from cdc.model.event import Events
 from cdc.model.table import Table, TableName
 from cdc.postgres.replication import ReplicationConnection
-from cdc.protocol.envelope import TableEncoder
-from cdc.protocol.pgvalues import SESSION_SETTINGS, json_encoder
 from sinks.columns.shape import Shape
 from sinks.contract import Batch, TableVersions
 from sinks.warehouse.duckdb.values import rows_of

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
+from cdc.event_format.decode import tag_of
 from cdc.model.table import TableName
-from cdc.protocol.envelope import tag_of
 from tests.job_process import ENDING
 from tests.pipeline import Pipeline, Running, quick, traffic, wait_until
 

@@ -13,7 +13,8 @@ import pytest
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from cdc.capture.settings import BatchSize, SnapshotSettings
+from cdc.capture.batch_size import BatchSize
+from cdc.capture.settings import SnapshotSettings
 from cdc.kafka.control_topics import read_copied_ranges, read_state
 from cdc.kafka.topic_names import STATE, control_topic
 from cdc.model.errors import Unavailable

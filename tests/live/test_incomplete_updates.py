@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdc.capture.settings import BatchSize
+from cdc.capture.batch_size import BatchSize
 from tests.captured import Captured, StartCapture
 from tests.databases import Database
 from tests.dying_publisher import Commit, Killed, dying

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.capture.settings import BatchSize
+from cdc.capture.batch_size import BatchSize
 from cdc.kafka.control_topics import read_state
 from cdc.model.table import TableName
 from cdc.protocol.control_records import SnapshotPhase

@@ -150,7 +150,7 @@ def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
 @pytest.fixture
 def ending(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches end where the log ends, like those of sinks with many partitions."""
-    monkeypatch.setattr("jobs.query.sink_plan.PARTITIONS_MAX", 0)
+    monkeypatch.setattr("jobs.batch_limits.PARTITIONS_MAX", 0)
 
 
 def test_a_running_job_follows_the_log_and_stops_when_asked(pipeline: Pipeline, spark: SparkSession) -> None:
@@ -248,7 +248,7 @@ def test_no_watermark_is_raised_by_what_a_recreated_topic_has_got(
     partitions_max: int, pipeline: Pipeline, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its offsets begin again: all of them are below those that were applied."""
-    monkeypatch.setattr("jobs.query.sink_plan.PARTITIONS_MAX", partitions_max)
+    monkeypatch.setattr("jobs.batch_limits.PARTITIONS_MAX", partitions_max)
     monkeypatch.setattr("jobs.query.threads.SCHEMA_LOOK_S", 3600.0)  # nobody else looks for it
     lsn = pipeline.write(*(put(number, "before") for number in range(1, 60)))
     with pipeline.job(spark) as job:

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from cdc.capture.settings import BatchSize
+from cdc.capture.batch_size import BatchSize
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.table import ReplicaIdentity
 from tests.captured import Captured, StartCapture

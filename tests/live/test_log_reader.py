@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import PositionMismatch, Unavailable
-from cdc.protocol.envelope import TAG_HEADER
+from cdc.model.tag import TAG_HEADER
 from jobs.executor import log_reader
 from jobs.executor.log_reader import LogReader, Range, load_ranges, open_ranges, ranges, reader_for, spread
 from jobs.offsets import Offsets

@@ -4,7 +4,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from cdc.capture.settings import BatchSize
+from cdc.capture.batch_size import BatchSize
 from cdc.kafka import reading
 from cdc.kafka.control_topics import read_compacted, read_state
 from cdc.kafka.topic_admin import TopicAdmin, table_topic_plan

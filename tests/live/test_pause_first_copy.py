@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cdc.capture.settings import BatchSize
+from cdc.capture.batch_size import BatchSize
 from cdc.kafka.control_topics import read_copied_ranges, read_state
 from cdc.model.errors import PositionMismatch
 from cdc.protocol.control_records import CaptureState, SnapshotPhase

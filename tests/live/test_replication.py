@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from cdc.event_format.decode import tag_of
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import ReplicaIdentity, TableName
 from cdc.model.tag import Tag
@@ -21,7 +22,6 @@ from cdc.postgres.slot import (
     end_other_reader,
     find_slot,
 )
-from cdc.protocol.envelope import tag_of
 from cdc.protocol.pgoutput import Begin, Commit, Insert, LogicalMessage, Message
 from cdc.protocol.walsender import status_update
 from snapshot.table_reader import SnapshotReader

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdc.capture.settings import BatchSize
+from cdc.capture.batch_size import BatchSize
 from cdc.kafka.control_topics import read_state
 from cdc.model.errors import LockstepError, PositionMismatch
 from cdc.postgres.slot import find_slot, wal_end

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from cdc.capture.settings import BatchSize
+from cdc.capture.batch_size import BatchSize
 from cdc.kafka.control_topics import read_copied_ranges, read_state
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.table import TableName

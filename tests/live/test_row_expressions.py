@@ -7,10 +7,10 @@ from typing import Final
 import psycopg
 import pytest
 
+from cdc.event_format.json_values import SESSION_SETTINGS, json_encoder
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
 from cdc.postgres.catalogue import load_tables
-from cdc.protocol.pgvalues import SESSION_SETTINGS, json_encoder
 from jobs.executor.computed_row import RowComputer
 from jobs.query.row_plan import row_plan
 from sinks.table_settings import Computed, Expressions

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from cdc.event_format.json_values import json_encoder
 from cdc.model.lsn import Lsn
 from cdc.model.table import TableName
 from cdc.postgres.column_storage import load_rule
 from cdc.protocol.pgoutput import UNCHANGED, Delete, Field, Insert, Update
-from cdc.protocol.pgvalues import json_encoder
 from cdc.toast.memory import MemoryStore
 from cdc.toast.rule import ToastRule
 from tests.databases import Database

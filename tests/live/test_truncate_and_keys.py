@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.capture.settings import BatchSize
+from cdc.capture.batch_size import BatchSize
 from cdc.model.table import TableName
 from cdc.postgres.catalogue import keys_can_swap
 from monitor.tail import FromStart, follow

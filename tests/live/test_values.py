@@ -10,11 +10,11 @@ import pytest
 
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.questions import Event
+from cdc.event_format.encode import TableEncoder
+from cdc.event_format.json_values import json_encoder
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName
 from cdc.postgres.replication import ReplicationConnection
-from cdc.protocol.envelope import TableEncoder
-from cdc.protocol.pgvalues import json_encoder
 from snapshot.table_reader import SnapshotReader
 from stack import versions
 from tests import history

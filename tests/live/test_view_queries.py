@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 
+from cdc.event_format.json_values import SESSION_SETTINGS, json_encoder
 from cdc.model.event import JsonValue
 from cdc.model.table import Column, Table, TableName
 from cdc.postgres.catalogue import load_tables
-from cdc.protocol.pgvalues import SESSION_SETTINGS, json_encoder
 from tests.databases import Database
 from tests.examples import examples
 from tests.view_queries import TABLES, KeptView, Question, RowWrite, histories, questions

@@ -86,7 +86,7 @@ def test_a_job_that_rests_takes_rows_away_when_their_time_has_come(
     pipeline = view_pipelines(view=RECENT, query="", tables=(USERS, SEEN))
     settings = pipeline.settings("redis")
     pipeline.write(Put(USERS, {"id": 1, "name": "n"}), seen(1, NOON_MS - 30 * MINUTE_MS), at_ms=NOON_MS)
-    monkeypatch.setattr("jobs.query.sink_plan.PARTITIONS_MAX", 0)  # batches end with the log
+    monkeypatch.setattr("jobs.batch_limits.PARTITIONS_MAX", 0)  # batches end with the log
     with pipeline.job(spark, settings) as job:
         job.wait_for("BatchApplied")
         until(lambda: len(pipeline.rows(settings)) == 1)

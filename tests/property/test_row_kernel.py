@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.event_format.compiled import RowEncoding
+from cdc.event_format.encode import TableEncoder
+from cdc.event_format.json_values import SCALARS
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table
-from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.pgoutput import UNCHANGED, Commit, Message, Relation, decode
-from cdc.protocol.pgvalues import SCALARS
-from cdc.protocol.row_kernel import RowEncoding
 from cdc.toast.rule import ColumnFacts, ToastRule
 from snapshot.row_events import RowEvents
 from tests.builders import column, table

@@ -19,13 +19,13 @@ FLAGS = "-fsanitize=address -fno-omit-frame-pointer -g -O1"
 FUZZ = """
 import ctypes, importlib.util, random, sys
 from pathlib import Path
-from cdc.protocol.row_kernel import agrees
+from cdc.event_format.compiled import agrees
 from tests.copy_lines import copy_line
 from tests.corpus.record import CORPUS
 from tests.wal import UNCHANGED, RELATION_ID, data_frame, insert, update
 
-[built] = Path(sys.argv[1]).glob("cdc/protocol/_kernel*.so")
-spec = importlib.util.spec_from_file_location("cdc.protocol._kernel", built)
+[built] = Path(sys.argv[1]).glob("cdc/event_format/_kernel*.so")
+spec = importlib.util.spec_from_file_location("cdc.event_format._kernel", built)
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 assert agrees(module)

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.event_format.encode import event_value
 from cdc.model.errors import LockstepError
 from cdc.model.event import Events, Position, TableEvents
 from cdc.protocol.compiled_code import VARIABLE
-from cdc.protocol.envelope import event_value
 from jobs.executor.decode import decode
 from jobs.executor.task_input import Task
 from jobs.executor.window import with_tags

@@ -17,8 +17,8 @@ from cdc.kafka.client import batch_bytes, new_client
 from cdc.kafka.topic_admin import NOT_ALLOWED, TopicAdmin, reason, without_rights
 from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
 from cdc.model.event import JsonValue
+from cdc.model.tag import TAG_HEADER
 from cdc.model.timeouts import KAFKA_TAKES_NOTHING_S
-from cdc.protocol.envelope import TAG_HEADER
 from extensions.streams.executor.task_input import StreamInput
 from jobs.executor.log_reader import Client
 from jobs.executor.result import RejectedEvent

@@ -16,8 +16,8 @@ from extensions.streams.jobs.plan import StreamQueryPlan
 from extensions.streams.jobs.planning import planned
 from extensions.streams.jobs.sql_plans import UNCHECKED, QueryRefused
 from extensions.streams.settings import StreamSettings
+from jobs.batch_limits import RECORDS_MAX
 from jobs.offsets import Offsets
-from jobs.settings import OFFSETS_MAX
 
 _CONF: Final[Mapping[str, str]] = {
     # The state may be larger than memory, and the JVM's default store would write all of it in each batch.
@@ -74,7 +74,7 @@ class StreamReading:
             **kafka_options(self._plan.kafka),
             "subscribe": stream.topic,
             "startingOffsets": starting_offsets(of_topic) if of_topic else "earliest",
-            "maxOffsetsPerTrigger": str(OFFSETS_MAX),
+            "maxOffsetsPerTrigger": str(RECORDS_MAX),
             # A gap in the topic means lost events, which must stop the job.
             "failOnDataLoss": "true",
         }

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import orjson
 import psycopg
 
+from cdc.event_format.encode import TableEncoder
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.lsn import Lsn
@@ -21,7 +22,6 @@ from cdc.postgres.catalogue import load_tables, row_filters
 from cdc.postgres.key_types import KeyType, after_key, key_types
 from cdc.postgres.repair_messages import request_repair
 from cdc.postgres.settings import SourceSettings
-from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.pgoutput import Field, Fields
 from lockstep.verify.canonical import Fingerprint, Key, Row, fingerprint, key_of, key_values, portions
 from lockstep.verify.sides.expected import Expected, Version

@@ -11,21 +11,13 @@ from zlib import crc32
 
 import orjson
 
+from cdc.event_format.decode import DELETED, EMPTIED, LEFT_OUT, op_of, row_event, schema_id_of, tag_of
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_reader import Record, TopicReader
 from cdc.model.append_only import is_append_only
 from cdc.model.errors import LockstepError
 from cdc.model.event import Position, parse_key, parse_object
 from cdc.model.table import Table, TableName
-from cdc.protocol.envelope import (
-    DELETED,
-    EMPTIED,
-    LEFT_OUT,
-    op_of,
-    row_event,
-    schema_id_of,
-    tag_of,
-)
 from jobs.executor.append_only import LOG_KEY, event_key, row_before, stored_row
 from jobs.executor.shape_history import TableHistory
 from lockstep.verify.canonical import Fingerprint, Key, Row, fingerprint, key_of

@@ -11,11 +11,11 @@ from typing import Any, Final
 import orjson
 import psycopg
 
+from cdc.event_format.encode import TableEncoder
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, quote_identifier
 from cdc.postgres.connection import connection_error
 from cdc.postgres.key_types import KeyType, key_types
-from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.pgoutput import Fields
 from lockstep.verify.canonical import Fingerprint, Key, Row, fingerprint, key_of, key_values, portions
 from lockstep.verify.sides.expected import Expected, Version

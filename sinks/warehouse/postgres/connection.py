@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from cdc.event_format.json_values import SESSION_SETTINGS
 from cdc.model.errors import ConfigurationError, Unavailable
 from cdc.model.table import quote_identifier
-from cdc.protocol.pgvalues import SESSION_SETTINGS
 from sinks.warehouse.names import qualified
 from sinks.warehouse.postgres.errors import translated
 from sinks.warehouse.settings import WarehouseSettings

@@ -11,11 +11,11 @@ from typing import Final
 
 import orjson
 
+from cdc.event_format.json_values import json_encoder
 from cdc.model.append_only import OPERATION_COLUMN, TRUNCATE, is_append_only
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, TableEvents, parse_key, parse_object
 from cdc.model.table import Column, Table, quote_identifier
-from cdc.protocol.pgvalues import json_encoder
 from sinks.columns.copy_text import array_literal, copy_line, plain_text
 from sinks.columns.shape import Shape, unfit_column
 from sinks.contract import StoredRow

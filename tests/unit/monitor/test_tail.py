@@ -6,8 +6,7 @@ import pytest
 from confluent_kafka import Message
 
 from cdc.model.errors import ConfigurationError
-from cdc.model.tag import Tag
-from cdc.protocol.envelope import TAG_HEADER
+from cdc.model.tag import TAG_HEADER, Tag
 from monitor.log_start import AfterLsn
 from monitor.tail import WantedKey, is_before
 

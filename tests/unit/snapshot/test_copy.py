@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.capture.settings import BatchSize
+from cdc.capture.batch_size import BatchSize
 from cdc.model.errors import Unavailable
 from cdc.model.table import Table, TableName
 from cdc.postgres.copy_orders import CopyAction, CopyOrder

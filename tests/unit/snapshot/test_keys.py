@@ -3,8 +3,8 @@
 import orjson
 import pytest
 
+from cdc.event_format.json_values import json_encoder
 from cdc.model.event import JsonValue
-from cdc.protocol.pgvalues import json_encoder
 from snapshot.keys import key_texts
 from tests.builders import column, table
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
-from cdc.capture.settings import COPY_BATCH
+from cdc.capture.batch_size import COPY_BATCH
 from cdc.model.table import Table, TableName
 from cdc.protocol.copy_ledger import CopiedRange
 from cdc.row_rate import RowRate

@@ -17,7 +17,7 @@ from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import Fenced, LockstepError, Unavailable
 from cdc.model.event import Position, RowEvent
 from cdc.model.table import Table, TableName
-from cdc.protocol.envelope import tag_prefix, tag_text
+from cdc.model.tag import tag_prefix, tag_text
 from extensions.searches.commands import add, listed, parse_search
 from extensions.searches.follower import Follower
 from extensions.searches.stored import Search

@@ -17,9 +17,9 @@ from cdc.capture.settings import CaptureSettings
 from cdc.kafka.tombstones import write_tombstones
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import Fenced
+from cdc.model.tag import TAG_HEADER
 from cdc.pipeline_settings import Pipeline
 from cdc.postgres.settings import SourceSettings
-from cdc.protocol.envelope import TAG_HEADER
 from cdc.webhook import WebhookSettings
 from extensions.streams.executor.results import batch_tag
 from extensions.streams.jobs.posted import Posted

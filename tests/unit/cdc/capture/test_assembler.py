@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from cdc.capture.assembler import Assembler
-from cdc.capture.messages_and_outbox import MessageChannel
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.questions import Event, LeftUnread, NeedLargeValues, PassedOver
+from cdc.event_format.messages import MessageChannel
 from cdc.model.errors import LockstepError, UnsupportedChange
 from cdc.model.lsn import Lsn
 from cdc.model.table import ReplicaIdentity, Table, TableName

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from cdc.capture.batch import Batch, Committed, commit_pace
+from cdc.capture.batch_size import BatchSize
 from cdc.capture.confirmation import Confirmation
 from cdc.capture.questions import Event
-from cdc.capture.settings import BatchSize, CaptureSettings
+from cdc.capture.settings import CaptureSettings
 from cdc.model.lsn import Lsn
 from cdc.pace import Pace
 from cdc.toast.memory import MemoryStore

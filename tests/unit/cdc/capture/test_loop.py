@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cdc.capture.messages_and_outbox import MessageChannel
 from cdc.capture.published_table import PublishedTable
+from cdc.event_format.messages import MessageChannel
 from cdc.model.errors import LockstepError, MalformedMessage, Unavailable
 from cdc.model.lsn import Lsn
 from cdc.model.table import TableName

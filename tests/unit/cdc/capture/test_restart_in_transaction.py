@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from cdc.capture.assembler import Assembler
-from cdc.capture.messages_and_outbox import OUTBOX_COLUMNS, MessageChannel, OutboxChannel
+from cdc.capture.outbox import OUTBOX_COLUMNS, OutboxChannel
 from cdc.capture.questions import Event
+from cdc.event_format.messages import MessageChannel
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag

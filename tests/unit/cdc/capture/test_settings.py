@@ -1,6 +1,6 @@
 """The sizes of Kafka transactions."""
 
-from cdc.capture.settings import BatchSize
+from cdc.capture.batch_size import BatchSize
 
 
 def test_batches_become_smaller_by_half_down_to_some_that_are_never_too_many() -> None:

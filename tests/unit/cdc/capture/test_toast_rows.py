@@ -2,7 +2,7 @@
 
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.toast_rows import ToastRows
-from cdc.protocol.envelope import TableEncoder
+from cdc.event_format.encode import TableEncoder
 from cdc.toast.memory import MemoryStore
 from cdc.toast.rule import ColumnFacts, ToastRule
 from tests.builders import column, table

@@ -4,9 +4,9 @@ from collections.abc import Generator, Mapping
 
 import pytest
 
+from cdc.event_format.encode import event_value
 from cdc.kafka.topic_reader import Record, TopicReader
-from cdc.model.tag import SNAPSHOT_SEQ
-from cdc.protocol.envelope import event_value, tag_prefix
+from cdc.model.tag import SNAPSHOT_SEQ, tag_prefix
 
 _LSN = 0x5000
 _KEY = b'{"id":1}'

@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.event_format.decode import fitting
+from cdc.event_format.encode import TableEncoder, event_value
 from cdc.model.errors import LockstepError
-from cdc.protocol.envelope import TableEncoder, event_value, fitting, tag_prefix
+from cdc.model.tag import tag_prefix
 from cdc.toast import catch_up as module
 from cdc.toast.catch_up import Record, catch_up
 from cdc.toast.memory import LEFT_OUT_ROW, MemoryStore, Offsets, Position

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
 
+from cdc.event_format.encode import event_value
 from cdc.model.append_only import stored_table
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
-from cdc.protocol.envelope import event_value, tag_prefix
+from cdc.model.tag import tag_prefix
 from jobs.executor.append_only import LOG_KEY, event_key, row_before, stored_row
 from jobs.executor.shape_history import TableHistory
 from jobs.executor.task_input import Task

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from cdc.event_format.decode import fitting
 from cdc.model.event import Position, RowEvent
 from cdc.protocol.control_records import SchemaRecord, ShapeChange
-from cdc.protocol.envelope import fitting
 from jobs.executor.shape_history import ShapesOutdated, TableHistory, histories
 from jobs.query.row_plan import row_plan
 from sinks.contract import Batch

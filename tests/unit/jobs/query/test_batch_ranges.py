@@ -8,7 +8,7 @@ import pytest
 from cdc.model.errors import PositionMismatch, Unavailable
 from cdc.protocol.control_records import TopicIdentity
 from jobs.offsets import Offsets
-from jobs.query.batch_ranges import BatchPlan, planned_ends
+from jobs.query.batch_ranges import BatchPlan
 from jobs.query.progress import ProgressKeeper
 from jobs.query.sink_plan import SinkPlan
 from jobs.query.topic_watch import TopicWatch
@@ -52,14 +52,6 @@ def planning(
     return BatchPlan(plan, [A, B], keeper, TopicWatch("cache", log.topics), cluster), keeper
 
 
-def test_beyond_it_each_partition_gives_the_same_share_of_what_it_has() -> None:
-    assert planned_ends({A: 100}, {A: 1100, B: 500, C: 0}, most=300) == {A: 300, B: 100, C: 0}
-
-
-def test_a_partition_with_little_is_not_passed_over_again_and_again() -> None:
-    assert planned_ends({A: 0, B: 7}, {A: 1_000_000, B: 8}, most=100) == {A: 99, B: 8}
-
-
 def test_a_batch_begins_where_the_sinks_progress_is_also_where_that_is_read_again_or_behind_a_gap() -> None:
     stored = Progress({A: 5, B: 3}, 100, 0, 0, {}, reads_again={A: 1}, skipped={B: 7})
     plan, keeper = planning(Brokers({A: 9, B: 9}), stored)
@@ -70,7 +62,7 @@ def test_a_batch_begins_where_the_sinks_progress_is_also_where_that_is_read_agai
 
 
 def test_once_ends_where_the_log_ended_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.query.sink_plan.OFFSETS_MAX", 100)
+    monkeypatch.setattr("jobs.batch_limits.RECORDS_MAX", 100)
     brokers = Brokers({A: 150, B: 50})
     plan, keeper = planning(brokers, once=True)
     assert plan.next() == ({A: 0, B: 0}, {A: 75, B: 25})

@@ -5,7 +5,8 @@ from typing import Any, cast
 import pytest
 
 from cdc.model.table import TableName
-from jobs.query.sink_plan import PARTITIONS_MAX, SinkPlan, goes_on
+from jobs.batch_limits import PARTITIONS_MAX
+from jobs.query.sink_plan import SinkPlan, goes_on
 from jobs.settings import SparkSettings
 from sinks.delta.settings import DeltaSettings
 from sinks.redis.settings import RedisSettings

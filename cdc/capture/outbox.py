@@ -1,65 +1,24 @@
-"""Events besides those of tables: logical messages, and the rows of an outbox table. Pure.
+"""Events of an outbox table. Pure.
 
-Neither has a newest state, so their topics retain every event. A message is
-
-  {"op":"m","tag":"...","message":{"prefix":"...","content":"<base64>"},"source":{...},"ts_ms":...}
-
-keyed by its prefix. An outbox row has the columns of Debezium's outbox event router: id, aggregatetype, aggregateid,
-type, payload. It goes unchanged to the topic of its aggregate type: key ``aggregateid``, value ``payload``, headers
-``id``, ``type`` and ``tag``. Rows without a topic of their own share one, with an additional header ``aggregatetype``.
+A row of it has no newest state, so its topics retain every event. The table has the columns of Debezium's outbox event
+router: id, aggregatetype, aggregateid, type, payload. A row goes unchanged to the topic of its aggregate type: key
+``aggregateid``, value ``payload``, headers ``id``, ``type`` and ``tag``. Rows without a topic of their own share one,
+with an additional header ``aggregatetype``.
 """
 
-import base64
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final, cast
 
-import orjson
-
 from cdc.model.errors import UnsupportedChange
+from cdc.model.event import Headers
 from cdc.model.table import TableName
-from cdc.protocol.envelope import CONNECTOR, TAG_HEADER, tag_text
-from cdc.protocol.pgoutput import UNCHANGED, Fields, LogicalMessage, Relation
-
-Headers = list[tuple[str, bytes]]
+from cdc.model.tag import TAG_HEADER
+from cdc.protocol.pgoutput import UNCHANGED, Fields, Relation
 
 TYPE_HEADER: Final = "aggregatetype"
 
 OUTBOX_COLUMNS: Final = ("id", "aggregatetype", "aggregateid", "type", "payload")
-
-
-@dataclass(frozen=True, slots=True)
-class MessageChannel:
-    """Which messages are published, and where."""
-
-    prefixes: Collection[str]
-    topic: str
-    server: str
-    database: str
-    version: str
-
-    def event(
-        self, message: LogicalMessage, *, prefix: bytes, seq: int, commit_time_ms: int, xid: int | None
-    ) -> tuple[str, bytes, bytes, None]:
-        """The message as an event; ``prefix`` and ``seq`` make its tag, ``xid`` is None outside of transactions."""
-        content = {"prefix": message.prefix, "content": base64.b64encode(message.content).decode()}
-        source = {
-            "version": self.version,
-            "connector": CONNECTOR,
-            "name": self.server,
-            "db": self.database,
-            "snapshot": "false",
-            "ts_ms": commit_time_ms,
-            "txId": xid,
-            "lsn": message.lsn,
-        }
-        value = b'{"op":"m","tag":"%b","message":%b,"source":%b,"ts_ms":%d}' % (
-            tag_text(prefix, seq),
-            orjson.dumps(content),
-            orjson.dumps(source),
-            commit_time_ms,
-        )
-        return self.topic, orjson.dumps({"prefix": message.prefix}), value, None
 
 
 class OutboxTopics:

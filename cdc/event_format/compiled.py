@@ -1,5 +1,5 @@
 """Which code encodes ordinary rows, of the stream and of copies: the compiled kernel if it exists, else Python. Pure.
-``_kernel.pyx`` repeats what ``envelope`` and ``pgvalues`` do, for some types. Those modules stay the reference. A
+``_kernel.pyx`` repeats what ``encode`` and ``json_values`` do, for some types. Those modules stay the reference. A
 kernel that gives other bytes than they do, for instance one built from older code, isn't used."""
 
 import struct
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from cdc.event_format.encode import TableEncoder, event_value
+from cdc.event_format.json_values import JsonEncoder, json_encoder
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.model.tag import SNAPSHOT_SEQ
 from cdc.protocol.compiled_code import CompiledCode, chosen_code, load_compiled
-from cdc.protocol.envelope import TableEncoder, event_value
-from cdc.protocol.pgvalues import JsonEncoder, json_encoder
 from cdc.protocol.walsender import XLOG_DATA
 
 if TYPE_CHECKING:
-    from cdc.protocol._kernel import RowKernel
+    from cdc.event_format._kernel import RowKernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def row_encoding(choice: str) -> RowEncoding:
 
 @cache
 def compiled_code() -> CompiledCode:
-    return load_compiled("cdc.protocol._kernel", agrees)
+    return load_compiled("cdc.event_format._kernel", agrees)
 
 
 def _kinds(module: ModuleType) -> dict[JsonEncoder, int]:

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from cdc.capture.messages_and_outbox import OUTBOX_COLUMNS, OutboxChannel, OutboxRoute, OutboxTopics
+from cdc.capture.outbox import OUTBOX_COLUMNS, OutboxChannel, OutboxRoute, OutboxTopics
 from cdc.kafka.topic_names import is_outbox_topic, outbox_topic, shared_outbox_topic
 from cdc.model.table import TableName
 

@@ -3,7 +3,7 @@
 
 It knows inserts, updates without an old row, and lines of COPY, whose values are all there and of kinds that need no
 thought. Whatever else comes, malformed bytes too, it gives back untouched: the Python code of ``cdc.capture.assembler``
-or ``cdc.protocol.copy_text``, and ``cdc.protocol.envelope``, takes it then, and is what this code is compared with,
+or ``cdc.protocol.copy_text``, and ``cdc.event_format.encode``, takes it then, and is what this code is compared with,
 byte for byte.
 """
 
@@ -16,7 +16,7 @@ from libc.string cimport memchr, memcpy, memmove, strlen
 
 import orjson
 VERBATIM, QUOTED, TEXT, BOOL, FLOAT, TIMESTAMP, TIMESTAMPTZ = range(7)
-"""The kinds of columns; ``cdc.protocol.row_kernel`` says which types have them."""
+"""The kinds of columns; ``cdc.event_format.compiled`` says which types have them."""
 
 cdef enum:
     _VERBATIM, _QUOTED, _TEXT, _BOOL, _FLOAT, _TIMESTAMP, _TIMESTAMPTZ

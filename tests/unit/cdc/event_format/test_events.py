@@ -4,26 +4,24 @@ import json
 
 import pytest
 
-from cdc.model.errors import LockstepError, UnsupportedChange
-from cdc.model.event import Position, RowEvent
-from cdc.model.table import Table, TableName
-from cdc.model.tag import Tag
-from cdc.protocol.envelope import (
+from cdc.event_format.decode import (
     LEFT_OUT,
     RowReader,
-    TableEncoder,
     after_of,
     before_of,
     commit_time_ms_of,
-    event_value,
     fitting,
     op_of,
     parse_value,
     row_event,
     tag_of,
-    tag_prefix,
     why_left_out,
 )
+from cdc.event_format.encode import TableEncoder, event_value
+from cdc.model.errors import LockstepError, UnsupportedChange
+from cdc.model.event import Position, RowEvent
+from cdc.model.table import Table, TableName
+from cdc.model.tag import Tag, tag_prefix
 from cdc.protocol.pgoutput import UNCHANGED
 from tests.builders import ORDERS, column, table
 

@@ -1,4 +1,4 @@
-"""cdc.protocol.row_kernel: which code encodes rows, why, and what the compiled one leaves to Python."""
+"""cdc.event_format.compiled: which code encodes rows, why, and what the compiled one leaves to Python."""
 
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
@@ -6,11 +6,10 @@ from typing import Any, cast
 import orjson
 import pytest
 
+from cdc.event_format.compiled import RowEncoding, agrees, row_encoding
+from cdc.event_format.encode import TableEncoder
 from cdc.model.errors import ConfigurationError
-from cdc.protocol import row_kernel
 from cdc.protocol.compiled_code import CompiledCode
-from cdc.protocol.envelope import TableEncoder
-from cdc.protocol.row_kernel import RowEncoding, agrees, row_encoding
 from tests.builders import column, table
 from tests.copy_lines import copy_line
 from tests.row_kernels import compiled
@@ -161,7 +160,7 @@ def test_an_unknown_choice_is_refused() -> None:
 
 
 def test_where_it_is_required_and_missing_capture_doesnt_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_kernel, "compiled_code", lambda: CompiledCode(None, "it isn't here"))
+    monkeypatch.setattr("cdc.event_format.compiled.compiled_code", lambda: CompiledCode(None, "it isn't here"))
     assert str(row_encoding("auto")) == "Python code: it isn't here"
     with pytest.raises(ConfigurationError, match="it isn't here"):
         row_encoding("require")
