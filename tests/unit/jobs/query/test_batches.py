@@ -7,6 +7,7 @@ import pytest
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.event import Position
+from jobs.batch_limits import BatchLimits
 from jobs.executor.result import RejectedEvent, Result
 from jobs.query.batches import RowBatches, Slots, WholeBatches, lacks_record
 from jobs.query.delivery import Stopping, only_stopping
@@ -15,7 +16,7 @@ from jobs.query.threads import QueryState
 from jobs.settings import SparkSettings
 
 P0 = ("a", 0)
-PLAN: Any = SimpleNamespace(name="v", once=False, bulk=False, spark=SparkSettings())
+PLAN: Any = SimpleNamespace(name="v", once=False, bulk=False, limits=BatchLimits.of(SparkSettings(), bulk=False))
 _NOTHING: Any = None
 
 
