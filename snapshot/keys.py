@@ -1,11 +1,11 @@
-"""An event's keys -> the text by which PostgreSQL reads them: what undoes ``cdc.event_format.json_values``. Pure."""
+"""An event's keys -> the text by which PostgreSQL reads them: what undoes ``cdc.event_format.column_types``. Pure."""
 
 import re
 from collections.abc import Mapping
 
 from cdc.model.event import JsonValue
+from cdc.model.json_numbers import FLOATS, INTEGERS
 from cdc.model.table import Column, Table
-from cdc.model.value_types import FLOATS, INTEGERS
 
 KeyTexts = tuple[str, ...]
 """A key's values in PostgreSQL's own text, in key order."""

@@ -1,6 +1,6 @@
 """The table of docs/types.md, made from the code that it describes: ``python -m tests.types_table`` writes it."""
 
-from cdc.event_format.json_values import json_encoder
+from cdc.event_format.column_types import json_encoder
 from cdc.model.table import Column
 from sinks.opensearch.mapping import field_mapping
 from sinks.warehouse.duckdb.values import stored_as

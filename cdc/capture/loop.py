@@ -4,7 +4,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from cdc.capture.assembler import Assembler
 from cdc.capture.batch import Batch, Watch
@@ -21,6 +21,7 @@ from cdc.capture.questions import (
     Steps,
 )
 from cdc.capture.row_changes import OrdinaryRows
+from cdc.capture.source import Source, Stream
 from cdc.model.errors import MalformedMessage, Unavailable
 from cdc.model.lsn import Lsn
 from cdc.protocol.control_records import CaptureState
@@ -48,20 +49,6 @@ is confirmed. It never will be, since only what Kafka has is confirmed."""
 _BEGIN = ord("B")
 
 
-class Stream(Protocol):
-    """Frames of the replication protocol."""
-
-    def receive(self) -> Frame | None:
-        """The next frame that has arrived, or None. Never waits."""
-        ...
-
-    def wait(self, seconds: float) -> None:
-        """Return when something arrived, or after ``seconds``."""
-        ...
-
-    def send(self, frame: bytes) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Pause:
     """The loop returned without being asked to stop: something can be copied now, or ``until`` is reached. ``frame``
@@ -69,37 +56,6 @@ class Pause:
 
     state: CaptureState
     frame: Frame | None
-
-
-class Source(Protocol):
-    """The surroundings of the stream: the database, the topics, and what is stored of them."""
-
-    interval_s: float
-    """How often it is inspected, and written to if nothing is committed."""
-
-    def stopping(self) -> bool:
-        """Whether the loop was asked to stop."""
-        ...
-
-    def answer(self, question: Question) -> Any:
-        """The answer that the question describes; for NeedLiveKeys an iterator of keys. Its errors end the loop."""
-        ...
-
-    def is_resumed(self) -> bool:
-        """Whether the stream is known to be the one that was published from."""
-        ...
-
-    def inspect(self, state: CaptureState) -> CaptureState:
-        """Inspect the source; returns the state with the tables that must be copied again."""
-        ...
-
-    def heartbeat(self) -> None:
-        """Write something, so that slot and watermark of an idle database advance."""
-        ...
-
-    def keep_alive(self) -> None:
-        """Called now and then in any case: send status updates, and serve other connections."""
-        ...
 
 
 class CaptureLoop:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from cdc.capture.loop import Stream
+from cdc.capture.source import Stream
 from cdc.model.errors import PositionMismatch
 from cdc.model.lsn import format_lsn
 from cdc.protocol.control_records import StreamedTransaction

@@ -9,7 +9,7 @@ row is left out because it is too large for the topic. ``op`` and ``tag`` have f
 without parsing. ``ts_ms`` is the commit time, not the time of publishing: the same WAL must give the same bytes. A
 tombstone follows each delete: a null value with the tag in the header ``tag``.
 
-``encode`` writes events, ``decode`` reads them, ``json_values`` has the values of each type, and ``compiled`` chooses
+``encode`` writes events, ``decode`` reads them, ``column_types`` has the values of each type, and ``compiled`` chooses
 the compiled encoder. Another format replaces these four, and keeps their functions. Rows stay JSON behind ``decode``:
 sinks and views take them as such.
 """

@@ -1,5 +1,5 @@
 """Which code encodes ordinary rows, of the stream and of copies: the compiled kernel if it exists, else Python. Pure.
-``_kernel.pyx`` repeats what ``encode`` and ``json_values`` do, for some types. Those modules stay the reference. A
+``_kernel.pyx`` repeats what ``encode`` and ``column_types`` do, for some types. Those modules stay the reference. A
 kernel that gives other bytes than they do, for instance one built from older code, isn't used."""
 
 import struct
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from cdc.event_format.column_types import JsonEncoder, json_encoder
 from cdc.event_format.encode import TableEncoder, event_value
-from cdc.event_format.json_values import JsonEncoder, json_encoder
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.model.tag import SNAPSHOT_SEQ
 from cdc.protocol.compiled_code import CompiledCode, chosen_code, load_compiled

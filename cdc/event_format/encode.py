@@ -5,12 +5,12 @@ from typing import Any, Final
 
 import orjson
 
-from cdc.event_format.json_values import has_form, json_encoder
+from cdc.event_format.column_types import has_form, json_encoder
 from cdc.model.errors import UnsupportedChange
 from cdc.model.event import JsonValue
+from cdc.model.json_numbers import INTEGERS
 from cdc.model.printable import toml_key, visible
 from cdc.model.table import Column, Table
-from cdc.model.value_types import INTEGERS
 from cdc.protocol.pgoutput import Field
 
 CONNECTOR: Final = "postgresql"

@@ -6,7 +6,7 @@ from typing import Any, Final, cast
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from cdc.event_format.json_values import SESSION_SETTINGS
+from cdc.event_format.column_types import SESSION_SETTINGS
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.postgres.dsn import parse_dsn
 from cdc.postgres.settings import SourceSettings

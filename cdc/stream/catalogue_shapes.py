@@ -9,7 +9,7 @@ import psycopg
 
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.shape_change import AddedValue, changed_shape
-from cdc.event_format.json_values import json_encoder
+from cdc.event_format.column_types import json_encoder
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.pipeline_settings import Pipeline
 from cdc.postgres.catalogue import (

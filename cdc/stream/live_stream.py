@@ -13,7 +13,7 @@ import psycopg
 from cdc.capture.assembler import Assembler
 from cdc.capture.batch import Batch, Committed, Publisher, commit_pace
 from cdc.capture.confirmation import Clock, Confirmation, KeepAlive
-from cdc.capture.loop import CaptureLoop, Stream
+from cdc.capture.loop import CaptureLoop
 from cdc.capture.outbox import OutboxChannel, OutboxTopics
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.questions import (
@@ -30,6 +30,7 @@ from cdc.capture.relations import Relations
 from cdc.capture.resume import StreamProgress
 from cdc.capture.resumed_stream import ResumedStream
 from cdc.capture.row_changes import RowChanges
+from cdc.capture.source import Stream
 from cdc.event_format.messages import MessageChannel
 from cdc.kafka.control_topics import read_schema_records
 from cdc.kafka.topic_admin import TopicAdmin

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from cdc.event_format.json_values import has_form
+from cdc.event_format.column_types import has_form
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Column, Table, TableName

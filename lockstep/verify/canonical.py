@@ -13,8 +13,8 @@ import orjson
 
 from cdc.model.errors import ConfigurationError
 from cdc.model.event import JsonValue
+from cdc.model.json_numbers import FLOATS, INTEGERS
 from cdc.model.table import Column, Table
-from cdc.model.value_types import FLOATS, INTEGERS
 
 Row = Mapping[str, JsonValue]
 

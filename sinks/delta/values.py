@@ -27,8 +27,8 @@ import pyarrow as pa
 import pyarrow.compute
 
 from cdc.model.event import JsonValue
+from cdc.model.json_numbers import FLOATS
 from cdc.model.table import Column
-from cdc.model.value_types import FLOATS
 from sinks.columns.arrow_columns import (
     CLOCK,
     DOUBLE_WHOLE_MAX,

@@ -14,8 +14,8 @@ import orjson
 
 from cdc.model.errors import ConfigurationError
 from cdc.model.event import JsonValue
+from cdc.model.json_numbers import FLOATS, INTEGERS
 from cdc.model.table import Column, Table, TableName
-from cdc.model.value_types import FLOATS, INTEGERS
 
 _LITERAL: Final = r"[A-Za-z0-9_./@#=+-]+"
 _TOKEN: Final = re.compile(rf"\{{(?P<column>[^{{}}]+)\}}|(?P<colon>:)|(?P<literal>{_LITERAL})")

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
+from cdc.event_format.column_types import SESSION_SETTINGS, json_encoder
 from cdc.event_format.encode import TableEncoder
-from cdc.event_format.json_values import SESSION_SETTINGS, json_encoder
 from cdc.model.event import Events
 from cdc.model.table import Table, TableName
 from cdc.postgres.replication import ReplicationConnection

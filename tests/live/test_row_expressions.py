@@ -7,7 +7,7 @@ from typing import Final
 import psycopg
 import pytest
 
-from cdc.event_format.json_values import SESSION_SETTINGS, json_encoder
+from cdc.event_format.column_types import SESSION_SETTINGS, json_encoder
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
 from cdc.postgres.catalogue import load_tables

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cdc.event_format.json_values import json_encoder
+from cdc.event_format.column_types import json_encoder
 from cdc.model.lsn import Lsn
 from cdc.model.table import TableName
 from cdc.postgres.column_storage import load_rule

@@ -10,8 +10,8 @@ import pytest
 
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.questions import Event
+from cdc.event_format.column_types import json_encoder
 from cdc.event_format.encode import TableEncoder
-from cdc.event_format.json_values import json_encoder
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName
 from cdc.postgres.replication import ReplicationConnection

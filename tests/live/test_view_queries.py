@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 
-from cdc.event_format.json_values import SESSION_SETTINGS, json_encoder
+from cdc.event_format.column_types import SESSION_SETTINGS, json_encoder
 from cdc.model.event import JsonValue
 from cdc.model.table import Column, Table, TableName
 from cdc.postgres.catalogue import load_tables

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.event_format.column_types import SCALARS
 from cdc.event_format.compiled import RowEncoding
 from cdc.event_format.encode import TableEncoder
-from cdc.event_format.json_values import SCALARS
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, Position, RowEvent
+from cdc.model.json_numbers import FLOATS, INTEGERS
 from cdc.model.table import Table
 from cdc.model.tag import Tag
-from cdc.model.value_types import FLOATS, INTEGERS
 from extensions.streams.executor.task_input import StreamInput
 from extensions.streams.executor.topics import (
     RECORD_OVERHEAD_BYTES,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from cdc.event_format.json_values import SESSION_SETTINGS
+from cdc.event_format.column_types import SESSION_SETTINGS
 from cdc.model.errors import ConfigurationError, Unavailable
 from cdc.model.table import quote_identifier
 from sinks.warehouse.names import qualified

@@ -11,7 +11,7 @@ from typing import Final
 
 import orjson
 
-from cdc.event_format.json_values import json_encoder
+from cdc.event_format.column_types import json_encoder
 from cdc.model.append_only import OPERATION_COLUMN, TRUNCATE, is_append_only
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, TableEvents, parse_key, parse_object

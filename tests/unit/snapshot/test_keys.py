@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from cdc.event_format.json_values import json_encoder
+from cdc.event_format.column_types import json_encoder
 from cdc.model.event import JsonValue
 from snapshot.keys import key_texts
 from tests.builders import column, table

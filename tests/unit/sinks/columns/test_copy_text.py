@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdc.event_format.json_values import json_encoder
+from cdc.event_format.column_types import json_encoder
 from cdc.model.event import JsonValue
 from cdc.protocol.copy_text import split_row
 from sinks.columns.copy_text import array_literal, copy_line

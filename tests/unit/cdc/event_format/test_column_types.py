@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.event_format.json_values import json_encoder
+from cdc.event_format.column_types import json_encoder
 
 
 def encoded(text: str, value_type: str, *, is_array: bool = False) -> str:

@@ -24,7 +24,7 @@ from typing import Final
 
 import orjson
 
-from cdc.model.value_types import FLOATS, INTEGERS
+from cdc.model.json_numbers import FLOATS, INTEGERS
 
 SESSION_SETTINGS: Final = {
     "TimeZone": "UTC",
