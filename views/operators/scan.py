@@ -28,6 +28,11 @@ from views.values import TEXT, Row, Value, from_event, type_of
 
 _ALL: Final[Mapping[TableName, OwnRows]] = MappingProxyType({})
 
+_OF_DELETION, _OF_ROW = b"\x00", b"\x01"
+"""Behind the tag of what arrives. Equal keys may have different texts, such as 1.0 and 1.00, and all events of a copy
+have one tag. So the deletion of a key's former text comes before the row with the new text.
+"""
+
 
 class Mirror(AgeingRows):
     """One table's rows: the columns that the query reads, each row with its tag. Rows that are too old by ``retained``,
@@ -63,9 +68,9 @@ class Mirror(AgeingRows):
         encoded = code.key([(column, Direction(column.type)) for column in key])
 
         def item(row: Row) -> Item:
-            return self._encode([row[column.id] for column in key]), str(row[0]).encode(), packed(row)
+            return self._encode([row[column.id] for column in key]), str(row[0]).encode() + _OF_ROW, packed(row)
 
-        return code.of_rows(f"({encoded}, r[0].encode(), {code.packed})", item)
+        return code.of_rows(f"({encoded}, r[0].encode() + {_OF_ROW!r}, {code.packed})", item)
 
     def own_events(self, events: TableEvents) -> TableEvents:
         """Events without those whose key alone assigns them to another shard. No row is parsed."""
@@ -84,7 +89,7 @@ class Mirror(AgeingRows):
             if of_key is None or (self._is_own_key is not None and not self._is_own_key(tuple(of_key))):
                 continue
             key = self._prefix + self._encode(of_key)
-            if key not in newest or event.tag >= newest[key].tag:
+            if key not in newest or _order(event) >= _order(newest[key]):
                 newest[key] = event
         changes: list[RowChange] = []
         kept: dict[bytes, bytes] = {}
@@ -150,7 +155,7 @@ class Mirror(AgeingRows):
                     stored = packed((tag, *row))
             except LockstepError:
                 stored = UNREADABLE + text
-        return [(self._encode(key), tag.encode(), stored)]
+        return [(self._encode(key), tag.encode() + (_OF_DELETION if text is None else _OF_ROW), stored)]
 
     def arrived(self, items: Sequence[Item], time_ms: int, arrivals: Arrivals) -> Arrived:
         """Those of the newest items that count at this time of the view. Raises LockstepError for a row that can't be
@@ -201,6 +206,11 @@ class Mirror(AgeingRows):
             return tuple([read(row[name]) for name, read in self._read])
         except KeyError as error:
             raise EvaluationError(f"the column {error.args[0]!r} is missing in an event of {self.table}") from None
+
+
+def _order(event: RowEvent) -> tuple[str, bool]:
+    """The order of events with equal keys, as of ``_OF_ROW``."""
+    return event.tag, event.row is not None
 
 
 def mirrors(

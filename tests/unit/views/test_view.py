@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from cdc.model.errors import LockstepError
-from cdc.model.event import RowEvent
+from cdc.model.event import Position, RowEvent
 from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
-from tests.view_queries import TABLES, KeptView, Question, RowWrite, column, events
+from tests.view_queries import TABLES, KeptView, Question, RowWrite, column, events, shape
 from views.counters import Counters
 from views.failures import FanOutExceeded
 from views.sql.reader import TopRows, read_view
@@ -80,6 +80,33 @@ def test_the_newest_event_of_a_key_counts_whatever_the_order() -> None:
     first, last = events([a(1, g=1), a(1, g=2)], 8)
     view.step([last, first], epoch=1, lsn=8, offsets={})
     assert [change.row for change in view.pending().changes] == [{"g": 2, "n": 1}]
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+@pytest.mark.parametrize(("of", "before", "after"), [("numeric", "1.0", "1.00"), ("character(3)", "a  ", "a    ")])
+def test_a_row_whose_key_a_copy_writes_differently_stays(
+    of: str, before: str, after: str, *, is_reversed: bool
+) -> None:
+    """A copy publishes the row and deletes the former text of its key, both at one tag."""
+    keyed = shape("keyed", ["k"], column("k", of, "bpchar" if of != "numeric" else None), column("g", "text"))
+    plan = read_view(
+        "select g, count(*) as n from keyed where g is not null group by g", {keyed.name: keyed}, key=["g"]
+    )
+
+    def event(key: str, lsn: int, *, is_row: bool = True) -> RowEvent:
+        row = {"k": key, "g": "x"} if is_row else None
+        return RowEvent(keyed.name, {"k": key}, str(Tag(1, lsn, 0)), row, Position("keyed", 0, 0))
+
+    old, copied = event(before, 8), [event(after, 16), event(before, 16, is_row=False)]
+    if is_reversed:
+        copied.reverse()
+    view = View(plan, {keyed.name: keyed}, MemoryState())
+    view.step([old], epoch=1, lsn=8, offsets={})
+    view.step(copied, epoch=1, lsn=16, offsets={})
+    anew = View(plan, {keyed.name: keyed}, MemoryState())
+    built(anew, [[old], *([each] for each in copied)], 16)
+    for each in (view, anew):
+        assert [change.row for change in each.pending().changes] == [{"g": "x", "n": 1}]
 
 
 def test_a_view_counts_the_rows_of_its_result_and_the_transactions_of_its_steps() -> None:
