@@ -30,11 +30,11 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 87_225,
-    "lines of extensions": 14_201,
-    "lines of stack and bench": 9_059,
-    "lines of tests": 94_224,
-    "words of docs": 43_176,
+    "lines of the core": 87_313,
+    "lines of extensions": 14_202,
+    "lines of stack and bench": 9_060,
+    "lines of tests": 94_338,
+    "words of docs": 43_206,
     "settings": 166,
 }
 

@@ -307,12 +307,13 @@ class GenerationLease:
         with self._lock:
             now = self._clock.monotonic_s()
             # Before anything that may fail: a destination that doesn't answer must not keep the job paused.
-            has_expired = self._pause.expire(now)
+            self._pause.expire(now)
             if self._taken_over is not None:
                 raise self._taken_over
             request = self._opened.records.load(self._pause.name)
-            if has_expired and request == self._pause.expired:
-                # Whoever asked has died, and the next job need not wait.
+            if request is not None and request == self._pause.expired:
+                # A switch that finds its request relies on the pause. If whoever asked has died, the next job need not
+                # wait.
                 self._opened.records.save(self._pause.name, None)
                 request = None
             if self._pause.obey(request, now) or self._pulse.is_due(now):

@@ -22,12 +22,10 @@ class Pause:
         if self.request is not None:
             gate.hold(0)
 
-    def expire(self, now_s: float) -> bool:
-        """End a pause that has lasted too long. Returns whether it has."""
-        is_over = self.request is not None and now_s - self._since_s > PAUSE_MAX_S
-        if is_over:
+    def expire(self, now_s: float) -> None:
+        """End a pause that has lasted too long."""
+        if self.request is not None and now_s - self._since_s > PAUSE_MAX_S:
             self._go_on()
-        return is_over
 
     def obey(self, request: str | None, now_s: float) -> bool:
         """Pause or go on, as the record says now. Returns whether whoever asked should hear of that. If a batch is

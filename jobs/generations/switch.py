@@ -22,7 +22,10 @@ PREVIOUS: Final = "previous"
 """The coordination record that names the generation that was live before the last switch."""
 
 _SWITCH_S: Final = PAUSE_MAX_S / 2
-"""How long a switch may take once it has asked the old generation's job to pause."""
+"""How long a switch waits for the new generation once it has asked the old one's job to pause."""
+
+_IN_FORCE_S: Final = PAUSE_MAX_S * 3 / 4
+"""How long after that it relies on the pause: the job may go on before it has removed the request."""
 
 _LOOK_S: Final = 0.2
 
@@ -73,7 +76,7 @@ def switch(
                     if clock.monotonic_s() - began > _SWITCH_S:
                         raise lacking.error(target, live)
                     clock.sleep(_LOOK_S)
-                _check_in_force(old, request_name, request)
+                _check_in_force(old, request_name, request, clock.monotonic_s() - began)
                 if new.generations.live() != live:
                     raise Unavailable("another switch of this sink has ended meanwhile", hint="try it again")
                 new.records.save(PREVIOUS, str(live))
@@ -84,9 +87,10 @@ def switch(
     return live
 
 
-def _check_in_force(old: OpenedSink, request_name: str, request: str) -> None:
-    """Raise Unavailable if the old generation's job need not pause any more, and so may have shown newer rows."""
-    if old.records.load(request_name) != request:
+def _check_in_force(old: OpenedSink, request_name: str, request: str, elapsed_s: float) -> None:
+    """Raise Unavailable if the old generation's job need not pause any more, and so may have shown newer rows.
+    ``elapsed_s`` is the time since it was asked to."""
+    if elapsed_s > _IN_FORCE_S or old.records.load(request_name) != request:
         raise Unavailable("another switch of this sink has begun, or this one took too long", hint="try it again")
 
 

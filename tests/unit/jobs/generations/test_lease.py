@@ -197,6 +197,11 @@ def test_a_job_whose_destination_does_not_answer_goes_on_after_its_time() -> Non
     with suppress(Unavailable):
         lease.heartbeat()
     assert _may_enter(gate)
+    # Whoever asked would still rely on the pause.
+    opened.records.load = store.records.get  # type: ignore[method-assign]
+    lease.heartbeat()
+    assert "g1.pause_request" not in store.records
+    assert _may_enter(gate)
 
 
 class _Job:

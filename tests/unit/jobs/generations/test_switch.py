@@ -3,6 +3,7 @@
 import pytest
 
 from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.timeouts import PAUSE_MAX_S
 from jobs.consistency import Consistency, save_consistency
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.columns import Columns, save_columns
@@ -107,6 +108,22 @@ def test_of_two_switches_at_once_the_first_gives_up_and_leaves_the_others_reques
     with pytest.raises(Unavailable, match="another switch"):
         switch(lambda number: open_memory(store, number), 2, log_ends=ends, clock=now.clock())
     assert (store.live, store.records["g1.pause_request"]) == (1, "of the second")
+
+
+def test_a_switch_that_hung_for_longer_than_a_job_pauses_is_not_carried_out() -> None:
+    """The job may have gone on, and shown newer rows, before it could remove the request."""
+    store, now = prepared_store(1, 2), Time()
+    _at(store, 1, 10)
+    _at(store, 2, 10)
+
+    def ends() -> dict[tuple[str, int], int]:
+        if "g1.pause_request" in store.records:
+            now.now += PAUSE_MAX_S
+        return {AT: 10}
+
+    with pytest.raises(Unavailable, match="this one took too long"):
+        switch(lambda number: open_memory(store, number), 2, log_ends=ends, clock=now.clock())
+    assert (store.live, store.records.get("g1.pause_request")) == (1, None)
 
 
 def test_a_switch_that_ended_while_this_one_waited_ends_this_one() -> None:
