@@ -42,7 +42,7 @@ class NeedLiveKeys:
 
 @dataclass(frozen=True, slots=True)
 class NeedRowBefore:
-    """Which row had this key before the transaction? Its JSON, None if none had. Everything sent before is committed
+    """Which row had this key before the transaction? Its event, None if none had. Everything sent before is committed
     first."""
 
     topic: str
@@ -90,9 +90,7 @@ class PassedOver:
     """A table isn't followed from here to its copy."""
 
     name: TableName
-    columns: Sequence[str]
-    """Columns whose values an update left out and nobody knows. Empty: a row of an append-only table was changed, and
-    its copy may lack the row as it was before."""
+    why: str
 
 
 Question = NeedShape | NeedLiveKeys | NeedRowBefore | NeedLargeValues | Notice | Uncaptured | PassedOver

@@ -8,7 +8,7 @@ copy: a restart within a transaction finds the same numbers, whichever tables ar
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from cdc.capture.key_moves import KeyMoves, RowMap
 from cdc.capture.old_rows import filled
@@ -26,11 +26,19 @@ from cdc.capture.relations import Relations
 from cdc.capture.resume import StreamProgress
 from cdc.capture.toast_rows import ToastRows
 from cdc.capture.transaction_events import NULL, Envelopes
+from cdc.event_format.decode import after_of, schema_id_of
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from cdc.protocol.pgoutput import UNCHANGED, Begin, Delete, Fields, FullImage, Insert, KeyImage, Update
 from cdc.protocol.walsender import Frame
 from cdc.toast.memory import ToastMemory
+
+_MAY_BE_MISSING: Final = (
+    "a row was changed or deleted while the table's first copy was interrupted, and may be missing from it"
+)
+_OF_ANOTHER_SHAPE: Final = (
+    "two rows shared a key for a moment, and the one that stays is only known from before the table was altered"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +142,8 @@ class RowChanges:
     def insert(self, published: PublishedTable, insert: Insert, lsn: int) -> Events | Steps:
         new = insert.new
         if UNCHANGED in new and not self.progress.is_repeated():  # an update moved it into the filter
-            return self._incomplete(published, insert, [index for index, value in enumerate(new) if value is UNCHANGED])
+            lacking = [index for index, value in enumerate(new) if value is UNCHANGED]
+            return self._incomplete(published, insert, _untouched(published, lacking))
         key = published.encoder.key(new)
         if published.keys_can_swap:
             self._moves.arrive(published.topic, key, new)
@@ -156,9 +165,9 @@ class RowChanges:
         old_key = key if old is None else encoder.key(old.fields)
         keys = (old_key, key)
         if self.progress.is_repeated(1 if old_key == key else 2):
-            return self._changed(published, old, new, keys, NULL, lsn)
+            return self._changed(published, update, new, keys, NULL, lsn)
         if self._may_be_missing(published):
-            return self._incomplete(published, update, ())
+            return self._incomplete(published, update, _MAY_BE_MISSING)
         if is_partial:
             return self._partial(_Partial(published, update, new, old_key, key), lsn)
         row = encoder.row(new)
@@ -166,7 +175,7 @@ class RowChanges:
             self.toast.remember(published, key, new)
             if old_key != key:
                 self.toast.forget(published, old_key)
-        return self._changed(published, old, new, keys, row, lsn)
+        return self._changed(published, update, new, keys, row, lsn)
 
     def delete(self, published: PublishedTable, delete: Delete, lsn: int) -> Events | Steps:
         encoder, old = published.encoder, delete.old
@@ -174,13 +183,13 @@ class RowChanges:
             published.old_rows.require_key(published.table, old, encoder.key_positions)
         key = encoder.key(old.fields)
         if self._may_be_missing(published) and not self.progress.is_repeated():
-            return self._incomplete(published, delete, ())
+            return self._incomplete(published, delete, _MAY_BE_MISSING)
         if published.toast is not None and not self.progress.is_repeated():
             self.toast.forget(published, key)
         before = self._before(published, old)
         if not published.keys_can_swap:
             return self._vacated(published, key, before, lsn, None)
-        return self._left(published, key, old, partial(self._vacated, published, key, before, lsn))
+        return self._left(published, key, delete, partial(self._vacated, published, key, before, lsn))
 
     def empty(self, published: PublishedTable, lsn: int) -> Steps:
         """A table was truncated: a delete and a tombstone for every live key, all with the same tag. An append-only
@@ -218,7 +227,7 @@ class RowChanges:
         published, update, new, old_key, _ = change
         lacking = [index for index, value in enumerate(new) if value is UNCHANGED]
         if lacking and self.relations.is_outdated(published):
-            return self._incomplete(published, update, lacking)
+            return self._incomplete(published, update, _untouched(published, lacking))
         known = self.toast.known(published, old_key, lacking)
         if (
             len(known) == len(lacking)
@@ -254,13 +263,12 @@ class RowChanges:
             self.toast.forget(published, old_key)
             self.toast.leave_out(published, key)
         else:  # the row was never published, or not under this key
-            return self._incomplete(published, update, unknown)
-        return self._changed(published, update.old, new, (old_key, key), row, lsn)
+            return self._incomplete(published, update, _untouched(published, unknown))
+        return self._changed(published, update, new, (old_key, key), row, lsn)
 
-    def _incomplete(self, published: PublishedTable, change: Insert | Update | Delete, indexes: Sequence[int]) -> Steps:
-        """A row can't be published in full, since these columns of it are unknown; none: the row itself may be missing.
-        If the table is being copied beside the stream, the copy reads the row again, later. Otherwise the table is
-        passed over from here to its copy."""
+    def _incomplete(self, published: PublishedTable, change: Insert | Update | Delete, why: str) -> Steps:
+        """A row can't be published in full. If the table is being copied beside the stream, the copy reads the row
+        again, later. Otherwise the table is passed over from here to its copy."""
         is_being_copied = self.relations.is_being_copied(published)
         self.envelopes.record_shape(published)
         name = published.table.name
@@ -274,20 +282,20 @@ class RowChanges:
             yield LeftUnread(published.topic, keys)
         else:
             self.relations.stop_following(name)
-            yield PassedOver(name, [published.table.columns[index].name for index in indexes])
+            yield PassedOver(name, why)
         self.pass_over(published, change)
 
     def _changed(
         self,
         published: PublishedTable,
-        old: KeyImage | FullImage | None,
+        update: Update,
         new: Fields,
         keys: tuple[bytes, bytes],
         row: bytes,
         lsn: int,
     ) -> Events | Steps:
         """The events of a row that is now ``new``, encoded as ``row``, and had the first of ``keys`` before."""
-        topic = published.topic
+        topic, old = published.topic, update.old
         old_key, key = keys
         before = self._before(published, old)
         if old_key == key:
@@ -299,7 +307,7 @@ class RowChanges:
 
         if not published.keys_can_swap:
             return self._moved(published, new, keys, before, row, lsn, None)
-        return self._left(published, old_key, old, partial(self._moved, published, new, keys, before, row, lsn))
+        return self._left(published, old_key, update, partial(self._moved, published, new, keys, before, row, lsn))
 
     def _moved(
         self,
@@ -324,22 +332,30 @@ class RowChanges:
         self,
         published: PublishedTable,
         key: bytes,
-        old: KeyImage | FullImage | None,
+        change: Update | Delete,
         publish: Callable[[bytes | None], Events],
     ) -> Events | Steps:
-        """A row leaves a key of a table whose keys can swap. ``publish`` gets the row that has it now, or None."""
-        if not isinstance(old, FullImage):
+        """A row leaves a key of a table whose keys can swap. ``publish`` gets the row that has it now, or None. A row
+        that is known in an earlier shape alone can't be published in the present one."""
+        if not isinstance(change.old, FullImage):
             return publish(None)
-        rest = self._moves.vacate(published.topic, key, old.fields)
-        if isinstance(rest, tuple):
-            return publish(published.encoder.row(rest))
+        rest = self._moves.vacate(published.topic, key, change.old.fields)
         if rest is None or self.progress.is_repeated():
             return publish(None)
-        return self._after_row_before(published.topic, key, publish)
+        if not isinstance(rest, tuple):
+            return self._after_row_before(published, key, change, publish)
+        if UNCHANGED in rest:
+            return self._incomplete(published, change, _OF_ANOTHER_SHAPE)
+        return publish(published.encoder.row(rest))
 
-    def _after_row_before(self, topic: str, key: bytes, publish: Callable[[bytes | None], Events]) -> Steps:
-        stays = yield NeedRowBefore(topic, key, self.envelopes.prefix)
-        yield publish(stays)
+    def _after_row_before(
+        self, published: PublishedTable, key: bytes, change: Update | Delete, publish: Callable[[bytes | None], Events]
+    ) -> Steps:
+        event = yield NeedRowBefore(published.topic, key, self.envelopes.prefix)
+        if event is not None and schema_id_of(event) != published.table.schema_id:
+            yield from self._incomplete(published, change, _OF_ANOTHER_SHAPE)
+        else:
+            yield publish(None if event is None else after_of(event))
 
     def _vacated(self, published: PublishedTable, key: bytes, before: bytes, lsn: int, stays: bytes | None) -> Events:
         """The events of a row that left a key, which another row (``stays``) may have."""
@@ -355,6 +371,15 @@ class RowChanges:
             return NULL
         whole = published.old_rows.whole(old)
         return published.encoder.row(whole) if whole is not None else published.encoder.key(old.fields)
+
+
+def _untouched(published: PublishedTable, indexes: Sequence[int]) -> str:
+    """Why these columns of a row are unknown."""
+    columns = ", ".join(published.table.columns[index].name for index in indexes)
+    return (
+        f"an update left the large values of {columns} untouched, so PostgreSQL didn't send them, and the topic doesn't"
+        " hold them as they are now"
+    )
 
 
 def _moves_key(published: PublishedTable, update: Update) -> bool:

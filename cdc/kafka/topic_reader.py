@@ -8,7 +8,7 @@ from pathlib import Path
 
 from confluent_kafka import Message
 
-from cdc.event_format.decode import DELETED, after_of, op_of, tag_of
+from cdc.event_format.decode import DELETED, op_of, tag_of
 from cdc.kafka.reading import WAIT_S, message_lists, reading
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.tag import SNAPSHOT_SEQ, TAG_HEADER, tag_text
@@ -106,23 +106,21 @@ class TopicReader:
         return keys
 
     def row_before(self, topic: str, key: bytes, prefix: bytes) -> bytes | None:
-        """The row, as JSON, that a key had before the transaction with this tag prefix; None if it had none, JSON's
-        null if it was left out for its size.
+        """The event of the row that a key had before the transaction with this tag prefix; None if it had none.
 
         Only the transaction's own events are skipped. A copy's row may have its prefix, or a greater one if a first
         snapshot was resumed; it was still published before the transaction. This reads the whole topic, for rare
-        changes that can't be distinguished otherwise. Raises as ``records``, and LockstepError for a record of the key
-        that isn't an event.
+        changes that can't be distinguished otherwise. Raises as ``records``.
         """
         copied = tag_text(prefix, SNAPSHOT_SEQ)
-        row = None
+        event = None
         for record in self.records(topic):
             if record.key == key and record.value is not None:
                 tag = tag_of(record.value)
                 if tag.startswith(prefix) and tag != copied:
                     continue
-                row = None if op_of(record.value) == DELETED else after_of(record.value)
-        return row
+                event = None if op_of(record.value) == DELETED else record.value
+        return event
 
 
 def _tag(message: Message) -> str:

@@ -149,7 +149,7 @@ class _Source:
             case Uncaptured():
                 self.watch.described(self.batch.state, question.name, self.unfinished.newest, self.visible)
             case PassedOver():
-                self.say(f"{question.name}: {_why_passed_over(question)}")
+                self.say(f"{question.name}: {question.why}; its changes wait for a copy of it")
             case Notice(prefix=prefix) if prefix == DDL_PREFIX:
                 self.altering = self.unfinished.newest
                 return True
@@ -180,18 +180,6 @@ class _Source:
 
     def heartbeat(self) -> None:
         emit_heartbeat(self.sql)
-
-
-def _why_passed_over(table: PassedOver) -> str:
-    if not table.columns:
-        return (
-            "a row was changed or deleted while the table's first copy was interrupted, and may be missing from it; its"
-            " changes wait for a copy of it"
-        )
-    return (
-        f"an update left the large values of {', '.join(table.columns)} untouched, so PostgreSQL didn't send them, and"
-        " the topic doesn't hold them as they are now; its changes wait for a copy of it"
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,13 @@ import pytest
 from cdc.capture.assembler import Assembler
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.questions import Event, LeftUnread, NeedLargeValues, PassedOver
+from cdc.capture.transaction_events import NULL
+from cdc.event_format.encode import event_value
 from cdc.event_format.messages import MessageChannel
 from cdc.model.errors import LockstepError, UnsupportedChange
 from cdc.model.lsn import Lsn
 from cdc.model.table import ReplicaIdentity, Table, TableName
-from cdc.model.tag import Tag
+from cdc.model.tag import Tag, tag_prefix
 from cdc.protocol.control_records import PublishedPart, SchemaRecord, ShapeChange, StreamedTransaction
 from cdc.protocol.pgoutput import (
     UNCHANGED,
@@ -210,7 +212,10 @@ def test_large_values_that_the_memory_lacks_are_asked_for_at_the_last_position()
     follower = assembler(tables={orders.table.name: orders})
     messages = History([insert(b"3", b"x"), update(b"1", UNCHANGED)]).messages(*relations())
     assert [parsed(event)["key"]["id"] for event in events(follower, messages, answers)] == [3]
-    assert answers.asked[-2:] == [NeedLargeValues(orders, (FIRST, 1)), PassedOver(orders.table.name, ["note"])]
+    asked, passed_over = answers.asked[-2:]
+    assert asked == NeedLargeValues(orders, (FIRST, 1))
+    assert isinstance(passed_over, PassedOver)
+    assert "the large values of note untouched" in passed_over.why
 
 
 def test_nothing_stays_known_of_rows_whose_new_shape_has_no_large_values() -> None:
@@ -225,8 +230,9 @@ def test_nothing_stays_known_of_rows_whose_new_shape_has_no_large_values() -> No
 class Log:
     """What a topic holds, in memory; remembers when it was asked."""
 
-    def __init__(self, *keys: bytes) -> None:
+    def __init__(self, *keys: bytes, event: bytes | None = None) -> None:
         self._keys = keys
+        self._event = event
         self.asked: list[str] = []
 
     def live_keys(self, topic: str) -> Iterator[bytes]:
@@ -235,7 +241,7 @@ class Log:
 
     def row_before(self, topic: str, key: bytes, prefix: bytes) -> bytes | None:
         self.asked.append(topic)
-        return b'{"id":1,"note":"x"}' if key in self._keys else None
+        return self._event if key in self._keys else None
 
 
 TRUNCATE = Truncate((RELATION_ID, 99), cascade=False, restart_identity=False)
@@ -402,6 +408,59 @@ def test_a_row_of_a_table_that_was_made_again_does_not_come_back_to_its_key(befo
     body = [relation(FULL, OLD), before, relation(again, NEW), insert(b"1", b"new", b"y", of=NEW), gone]
     *_, deleted, tombstone = (parsed(event) for event in events(follower, History(body).messages(), answers))
     assert (deleted["op"], tombstone["tombstone"]) == ("d", 3)
+
+
+_SHARED = replace(FULL, oid=OLD)
+_SHARED_WIDER = replace(WIDER, oid=OLD, replica_identity=ReplicaIdentity.FULL)
+_LEAVES = {
+    "deleted": Delete(OLD, FullImage((b"1", b"new", b"y"))),
+    "moved": update(b"2", b"new", b"y", full=(b"1", b"new", b"y"), of=OLD),
+}
+
+
+@pytest.mark.parametrize("leaves", _LEAVES.values(), ids=_LEAVES)
+@pytest.mark.parametrize("shape", [_SHARED, _SHARED_WIDER], ids=["before", "now"])
+def test_a_row_that_stays_at_a_shared_key_is_published_only_in_its_own_shape(shape: Table, leaves: Message) -> None:
+    """Its event on the topic lacks a column that the table got since, so the table is copied."""
+    (encoder,) = (each.encoder for each in published(shape).values())
+    row = encoder.row((b"1", b"x", b"z")[: len(shape.columns)])
+    source = encoder.source(commit_time_ms=1, xid=1)
+    log = Log(b'{"id":1}', event=event_value(b"c", tag_prefix(EPOCH, FIRST - 8), 1, NULL, row, source, FIRST - 8, 1))
+    follower, answers = assembler(_SHARED), Answers(shapes=_LateKeys(_SHARED_WIDER), log=log)
+    body = [insert(b"1", b"new", b"y", of=OLD), leaves, insert(b"3", b"x", b"z", of=OLD)]
+    messages = History(body).messages(relation(_SHARED_WIDER, OLD))
+    _, *rest = (parsed(event) for event in events(follower, messages, answers))
+    if shape is _SHARED:
+        assert (rest, list(follower.relations.passed_over)) == ([], [shape.name])
+    else:
+        assert (rest[0]["op"], rest[0]["after"]) == ("u", {"id": 1, "note": "x", "more": "z"})
+        assert rest[-1]["key"] == {"id": 3}
+
+
+@pytest.mark.parametrize("leaves", _LEAVES.values(), ids=_LEAVES)
+def test_a_row_of_before_an_alteration_in_the_same_transaction_is_read_again(leaves: Message) -> None:
+    """Also if the transaction comes again after a restart in its middle."""
+    body = [
+        relation(_SHARED, OLD),
+        insert(b"1", b"old", of=OLD),
+        relation(_SHARED_WIDER, OLD),
+        insert(b"1", b"new", b"y", of=OLD),
+        leaves,
+        insert(b"1", b"7", of=RELATION_ID + 9),
+    ]
+    messages = History(body).messages(relation(ITEMS, RELATION_ID + 9))
+    answers = Answers(shapes=_LateKeys(_SHARED, _SHARED_WIDER))
+    first = assembler(_SHARED, ITEMS)
+    whole = events(first, messages, answers)
+    assert [(parsed(event)["op"], parsed(event)["key"].get("id")) for event in whole] == [
+        ("c", 1),
+        ("c", 1),
+        ("c", None),
+    ]
+    assert list(first.relations.passed_over) == [_SHARED.name]
+    commit_lsn, seq = first.progress.position
+    again = assembler(_SHARED, ITEMS, at=state(commit_lsn=commit_lsn, seq=seq))
+    assert events(again, messages, answers) == []
 
 
 def test_the_relation_that_had_a_tables_name_is_left_out_after_the_copy_of_the_other_one() -> None:
