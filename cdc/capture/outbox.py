@@ -93,15 +93,21 @@ class OutboxRoute:
     payload: int
 
     def event(self, row: Fields, *, tag: bytes) -> tuple[str, bytes, bytes | None, Headers]:
-        """An inserted row as an event, whatever it holds: no row stops capture."""
+        """An inserted row as an event, whatever it holds: no inserted row stops capture. Raises UnsupportedChange for a
+        row that an update moved into the publication's filter, if PostgreSQL left a value out."""
         if len(row) != self.columns:
             raise ValueError("another number of values")
-        assert UNCHANGED not in row, "an insert has all of its values"
-        identity, aggregate, key, kind, payload = (
-            cast("bytes | None", row[index])
-            for index in (self.identity, self.aggregate, self.key, self.kind, self.payload)
-        )
-        topics = self.channel.topics
+        sent = [row[index] for index in (self.identity, self.aggregate, self.key, self.kind, self.payload)]
+        table, topics = self.channel.table, self.channel.topics
+        if UNCHANGED in sent:
+            raise UnsupportedChange(
+                f"an update moved a row of the outbox {table} into the publication's row filter, and left large values"
+                " untouched, so PostgreSQL didn't send them",
+                hint=f"run: alter table {table.sql} replica identity full; that holds for changes from then on, and"
+                " this one was made before. Then run `lockstep recover`, which leaves it out and copies the tables"
+                " again. Or insert rows only when they fulfil the filter",
+            )
+        identity, aggregate, key, kind, payload = cast("list[bytes | None]", sent)
         if identity is None or aggregate is None or key is None:
             topic = topics.instead("have no id, aggregatetype or aggregateid")
         else:

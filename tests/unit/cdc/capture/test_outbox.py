@@ -6,7 +6,9 @@ import pytest
 
 from cdc.capture.outbox import OUTBOX_COLUMNS, OutboxChannel, OutboxRoute, OutboxTopics
 from cdc.kafka.topic_names import is_outbox_topic, outbox_topic, shared_outbox_topic
+from cdc.model.errors import UnsupportedChange
 from cdc.model.table import TableName
+from cdc.protocol.pgoutput import UNCHANGED
 
 SHARED = shared_outbox_topic("shop")
 
@@ -72,6 +74,14 @@ def test_a_row_that_has_no_topic_of_its_own_is_kept(
     assert (topic, sent_key, value) == (SHARED, key or b"", b"{}")
     assert dict(headers) == {"id": identity or b"", "type": b"Made", "tag": b"0" * 28, "aggregatetype": kind or b""}
     assert len(outbox.said) == 1
+
+
+def test_a_row_that_an_update_moved_into_the_filter_without_its_payload_stops_capture() -> None:
+    """It is sent as an insert, with the replica identity's columns and those that the update wrote."""
+    route = Outbox().route
+    assert route.event((b"1", b"a", b"k", b"t", b"{}"), tag=b"0" * 28)[2] == b"{}"
+    with pytest.raises(UnsupportedChange, match=r"of the outbox .* into the publication's row filter"):
+        route.event((b"1", b"a", b"k", b"t", UNCHANGED), tag=b"0" * 28)
 
 
 def test_the_shared_topic_is_no_types_topic() -> None:
