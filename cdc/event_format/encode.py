@@ -29,7 +29,7 @@ def _object_encoder(
     The function is generated, as in ``dataclasses``, because it runs for every row: unpacking into names with one ``%``
     at the end takes half the time of a loop. The generated source contains no name from the table.
     """
-    names = [f"value_{p}" for p in range(len(columns))]
+    names = [f"value_{p}" for p in range(len(columns))]  # none for an append-only table that lost its last column
     encoders = {
         f"encode_{p}": json_encoder(columns[p].value_type, columns[p].is_array)
         for p in positions
@@ -41,7 +41,8 @@ def _object_encoder(
         for p in positions
     ]
     values = "".join(f"{part}, " for part in parts)
-    source = f"def encode(fields):\n    ({', '.join(names)},) = fields\n    return template % ({values})\n"
+    targets = "".join(f"{name}, " for name in names)
+    source = f"def encode(fields):\n    ({targets}) = fields\n    return template % ({values})\n"
     template = b"{%b}" % b",".join(orjson.dumps(columns[p].name).replace(b"%", b"%%") + b":%b" for p in positions)
     namespace: dict[str, Any] = {"template": template, "null": b"null", "absent": absent, **encoders}
     exec(source, namespace)  # noqa: S102  generated above from numbers alone

@@ -20,7 +20,7 @@ from cdc.event_format.decode import (
 from cdc.event_format.encode import TableEncoder, event_value
 from cdc.model.errors import LockstepError, UnsupportedChange
 from cdc.model.event import Position, RowEvent
-from cdc.model.table import Table, TableName
+from cdc.model.table import ReplicaIdentity, Table, TableName
 from cdc.model.tag import Tag, tag_prefix
 from cdc.protocol.pgoutput import UNCHANGED
 from tests.builders import ORDERS, column, table
@@ -54,6 +54,11 @@ def test_a_null_in_a_key_is_refused_without_showing_the_row(fields: tuple[bytes 
 def test_a_column_may_have_any_name(name: str) -> None:
     shape = table(column("id", "int4"), column(name))
     assert json.loads(encoder(shape).row((b"1", b"x"))) == {"id": 1, name: "x"}
+
+
+def test_an_append_only_table_that_lost_its_last_column_still_has_rows() -> None:
+    bare = encoder(Table(ORDERS, (), (), ReplicaIdentity.FULL))
+    assert (bare.key(()), bare.row(())) == (b"{}", b"{}")
 
 
 @pytest.mark.parametrize("op", [b"r", b"c", b"u", b"d"])
