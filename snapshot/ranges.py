@@ -16,16 +16,13 @@ Interval = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Relation:
-    """Something that holds rows of a table: the table itself, or a partition. ``sql`` is the quoted name to select
-    from. ``storage`` identifies its file, which changes when it is rewritten. ``blocks`` is None if its rows can't be
-    told apart by their block. ``size`` is in bytes, large values included."""
+class _Stored:
+    """``sql`` is the quoted name to select from. ``storage`` identifies its file, which changes when it is
+    rewritten."""
 
     table: TableName
     sql: str
     storage: str
-    blocks: int | None
-    size: int
 
     @property
     def is_alone(self) -> bool:
@@ -34,24 +31,25 @@ class Relation:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Relation(_Stored):
+    """Something that holds rows of a table: the table itself, or a partition. ``blocks`` is None if its rows can't be
+    told apart by their block. ``size`` is in bytes, large values included."""
+
+    blocks: int | None
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part(_Stored):
     """Rows of a table: those of a relation from block ``first`` on and before ``end``; None: unbounded. ``size`` is
     about their bytes. ``in_blocks``: it can't grow much by rows that others write meanwhile. ``only_newer``: only the
     rows that the first snapshot didn't show."""
 
-    table: TableName
-    sql: str
-    storage: str
     first: int | None
     end: int | None
     size: int
     in_blocks: bool = True
     only_newer: bool = False
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether it is read without tables below it, so that ``storage`` is that of one file."""
-        return self.sql.startswith(ONLY)
 
 
 RANGE_BYTES_MIN: Final = 64 * 1024

@@ -19,7 +19,7 @@ from sinks.registry import open_sink
 from sinks.stored_progress import applied_below
 from sinks.wrappers.retrying import retrying
 
-_NOT_YET: Final = Leftover("rows that its job has read, and may write after this look", has_values=True)
+NOT_YET: Final = Leftover("rows that its job has read, and may write after this look", has_values=True)
 
 
 class SinkErasing:
@@ -88,7 +88,7 @@ class SinkErasing:
                 break
             self._waiting.wait()
         if why is not None:
-            left = left or [_NOT_YET]
+            left = left or [NOT_YET]
         elif left:
             why = f"run the command again later; `lockstep verify {sink}` says whether the sink is right"
         return left, why

@@ -19,12 +19,12 @@ from cdc.model.table import Column, ReplicaIdentity, Table
 from cdc.model.tag import Tag
 from cdc.protocol.view_steps import ViewStep, step_key
 from extensions.erase.key_records import KeyRecord, replaced_records
+from extensions.erase.sinks import NOT_YET
 from extensions.erase.topics import TopicErasing
 from jobs.generations.record import Generation, Phase
 from lockstep.config import Config
 from lockstep.erasing import DeletedRow, Place, RecordWords, Stopped, Waiting, without_erasing
 from lockstep.generations import list_of, settings_of_generation
-from sinks.capabilities.erasing import Leftover
 from sinks.contract import OpenedSink
 from sinks.registry import open_sink
 from sinks.stored_progress import applied_below
@@ -32,7 +32,6 @@ from sinks.view_settings import ViewSettings
 from sinks.wrappers.retrying import retrying
 
 _WORDS: Final = RecordWords(with_what="of earlier rows of the view", of_many=True)
-_NOT_YET: Final = Leftover("rows that its job has read, and may write after this look", has_values=True)
 _BEHIND: Final = (
     "the view isn't as of a time after the deletion yet: `lockstep lag` says how far it is. Let its job go on, or drop"
     " the generation with `lockstep generations {view} --drop {number}`; then run the command again"
@@ -155,7 +154,7 @@ class ViewErasing:
                 below = self._reached(opened, self._published())
             if below is None:
                 behind = _BEHIND.format(view=view, number=generation.number)
-                return Place(name, found, (*found, _NOT_YET), behind)
+                return Place(name, found, (*found, NOT_YET), behind)
             found = tuple(erasing.leftovers(table, None))  # including marks that the deletion has left
             deadline = time.monotonic() + self._timeout_s
             while True:

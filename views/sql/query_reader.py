@@ -38,6 +38,7 @@ from views.sql.relations import (
     smallest_key,
     with_condition,
 )
+from views.sql.tables_read import identifier_text
 from views.values import BOOL, INT8, TEXT, Kind, SqlType, type_of
 
 
@@ -80,9 +81,9 @@ class _Scope:
             refuse(column, "`*` can't stand here", "name the columns")
         if column.args.get("db"):
             refuse(column, "a column with a schema before it isn't supported", "give the table an alias")
-        name = _identifier(column.this)
+        name = identifier_text(column.this)
         if column.table:
-            alias = _identifier(column.args["table"])
+            alias = identifier_text(column.args["table"])
             for item in self.items:
                 if item.alias == alias:
                     if name not in item.names:
@@ -154,7 +155,7 @@ class QueryReader:
                 only(expression, "alias")
                 if expression.args["alias"].args.get("columns"):
                     refuse(expression, "names of columns in `with` aren't supported", "name them in its select list")
-                known[_identifier(expression.args["alias"].this)] = _Known(expression.this, dict(known))
+                known[identifier_text(expression.args["alias"].this)] = _Known(expression.this, dict(known))
         self._refuse_order(tree)
         match tree:
             case exp.Subquery():
@@ -242,13 +243,13 @@ class QueryReader:
                 only(tree, "db", "alias")
                 if not isinstance(tree.this, exp.Identifier):
                     refuse(tree, "a function in `from` isn't supported", "name a captured table, such as a calendar")
-                name = _identifier(tree.this)
+                name = identifier_text(tree.this)
                 relation = self._named(tree, name, known)
             case exp.Subquery():
                 only(tree, "alias", "with_")
                 if not tree.alias:
                     refuse(tree, "it has no name", "write `(select ...) as name`")
-                name = _identifier(tree.args["alias"].this)
+                name = identifier_text(tree.args["alias"].this)
                 relation = self.read(tree.this, known)
             case _:
                 refuse(tree, "only tables and subqueries can stand in `from`", "name a captured table")
@@ -256,7 +257,7 @@ class QueryReader:
         if alias is not None:
             if alias.args.get("columns"):
                 refuse(tree, "names of columns after an alias aren't supported", "name them in a select list")
-            name = _identifier(alias.this)
+            name = identifier_text(alias.this)
         if any(item.alias == name for item in scope.items):
             refuse(tree, f"{name!r} is there twice", "give one of them an alias")
         scope.items.append(_Item(name, relation.names, relation.hidden))
@@ -267,7 +268,7 @@ class QueryReader:
         if schema is None and name in known:
             expression = known[name]
             return self.read(expression.tree, expression.known)
-        table = TableName("public" if schema is None else _identifier(schema), name)
+        table = TableName("public" if schema is None else identifier_text(schema), name)
         shape = self._tables.get(table)
         if shape is None:
             refuse(
@@ -337,7 +338,7 @@ class QueryReader:
         only(lateral.this)
         inner = self._correlated(lateral.this.this, scope, known)
         names = self._correlated_outputs(lateral.this.this, inner, known, is_named=True, keeps_left=join.side == "LEFT")
-        name = _identifier(alias.this)
+        name = identifier_text(alias.this)
         if any(item.alias == name for item in scope.items):
             refuse(join, f"{name!r} is there twice", "give one of them an alias")
         scope.items.append(_Item(name, names))
@@ -585,7 +586,7 @@ def _join_conditions(join: exp.Join, scope: _Scope) -> list[tuple[Expression, Tr
     conditions: list[tuple[Expression, Tree]] = []
     *earlier, last = scope.items
     for identifier in join.args["using"]:
-        name = _identifier(identifier)
+        name = identifier_text(identifier)
         if name not in last.names:
             refuse(join, f"{last.alias!r} has no column {name!r}", "join on a column that both have")
         left = _Scope(earlier, scope.merged).resolve(exp.column(identifier))
@@ -776,7 +777,7 @@ def _group_expression(
     part: Tree, reader: ExpressionReader, scope: _Scope, outputs: Mapping[str, Expression]
 ) -> Expression:
     if isinstance(part, exp.Column) and not part.table:
-        name = _identifier(part.this)
+        name = identifier_text(part.this)
         if not any(name in item.names for item in scope.items) and name in outputs:
             return outputs[name]
     return reader.read(part)
@@ -786,16 +787,16 @@ def _selected(part: Tree, scope: _Scope, reader: ExpressionReader) -> list[tuple
     if isinstance(part, exp.Star) or (isinstance(part, exp.Column) and isinstance(part.this, exp.Star)):
         if part.args.get("except_") or part.args.get("replace") or scope.merged:
             refuse(part, "`*` isn't supported here", "name the columns")
-        alias = "" if isinstance(part, exp.Star) else _identifier(part.args["table"])
+        alias = "" if isinstance(part, exp.Star) else identifier_text(part.args["table"])
         items = [item for item in scope.items if not alias or item.alias == alias]
         if not items:
             refuse(part, f"there is no {alias!r} in `from`", "name a table or alias of this query")
         return [pair for item in items for pair in item.names.items() if pair[0] not in item.hidden]
     match part:
         case exp.Alias():
-            return [(_identifier(part.args["alias"]), reader.read(part.this))]
+            return [(identifier_text(part.args["alias"]), reader.read(part.this))]
         case exp.Column():
-            return [(_identifier(part.this), reader.read(part))]
+            return [(identifier_text(part.this), reader.read(part))]
     reader.read(part)
     raise refused(part, "it has no name of its own", "write `as name` after it")
 
@@ -820,12 +821,6 @@ def _distinct(new: _New, relation: Relation) -> Relation:
         ((ids, ids), *_lifted(relation, inner)),
         frozenset(column.id for column, made in by.values() if relation.is_never_null(made)),
     )
-
-
-def _identifier(tree: Tree) -> str:
-    """An identifier's name; without quotes it is in lower case."""
-    assert isinstance(tree, exp.Identifier)
-    return str(tree.this) if tree.args.get("quoted") else str(tree.this).lower()
 
 
 def _sides(tree: exp.Union) -> list[Tree]:
