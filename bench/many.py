@@ -103,7 +103,7 @@ def _costs(rig: Rig, sizes: Sizes, count: int, say: Say) -> Costs:
 
             return is_there
 
-        log.put(tables[:1], 1)
+        log.put(tables[0], 1)
         child = rig.start("apply", "apply", "--config", str(path))
         began = time.monotonic()
         meter = _meter(rig, child)
@@ -114,7 +114,7 @@ def _costs(rig: Rig, sizes: Sizes, count: int, say: Say) -> Costs:
         say(f"{count:,} tables: {start_s:.1f} s to the first row")
         # The first batches load code.
         for number in range(3):
-            log.put([tables[number]], 2)
+            log.put(tables[number], 2)
             wait_until(applied(tables[number].name.name, 2), what="a row is applied", every_s=0.05)
         time.sleep(_SETTLE_S)
 
@@ -127,7 +127,7 @@ def _costs(rig: Rig, sizes: Sizes, count: int, say: Say) -> Costs:
         meter = _meter(rig, child)
         for number in range(sizes.many_batches):
             table = tables[(number * 7) % count]
-            log.put([table], 100 + number)
+            log.put(table, 100 + number)
             wait_until(applied(table.name.name, 100 + number), what="a row is applied", every_s=0.05)
         used["batches"] = meter.used()
         batch_s = sum(used["batches"].values()) / sizes.many_batches

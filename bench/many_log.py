@@ -1,7 +1,7 @@
 """The log of a pipeline with many tables, written without a source: topics of one partition, and rows of one shape."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from cdc.event_format.encode import TableEncoder, event_value
@@ -54,28 +54,16 @@ class ManyLog:
     def publish_shapes(self, tables: Sequence[Table]) -> None:
         self._commit([SchemaRecord(table, self._lsn) for table in tables])
 
-    def put(self, tables: Sequence[Table], row: int) -> None:
-        """Write a row with this number to each of these tables, in one transaction."""
-        self._put((table, row) for table in tables)
-
-    def put_rows(self, tables: Sequence[Table], *, first: int, rows: int) -> None:
-        """Write rows with numbers from ``first`` on, evenly over the tables, in one transaction."""
-        self._put((tables[number % len(tables)], first + number) for number in range(rows))
-
-    def _put(self, rows: Iterable[tuple[Table, int]]) -> None:
+    def put(self, table: Table, row: int) -> None:
+        """Write a row with this number in a transaction."""
         now_ms = time.time_ns() // 1_000_000
-        prefix, xid = tag_prefix(_EPOCH, self._lsn), self._lsn & 0xFFFF
-        ways: dict[TableName, tuple[str, TableEncoder, bytes]] = {}
-        for seq, (table, row) in enumerate(rows, start=1):
-            way = ways.get(table.name)
-            if way is None:
-                encode = TableEncoder(table, server="bench", database="bench", version="0")
-                source = encode.source(commit_time_ms=now_ms, xid=xid)
-                way = ways[table.name] = (table_topic(self._pipeline, table.name), encode, source)
-            topic, encode, source = way
-            fields = [str(row).encode(), *_ROW]
-            value = event_value(b"u", prefix, seq, b"null", encode.row(fields), source, self._lsn, now_ms)
-            self._publisher.send(topic, encode.key(fields), value)
+        encode = TableEncoder(table, server="bench", database="bench", version="0")
+        source = encode.source(commit_time_ms=now_ms, xid=self._lsn & 0xFFFF)
+        fields = [str(row).encode(), *_ROW]
+        value = event_value(
+            b"u", tag_prefix(_EPOCH, self._lsn), 1, b"null", encode.row(fields), source, self._lsn, now_ms
+        )
+        self._publisher.send(table_topic(self._pipeline, table.name), encode.key(fields), value)
         self._commit([])
 
     def _commit(self, shapes: Sequence[SchemaRecord]) -> None:

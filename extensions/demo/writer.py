@@ -53,7 +53,6 @@ class Counts:
     """What was committed, without rows that a foreign key's cascade changed."""
 
     transactions: int = 0
-    rolled_back: int = 0
     inserted: int = 0
     updated: int = 0
     deleted: int = 0
@@ -135,9 +134,8 @@ class Client:
                     case _:
                         work(self)
         except (_RollBack, *_CONFLICTS):
-            self.counts.rolled_back += 1
-        else:
-            self.counts.add(self._at_hand)
+            return
+        self.counts.add(self._at_hand)
 
     # --- transactions ---
 

@@ -97,16 +97,6 @@ class Dashboard:
         assert code == 200, document
         return document
 
-    def begins_anew(self) -> None:
-        """Wait until the process has started anew, with another port."""
-        until(lambda: (said := self._all_said()) and int(said[-1]) != self.port)
-        assert self.process.poll() is None
-        self.port = int(self._all_said()[-1])
-        until(lambda: self.status("GET", "/healthz") == 200)
-
-    def _all_said(self) -> list[str]:
-        return re.findall(r"dashboard: http://\S+:(\d+)/", self.messages.read_text())
-
     def load_page(self) -> None:
         """As a browser does: from then on it sends the cookie."""
         code, _, headers = self.ask("GET", "/")

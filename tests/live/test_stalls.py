@@ -10,7 +10,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-import urllib3
 
 from lockstep.cli.main import exit_code
 from monitor.collector import LagCollector
@@ -87,21 +86,6 @@ class Running:
         """How many records its job has read and not applied."""
         events = {stage.name: stage.events_behind or 0 for stage in self.look().stages}
         return events[f"applied: {sink}"] - events[f"read: {sink}"]
-
-    @contextmanager
-    def refresh_off(self) -> Iterator[None]:
-        """No search finds what OpenSearch gets meanwhile."""
-        settings = f"{self.stack.endpoints().opensearch_url}/{self.pipeline.name}_search.*_g1/_settings"
-
-        def refresh_every(interval: str) -> None:
-            asked = urllib3.request("PUT", settings, json={"index": {"refresh_interval": interval}})
-            assert asked.status == 200, asked.data
-
-        refresh_every("-1")
-        try:
-            yield
-        finally:
-            refresh_every("200ms")
 
     def close(self) -> None:
         self.lag.close()
