@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import psycopg
-from psycopg import pq, sql
+from psycopg import sql
 
 from cdc.model.errors import Unavailable
 from cdc.model.lsn import Lsn, parse_lsn
@@ -313,18 +313,6 @@ class ChunkReader(RowReader):
                 raise NothingYet from None
             return lines, False
         return lines, True
-
-    def _leave(self) -> None:
-        """End a COPY that is abandoned. The connection stays usable: only its transaction has ended."""
-        pgconn = self._connection.pgconn
-        try:
-            self._connection.cancel()
-            while (result := pgconn.get_result()) is not None:
-                if result.status == pq.ExecStatus.COPY_OUT:
-                    while pgconn.get_copy_data(0)[0] > 0:
-                        pass  # data in transit
-        except psycopg.Error:
-            self._connection.close()
 
 
 def _key(table: Table, line: bytes) -> KeyTexts:

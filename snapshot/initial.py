@@ -230,7 +230,6 @@ class InitialSnapshot:
             ledger=ledger,
             tables=published,
             memberships=memberships,
-            relations=relations,
             parts=missing,
             put_off=put_off,
             estimated={name: reader.estimated_rows(table) for name, table in tables.items()},
@@ -300,7 +299,6 @@ class _Plan:
     ledger: CopyLedger
     tables: Mapping[TableName, PublishedTable]
     memberships: Mapping[TableName, Membership]
-    relations: Sequence[Relation]
     parts: Sequence[Part]
     put_off: Collection[TableName]
     estimated: Mapping[TableName, int]

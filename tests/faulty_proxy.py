@@ -14,7 +14,6 @@ class FaultyProxy:
         self._target = (host, port)
         self._delay_s = 0.0
         self._status: int | None = None
-        self._refused = 0
         self._lock = threading.Lock()
         self._open: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -24,10 +23,6 @@ class FaultyProxy:
     def port(self) -> int:
         port: int = self._listener.getsockname()[1]
         return port
-
-    @property
-    def refused(self) -> int:
-        return self._refused
 
     def be_slow(self, delay_s: float) -> None:
         """From now on, every piece of an answer takes this long."""
@@ -96,7 +91,6 @@ class FaultyProxy:
                 while len(unread) < _body_bytes(head):
                     unread += _more(client)
                 unread = unread[_body_bytes(head) :]
-                self._refused += 1
                 client.sendall(f"HTTP/1.1 {status} Refused\r\ncontent-length: 0\r\n\r\n".encode())
 
 

@@ -8,7 +8,6 @@ from typing import Final
 
 from confluent_kafka.admin import (
     AclBinding,
-    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -42,30 +41,10 @@ class GuardedKafka:
 
     def grant(self, user: str, resource: str, operations: Iterable[str], *, pipeline: str) -> None:
         """Grant a row of the docs' tables: ``topics `<pipeline>.*` ``, and what may be done with them."""
-        bindings = _bindings(user, resource, operations, AclPermissionType.ALLOW, pipeline)
+        pattern, allow = _pattern(resource, pipeline), AclPermissionType.ALLOW
+        bindings = [AclBinding(*pattern, f"User:{user}", "*", _operation(name), allow) for name in operations]
         for future in self._admin.create_acls(bindings).values():
             future.result(300)
-
-    @contextmanager
-    def denied(self, user: str, resource: str, operation: str, *, pipeline: str) -> Iterator[None]:
-        """Until the block ends the user may not do this, whatever else is granted."""
-        (binding,) = _bindings(user, resource, [operation], AclPermissionType.DENY, pipeline)
-        for created in self._admin.create_acls([binding]).values():
-            created.result(300)
-        yield
-        of_it = AclBindingFilter(
-            *(binding.restype, binding.name, binding.resource_pattern_type, binding.principal, binding.host),
-            *(binding.operation, binding.permission_type),
-        )
-        for deleted in self._admin.delete_acls([of_it]).values():
-            assert len(deleted.result(300)) == 1
-
-
-def _bindings(
-    user: str, resource: str, operations: Iterable[str], permission: AclPermissionType, pipeline: str
-) -> list[AclBinding]:
-    pattern = _pattern(resource, pipeline)
-    return [AclBinding(*pattern, f"User:{user}", "*", _operation(name), permission) for name in operations]
 
 
 def _operation(name: str) -> AclOperation:

@@ -115,13 +115,9 @@ class Failing(MemorySink):
     def __init__(self, error: Exception) -> None:
         super().__init__(MemoryStore(), 1)
         self._error = error
-        self.closed = False
 
     def apply(self, batch: Batch) -> Outcome:
         raise self._error
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def refuse_twos(event: RowEvent) -> str | None:

@@ -50,10 +50,8 @@ class Pem:
 class Certificates:
     """All of one test. Clients are told to trust ``authority``."""
 
-    folder: Path
     authority: Path
     by_name: Mapping[str, Pem]
-    signer: trustme.CA
 
     def __getitem__(self, name: str) -> Pem:
         return self.by_name[name]
@@ -75,7 +73,7 @@ def make_certificates(folder: Path) -> Certificates:
         "client": signer.issue_cert("client@example.org", common_name=USER),
         "strange_client": stranger.issue_cert("client@example.org", common_name=USER),
     }
-    return Certificates(folder, authority, {name: _write(folder, name, leaf) for name, leaf in leaves.items()}, signer)
+    return Certificates(authority, {name: _write(folder, name, leaf) for name, leaf in leaves.items()})
 
 
 def _write(folder: Path, name: str, leaf: trustme.LeafCert) -> Pem:
@@ -164,8 +162,7 @@ def _give_to_owner(file: Path, content: bytes, like: Path) -> None:
 class TlsKafka:
     """A broker with a listener for each certificate, one that asks for ours, and one with SCRAM."""
 
-    def __init__(self, certificates: Certificates, taken: Mapping[str, int]) -> None:
-        self.certificates = certificates
+    def __init__(self, taken: Mapping[str, int]) -> None:
         self.ports = dict(taken)
 
     def address(self, listener: str) -> str:
@@ -209,7 +206,7 @@ def tls_kafka(directory: Path, certificates: Certificates) -> Iterator[TlsKafka]
         }
     with running_kafka(Kafka(overrides, light=True), taken, directory) as address:
         add_scram_user(AdminClient({"bootstrap.servers": address, "log_level": 0}), USER)
-        yield TlsKafka(certificates, taken)
+        yield TlsKafka(taken)
 
 
 def add_scram_user(admin: AdminClient, name: str) -> None:

@@ -2,7 +2,7 @@
 PostgreSQL's text. ``NaN`` and the infinities raise EvaluationError: views only pass them on.
 """
 
-from decimal import MAX_EMAX, MIN_EMIN, ROUND_DOWN, ROUND_HALF_UP, Context, Decimal, Inexact, InvalidOperation
+from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_UP, Context, Decimal, Inexact, InvalidOperation
 from typing import Final
 
 from views.failures import EvaluationError
@@ -85,10 +85,6 @@ def remainder(left: Decimal, right: Decimal) -> Decimal:
 def rounded(number: Decimal, scale: int) -> Decimal:
     """Rounds half away from zero."""
     return number.quantize(Decimal((0, (1,), -scale)), rounding=ROUND_HALF_UP, context=_ROUNDING)
-
-
-def truncated(number: Decimal) -> int:
-    return int(number.to_integral_value(rounding=ROUND_DOWN))
 
 
 def fitted(number: Decimal, precision: int, scale: int) -> Decimal:

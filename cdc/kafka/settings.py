@@ -16,10 +16,8 @@ SEVEN_DAYS_MS: Final = 7 * 24 * 3600 * 1000
 KAFKA_PASSWORD_VARIABLE = "LOCKSTEP_KAFKA_PASSWORD"  # noqa: S105  the name of a variable, not a password
 
 
-_CONNECTION: Final = frozenset(
+_JAVAS_TOO: Final = frozenset(
     {
-        "broker.address.family",
-        "broker.address.ttl",
         "client.dns.lookup",
         "client.id",
         "client.rack",
@@ -28,6 +26,14 @@ _CONNECTION: Final = frozenset(
         "reconnect.backoff.max.ms",
         "reconnect.backoff.ms",
         "socket.connection.setup.timeout.ms",
+    }
+)
+
+
+_CONNECTION: Final = _JAVAS_TOO | frozenset(
+    {
+        "broker.address.family",
+        "broker.address.ttl",
         "socket.keepalive.enable",
         "socket.nagle.disable",
         "socket.receive.buffer.bytes",
@@ -60,20 +66,6 @@ _OIDC: Final = frozenset(
 """How librdkafka gets tokens itself, from a server of OpenID Connect. No secret is among them."""
 
 OAUTHBEARER: Final = "OAUTHBEARER"
-
-
-_JAVAS_TOO: Final = frozenset(
-    {
-        "client.dns.lookup",
-        "client.id",
-        "client.rack",
-        "connections.max.idle.ms",
-        "metadata.max.age.ms",
-        "reconnect.backoff.max.ms",
-        "reconnect.backoff.ms",
-        "socket.connection.setup.timeout.ms",
-    }
-)
 
 
 class TopicSettings(Settings):

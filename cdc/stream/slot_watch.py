@@ -31,7 +31,6 @@ class SlotLook:
 
     at_s: float
     wal_end: Lsn
-    confirmed: Lsn | None
     retained_bytes: int
     wal_status: str
     safe_wal_bytes: int | None
@@ -159,7 +158,7 @@ class SlotWatch:
 def look_at_slot(sql: psycopg.Connection[Any], slot: str, *, at_s: float) -> SlotLook | None:
     """The slot now; None if none holds anything. Raises psycopg's errors."""
     row = sql.execute(
-        "select pg_current_wal_insert_lsn()::text, confirmed_flush_lsn::text,"
+        "select pg_current_wal_insert_lsn()::text,"
         " pg_wal_lsn_diff(pg_current_wal_insert_lsn(), restart_lsn)::bigint,"
         " coalesce(wal_status, 'reserved'), safe_wal_size,"
         " nullif(pg_size_bytes(current_setting('max_slot_wal_keep_size')), -1) from pg_replication_slots"
@@ -168,16 +167,8 @@ def look_at_slot(sql: psycopg.Connection[Any], slot: str, *, at_s: float) -> Slo
     ).fetchone()
     if row is None:
         return None
-    wal_end, confirmed, retained_bytes, wal_status, safe_wal_bytes, limit_bytes = row
-    return SlotLook(
-        at_s,
-        parse_lsn(wal_end),
-        parse_lsn(confirmed) if confirmed else None,
-        retained_bytes,
-        wal_status,
-        safe_wal_bytes,
-        limit_bytes,
-    )
+    wal_end, *rest = row
+    return SlotLook(at_s, parse_lsn(wal_end), *rest)
 
 
 def wal_size(count: float) -> str:

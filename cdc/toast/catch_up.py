@@ -1,7 +1,7 @@
 """Fills a memory of large values from the topics, which hold every row in full."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from cdc.event_format.decode import DELETED, LEFT_OUT, after_of, op_of, schema_id_of
 from cdc.model.errors import LockstepError
@@ -16,16 +16,6 @@ _BATCH_RECORDS: Final = 50_000
 
 _NULL: Final = b"null"
 _NO_TABLES: Final[Mapping[str, Table]] = {}
-
-
-class Record(NamedTuple):
-    """A record of a table's topic. A plain tuple of the same shape works too."""
-
-    topic: str
-    partition: int
-    offset: int
-    key: bytes
-    value: bytes | None
 
 
 def catch_up(

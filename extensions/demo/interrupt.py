@@ -18,13 +18,9 @@ class Interrupts:
     def __init__(self) -> None:
         self._armed = True
         self._deferred = 0
-        self._received: list[int] = []
+        self._received = 0
         self._hurry = threading.Event()
         self._before: dict[signal.Signals, Any] = {}
-
-    @property
-    def received(self) -> int | None:
-        return self._received[0] if self._received else None
 
     def hurried(self) -> bool:
         """Whether a second signal came."""
@@ -49,9 +45,9 @@ class Interrupts:
             self._armed = False
             raise KeyboardInterrupt
 
-    def _handle(self, number: int, _frame: FrameType | None) -> None:
-        self._received.append(number)
-        if len(self._received) > 1:
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        self._received += 1
+        if self._received > 1:
             self._hurry.set()
         if not self._deferred:
             self._raise_once()

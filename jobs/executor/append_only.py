@@ -49,11 +49,6 @@ def row_before(value: bytes) -> bytes | None:
     return LOG_KEY if row == b"null" else row
 
 
-def empties(key: bytes, row: bytes | None) -> bool:
-    """Whether this stored row of an append-only table says that all rows before it are gone."""
-    return row is not None and row == key[:-1] + _HEADS[EMPTIED] + b"}"
-
-
 def stored_row(key: bytes, value: bytes | None, row: bytes | None) -> bytes | None:
     """The row that a destination gets, in JSON, for an event with this own key and value, and columns ``row``. None for
     a tombstone, written while the table had a key; and for an event that doesn't meet the sink's condition."""

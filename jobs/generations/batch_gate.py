@@ -35,10 +35,6 @@ class BatchGate:
         return self._closed or not (self._held or self._inside >= self._at_once)
 
     @property
-    def is_awaited(self) -> bool:
-        return self._waiting > 0
-
-    @property
     def is_wanted(self) -> bool:
         """Whether those inside keep somebody waiting."""
         return self._closed or self._held or self._waiting > 0

@@ -16,7 +16,6 @@ class OpenRecords:
     captured, and the results of views, by topic."""
 
     def __init__(self, config: Config) -> None:
-        self._config = config
         self._pipeline = config.pipeline.name
         self.tables = captured_tables(config)
         self.topic = DeadLetterTopic(config.kafka.client(), self._pipeline)

@@ -30,7 +30,6 @@ from jobs.generations.held_tables import (
     is_done,
     load_held_tables,
 )
-from jobs.generations.lease import is_running
 from jobs.generations.status import JobStatus, job_status
 from lockstep.cli.main import exit_code
 from lockstep.generations import check_none_held, switch_to
@@ -85,10 +84,6 @@ class Pipeline:
         """If ``tables`` are named, no others are captured."""
         captured = [table.name for table in tables] or self.log.table_names
         return Job(spark, partial(run_sinks, **self._arguments() | {"tables": captured}))
-
-    def apply_once(self, spark: SparkSession) -> int:
-        """Returns the exit code."""
-        return run_sinks(**self._arguments(), once=True, opened=spark)
 
     def process(self) -> JobProcess:
         return JobProcess(**self._arguments(), once=False)
@@ -170,10 +165,6 @@ class Pipeline:
             return stored is not None and stored.watermark_lsn == lsn
 
         until(is_reached)
-
-    def is_running(self) -> bool:
-        with closing_sink(self.opened()) as opened:
-            return is_running(opened.records, 1)
 
     def status(self) -> JobStatus:
         with closing_sink(self.opened()) as opened:

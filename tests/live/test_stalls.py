@@ -78,15 +78,6 @@ class Running:
         lag: LagReport = until(found, seconds=_PATIENCE_S)
         return lag
 
-    def events_behind(self, stage: str) -> int | None:
-        (events,) = [one.events_behind for one in self.look().stages if one.name == stage]
-        return events
-
-    def in_hand(self, sink: str) -> int:
-        """How many records its job has read and not applied."""
-        events = {stage.name: stage.events_behind or 0 for stage in self.look().stages}
-        return events[f"applied: {sink}"] - events[f"read: {sink}"]
-
     def close(self) -> None:
         self.lag.close()
         self.pipeline.close()

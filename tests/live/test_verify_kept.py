@@ -21,8 +21,6 @@ from tests.pipeline import Pipeline
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
-_PATIENCE_S = 300.0
-
 
 @pytest.fixture(scope="module")
 def pipeline(endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[Pipeline]:

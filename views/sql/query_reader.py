@@ -137,8 +137,6 @@ class QueryReader:
     def __init__(self, tables: Mapping[TableName, Table]) -> None:
         self._tables = tables
         self._ids = count(1)
-        self._keys: dict[int, frozenset[int]] = {}
-        """Column of a scan -> the key of its table."""
         self.refusals: list[Refusal] = []
 
     def read(self, tree: Tree, known: Mapping[str, _Known] | None = None) -> Relation:
@@ -286,7 +284,6 @@ class QueryReader:
                     f"its key is of type {column.type.name}, whose order isn't known here",
                     "use another key",
                 )
-        self._keys |= {column.id: ids for column in columns.values()}
         node = Scan(table, tuple(columns), tuple(columns.values()), key)
         everything = frozenset(column.id for column in columns.values())
         hidden = frozenset(OWN_COLUMNS) if is_append_only(shape) else frozenset[str]()

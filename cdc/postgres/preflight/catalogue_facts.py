@@ -33,7 +33,7 @@ with recursive captured as (
 
 _TREE = f"""
 {_FAMILY}
-select t.root::bigint, c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relispartition,
+select t.root::bigint, c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relpersistence::text,
     c.relreplident::text, c.reltoastrelid <> 0, pg_get_userbyid(c.relowner), pg_has_role(c.relowner, 'usage'),
     has_schema_privilege(n.oid, 'usage'), has_table_privilege(c.oid, 'select'),
     c.relkind in ('r', 'p') and row_security_active(c.oid),
@@ -127,7 +127,6 @@ class Relation:
     name: TableName
     kind: str
     persistence: str
-    is_partition: bool
     identity: ReplicaIdentity
     has_toast: bool
     owner: str
@@ -242,16 +241,13 @@ def _relation(
     indexes: dict[int, list[Index]],
     leaves: tuple[Relation, ...],
 ) -> Relation:
-    oid, schema, name, kind, persistence, is_partition, identity, has_toast, owner, is_ours, *rights, ancestors = row[
-        1:
-    ]
+    oid, schema, name, kind, persistence, identity, has_toast, owner, is_ours, *rights, ancestors = row[1:]
     may_use_schema, may_select, hides_rows, has_heirs = rights
     return Relation(
         oid=oid,
         name=TableName(schema, name),
         kind=kind,
         persistence=persistence,
-        is_partition=is_partition,
         identity=ReplicaIdentity(identity),
         has_toast=has_toast,
         owner=owner,

@@ -274,13 +274,8 @@ def _levels(live: Sequence[Ways]) -> list[list[Ways]]:
     return levels[::-1]
 
 
-def to_text(attempts: Attempts) -> str:
-    """Attempts as JSON, with each event and each list of ways once."""
-    return to_text_and_count(attempts)[0]
-
-
-def to_text_and_count(attempts: Attempts) -> tuple[str, int]:
-    """The same, and the number of events in it."""
+def to_text(attempts: Attempts) -> tuple[str, int]:
+    """Attempts as JSON, with each event and each list of ways once, and the number of events in it."""
     places: dict[Event, int] = {}
     began = [places.setdefault(event, len(places)) for event in attempts.began]
     found = list[list[list[int]]]()

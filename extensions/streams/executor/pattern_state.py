@@ -19,7 +19,7 @@ from extensions.streams.executor.pattern_matching import (
     Pattern,
     advance,
     from_text,
-    to_text_and_count,
+    to_text,
 )
 
 INPUT: Final = ("at_us", "tie", "steps", "values")
@@ -113,7 +113,7 @@ class PatternState(StatefulProcessor):
         self._attempts.clear()
         count = len(kept.events)
         if kept.attempts:
-            text, tried = to_text_and_count(kept.attempts)
+            text, tried = to_text(kept.attempts)
             self._attempts.update((text,))
             count += tried
         self._set_timer(timer_ms, kept.next_us(self._pattern), count)

@@ -71,11 +71,6 @@ class RowPoster:
         self._thread = threading.Thread(target=self._work, name=f"post-{plan.name}", daemon=True)
         self._thread.start()
 
-    @property
-    def is_held_up(self) -> bool:
-        """Whether a row has to wait because a command has its turn."""
-        return self._gate.is_awaited
-
     def wake(self) -> None:
         with self._changed:
             self._is_woken = True

@@ -110,7 +110,7 @@ def test_without_its_slot_no_copy_goes_on() -> None:
 
 
 def _look(wal_mb: int, *, at_s: float) -> SlotLook:
-    return SlotLook(at_s, Lsn(HANDOFF + wal_mb * MB), None, wal_mb * MB, "reserved", (100 - wal_mb) * MB, 100 * MB)
+    return SlotLook(at_s, Lsn(HANDOFF + wal_mb * MB), wal_mb * MB, "reserved", (100 - wal_mb) * MB, 100 * MB)
 
 
 def test_the_rate_of_the_wal_is_that_between_two_looks() -> None:

@@ -18,7 +18,6 @@ def test_the_first_signal_raises(number):
         with pytest.raises(KeyboardInterrupt):
             interrupt(number)
 
-        assert interrupts.received == number
         assert not interrupts.hurried()
 
 
@@ -35,8 +34,6 @@ def test_nothing_raises_once_disarmed():
     with Interrupts() as interrupts:
         interrupts.disarm()
         interrupt()
-
-        assert interrupts.received == signal.SIGINT
 
 
 def test_a_deferred_signal_raises_when_the_block_is_done():

@@ -25,15 +25,12 @@ from extensions.streams.executor.results import batch_tag
 from extensions.streams.jobs.posted import Posted
 from extensions.streams.jobs.posting import RowPoster
 from extensions.streams.jobs.posting_progress import PostingProgress
-from extensions.streams.jobs.posting_turn import PostingTurn, posting_turns
 from extensions.streams.jobs.records import erased_name, posted_name
 from extensions.streams.jobs.refused_rows import REFUSED_IN_A_ROW_MAX, TooManyRefused
-from extensions.streams.queries import stream_query_plan
 from extensions.streams.settings import StreamQuerySettings
 from jobs.dead_letters.record import DeadLetter
 from jobs.dead_letters.topic import DeadLetterTopic
 from jobs.generations.lease import GenerationLease
-from lockstep.config import read
 from monitor.open_rejections import OpenRejections
 from sinks.memory import MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
@@ -266,13 +263,6 @@ class Commands:
 
     def line(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "lockstep", "rejections", *arguments, "--config", str(self.file)]
-
-    @contextlib.contextmanager
-    def turn(self) -> Iterator[PostingTurn]:
-        """Turns to post, as a command has them."""
-        plan = stream_query_plan(read(self.file), self._query)
-        with posting_turns(plan, say=lambda _: None) as turn:
-            yield turn
 
     def __call__(self, *arguments: str) -> tuple[int, str]:
         done = subprocess.run(self.line(*arguments), capture_output=True, text=True, timeout=300, check=False)

@@ -46,13 +46,6 @@ class Warehouse:
         ).fetchall()
         return self._connection.execute(f"select {columns} from result.{table[0]} order by {columns}").fetchall()
 
-    def empty(self, generation: int) -> None:
-        """Take all rows away, as somebody does by hand."""
-        (table,) = self._connection.execute(
-            "select tablename from pg_tables where schemaname = %s", (f"result_g{generation}",)
-        ).fetchall()
-        self._connection.execute(f"truncate result_g{generation}.{table[0]}".encode())
-
     def close(self) -> None:
         self._connection.close()
         self._database.drop()

@@ -44,7 +44,7 @@ def test_matches_are_those_of_all_events_at_once_however_they_came(
     for number, batch in enumerate([*batches, []]):
         watermark_us = 1_000 if number == len(batches) else newest_us - BEHIND
         assert all(event.at_us > newest_us - BEHIND for event in batch)
-        kept = Kept((*kept.events, *batch), from_text(to_text(kept.attempts)))
+        kept = Kept((*kept.events, *batch), from_text(to_text(kept.attempts)[0]))
         matches, kept = advance(pattern, kept, until_us=watermark_us)
         told += matches
         assert told == [match for match in expected if final_us(pattern, match) <= watermark_us]

@@ -13,7 +13,7 @@ MB = 1024 * 1024
 
 def look(retained_mb: int = 0, *, at_s: float = 0.0, wal_end_mb: int = 0, **facts: Any) -> SlotLook:
     values = {"wal_status": "reserved", "safe_wal_bytes": None, **facts}
-    return SlotLook(at_s, Lsn(1000 * MB + wal_end_mb * MB), Lsn(1), retained_mb * MB, **values)
+    return SlotLook(at_s, Lsn(1000 * MB + wal_end_mb * MB), retained_mb * MB, **values)
 
 
 def test_a_slot_that_postgresql_is_about_to_take_is_warned_of() -> None:

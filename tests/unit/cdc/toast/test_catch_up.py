@@ -10,7 +10,7 @@ from cdc.event_format.encode import TableEncoder, event_value
 from cdc.model.errors import LockstepError
 from cdc.model.tag import tag_prefix
 from cdc.toast import catch_up as module
-from cdc.toast.catch_up import Record, catch_up
+from cdc.toast.catch_up import catch_up
 from cdc.toast.memory import LEFT_OUT_ROW, MemoryStore, Offsets, Position
 from cdc.toast.rule import ColumnFacts, ToastRule
 from tests.builders import column, table
@@ -36,8 +36,8 @@ def event(op: bytes, *fields: bytes | None, before: bytes = b"null") -> bytes:
     return event_value(op, tag_prefix(1, 8), 1, before, after, ENCODER.source(commit_time_ms=1, xid=1), 8, 1)
 
 
-def record(offset: int, key: bytes, value: bytes | None, partition: int = 0) -> Record:
-    return Record(TOPIC, partition, offset, key, value)
+def record(offset: int, key: bytes, value: bytes | None, partition: int = 0):
+    return TOPIC, partition, offset, key, value
 
 
 LONG = b"n" * 3000
@@ -148,7 +148,7 @@ def test_it_holds_a_bounded_amount_and_goes_on_after_an_interruption(monkeypatch
         memory.discard()
         memory.held = 0
         offsets = memory.offsets()
-        records = [record for record in records if record.offset >= offsets.get((TOPIC, record.partition), 0)]
+        records = [record for record in records if record[2] >= offsets.get((TOPIC, record[1]), 0)]
         assert len(records) < 300
     catch_up(records, memory, {TOPIC: RULE})
     expected = MemoryStore()

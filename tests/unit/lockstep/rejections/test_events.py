@@ -48,12 +48,6 @@ def made(
     return retry_events([kept], tables, prepared_histories(records, prepared))
 
 
-def row_of(result: RetryEvents) -> Mapping[str, JsonValue] | None:
-    [(_, event)] = result.events
-    assert (event.tag, event.position, dict(event.key)) == (TAG, Position(TOPIC, 0, 3), {"id": 1})
-    return event.row
-
-
 def test_an_event_of_a_shape_that_the_sink_isnt_prepared_for_stays() -> None:
     for records in (RECORDS[:1], RECORDS):
         result = made(put(WIDER), {ORDERS.name: ORDERS.schema_id}, records)
