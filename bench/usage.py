@@ -102,10 +102,9 @@ class PeakMemory:
 class FamilyMemory(threading.Thread):
     """Peak memory of a process and its family, sampled. Shared pages count once."""
 
-    def __init__(self, pid: int, *, every_s: float = 1.0) -> None:
+    def __init__(self, pid: int) -> None:
         super().__init__(name=f"memory of {pid}", daemon=True)
         self._pid = pid
-        self._every_s = every_s
         self._finished = threading.Event()
         self._bytes = 0
 
@@ -113,7 +112,7 @@ class FamilyMemory(threading.Thread):
         is_over = False
         while not is_over:
             self._bytes = max(self._bytes, family_bytes(self._pid))
-            is_over = self._finished.wait(self._every_s)
+            is_over = self._finished.wait(1.0)
 
     def finish(self) -> float:
         """Stop. Returns the peak in megabytes."""

@@ -16,6 +16,7 @@ from cdc.capture.batch import Committed
 from cdc.capture.batch_size import COPY_BATCH, STREAM_BATCH, BatchSize
 from cdc.kafka.control_topics import read_schema_records, read_state
 from cdc.kafka.topic_reader import TopicReader
+from cdc.model.errors import PositionMismatch
 from cdc.model.table import Table, TableName
 from cdc.postgres.catalogue import load_tables, row_filters
 from cdc.postgres.slot import emit_heartbeat
@@ -181,7 +182,19 @@ class Captured:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    def refusal(self) -> str:
+        """What a start says that is refused, because the stream isn't at the stored position."""
+        self.begin()
+        error = self.wait_error()
+        assert isinstance(error, PositionMismatch)
+        return str(error)
+
     # What is on the topics.
+
+    def state(self) -> CaptureState:
+        state = read_state(self.client, self.name, self.config.slot)
+        assert state is not None
+        return state
 
     def topic(self, table: str) -> str:
         return self.config.topics()[TableName.parse(table)]
@@ -192,6 +205,9 @@ class Captured:
             Published(record.partition, record.key, record.value)
             for record in TopicReader(self.client).records(self.topic(table))
         ]
+
+    def copied_rows(self, table: str) -> int:
+        return sum(event.op == "r" for event in self.events(table))
 
     def schemas(self, table: str) -> list[SchemaRecord]:
         records = read_schema_records(self.client, self.name)

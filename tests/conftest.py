@@ -16,7 +16,7 @@ from tests.part_files import UNIT
 
 pytest_plugins = [
     "tests.services", "tests.databases", "tests.captured", "tests.own_server", "tests.spark_session",
-    "tests.view_pipelines", "tests.skips",
+    "tests.view_pipelines", "tests.receivers", "tests.skips",
 ]  # fmt: skip
 
 _EXAMPLES = 30

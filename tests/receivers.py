@@ -6,8 +6,10 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import pytest
 
 
 class Receiver:
@@ -90,3 +92,9 @@ class Receiver:
         self._thread.join()
         self._server.server_close()
         self.end_connections()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with contextlib.closing(Receiver()) as receiver:
+        yield receiver

@@ -85,7 +85,7 @@ class ReplicationConnection:
 
     def identify_system(self) -> SystemIdentity:
         """Which WAL this server has. Raises LockstepError if PostgreSQL refuses to say."""
-        system_id, timeline, wal_end, database = self._row("IDENTIFY_SYSTEM", columns=4)
+        system_id, timeline, wal_end, database = self._row("IDENTIFY_SYSTEM")
         return SystemIdentity(system_id, int(timeline), parse_lsn(wal_end), database, self._left_at(int(timeline)))
 
     def _left_at(self, timeline: int) -> dict[int, Lsn]:
@@ -106,7 +106,6 @@ class ReplicationConnection:
             f"CREATE_REPLICATION_SLOT {quote_identifier(name)} {'TEMPORARY ' if temporary else ''}LOGICAL pgoutput"
             f" {'EXPORT_SNAPSHOT' if temporary or not self._has_failover_slots() else _FAILOVER_SLOT}",
             while_waiting,
-            columns=4,
         )
         return CreatedSlot(parse_lsn(consistent_point), snapshot_name)
 
@@ -181,16 +180,14 @@ class ReplicationConnection:
         hint = next((hint for sign, hint in _STREAM_HINTS.items() if state.startswith(sign)), error.hint)
         return LockstepError(f"{what}: {error.message}", hint=hint)
 
-    def _row(
-        self, command: str, while_waiting: Callable[[float], None] | None = None, *, columns: int
-    ) -> tuple[str, ...]:
+    def _row(self, command: str, while_waiting: Callable[[float], None] | None = None) -> tuple[str, ...]:
         result = self._command(command, while_waiting)
         if result.status != pq.ExecStatus.TUPLES_OK:
             raise LockstepError(
                 f"{command.split(' ', 1)[0]} failed: {result.error_message.decode(errors='replace').strip()}",
                 hint="`lockstep doctor` shows what is missing and the SQL for it",
             )
-        return tuple((result.get_value(0, column) or b"").decode() for column in range(columns))
+        return tuple((result.get_value(0, column) or b"").decode() for column in range(result.nfields))
 
     def _command(self, command: str, while_waiting: Callable[[float], None] | None) -> "pq.abc.PGresult":
         """Send a command and wait for its first result without blocking in libpq, so that waiting can be reported."""

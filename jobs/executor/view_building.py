@@ -12,20 +12,14 @@ from views.view import View
 class BuildProgress:
     """Counts what a build has done of its present part."""
 
-    def __init__(
-        self,
-        *,
-        monotonic: Callable[[], float] = time.monotonic,
-        now_ms: Callable[[], int] = now_ms,
-    ) -> None:
-        self._monotonic = monotonic
+    def __init__(self) -> None:
         self._began_ms = now_ms()
         self.begin(Doing.READING, 0)
 
     def begin(self, doing: Doing, total: int) -> None:
         """Begin the next part, with so many events or rows."""
         self._doing, self._total, self._done = doing, total, 0
-        self._since_s = self._monotonic()
+        self._since_s = time.monotonic()
 
     def reach(self, done: int, *, total: int = 0) -> None:
         """So many are done. ``total`` may have grown: a log grows while it is read."""
@@ -36,7 +30,7 @@ class BuildProgress:
 
     @property
     def now(self) -> Building:
-        took_s = self._monotonic() - self._since_s
+        took_s = time.monotonic() - self._since_s
         per_s = self._done / took_s if took_s > 0 else 0.0
         return Building(self._began_ms, self._doing, self._done, self._total, per_s)
 

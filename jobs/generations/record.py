@@ -143,14 +143,14 @@ def record_name(generation: int) -> str:
     return f"record.{generation}"
 
 
-def set_phase(records: CoordinationRecords, generation: int, phase: Phase, *, loaded: bool = True) -> None:
+def set_phase(records: CoordinationRecords, generation: int, phase: Phase) -> None:
     """Change what may be done with a generation. Raises LockstepError if there is no such generation."""
     record = load_record(records, generation)
     if record is None:
         raise LockstepError(
             f"generation {generation} has no record", hint="`lockstep generations` lists those there are"
         )
-    save_record(records, generation, replace(record, phase=phase, loaded=loaded))
+    save_record(records, generation, replace(record, phase=phase, loaded=True))
 
 
 def way_on(phase: Phase, sink: str, generation: int) -> str:

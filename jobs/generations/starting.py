@@ -30,9 +30,8 @@ def starting_record(run: str, beats: int, *, since_ms: int, at_ms: int) -> str:
 class StartingSigns:
     """Shows at each sink that its job is on its way, in a thread for each: a server that hangs delays no other."""
 
-    def __init__(self, sinks: Mapping[str, Callable[[], OpenedSink]], *, now_ms: Callable[[], int] = now_ms) -> None:
+    def __init__(self, sinks: Mapping[str, Callable[[], OpenedSink]]) -> None:
         """``sinks`` open a connection to each sink, by name, for use by these threads only."""
-        self._now_ms = now_ms
         self._run = uuid.uuid4().hex
         self._over = {name: threading.Event() for name in sinks}
         for name, opens in sinks.items():
@@ -51,7 +50,7 @@ class StartingSigns:
             over.set()
 
     def _show(self, opens: Callable[[], OpenedSink], over: threading.Event) -> None:
-        since_ms, beats = self._now_ms(), 0
+        since_ms, beats = now_ms(), 0
         while not over.is_set():
             # A destination that takes nothing now may soon: the job itself reports what is wrong with it.
             with suppress(LockstepError):
@@ -59,7 +58,7 @@ class StartingSigns:
                 try:
                     while not over.is_set():
                         beats += 1
-                        text = starting_record(self._run, beats, since_ms=since_ms, at_ms=self._now_ms())
+                        text = starting_record(self._run, beats, since_ms=since_ms, at_ms=now_ms())
                         opened.records.save(STARTING_NAME, text)
                         over.wait(HEARTBEAT_S)
                     if self._is_ours(opened):

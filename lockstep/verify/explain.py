@@ -73,16 +73,11 @@ def explained(difference: Difference, topic_tag: str | None, rejection: str | No
 
 
 def topic_tags(
-    client: Mapping[str, str | int],
-    topic: str,
-    keys: Collection[Key],
-    *,
-    waiting: Waiting,
-    read_max_s: float = TOPIC_READ_S,
+    client: Mapping[str, str | int], topic: str, keys: Collection[Key], *, waiting: Waiting
 ) -> dict[Key, str] | None:
     """The tag of the newest event of each of these keys. A key without events is absent.
 
-    None if there are more than ``KEYS_MAX`` keys, or if reading takes longer than ``read_max_s`` seconds. Raises
+    None if there are more than ``KEYS_MAX`` keys, or if reading takes longer than ``TOPIC_READ_S``. Raises
     Unavailable if Kafka doesn't answer, LockstepError if a stop is asked for.
     """
     partitions = len(partitions_of([topic], TopicAdmin(client).partition_counts([topic])))
@@ -92,7 +87,7 @@ def topic_tags(
     # Our keys are canonical already. Another text of the same key would be another key.
     read = {partition_of(key, partitions) for key in keys}
     start = {partition: 0 if partition in read else AFTER_EVERY_END for partition in range(partitions)}
-    deadline = waiting.now_s() + read_max_s
+    deadline = waiting.now_s() + TOPIC_READ_S
     tags: dict[Key, str] = {}
 
     def check_time() -> None:

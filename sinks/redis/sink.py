@@ -161,7 +161,7 @@ class RedisSink(Sink, Erasing):
             if table_field(table.name) not in client.hkeys(self._keys.tables):
                 return []
             if key is None:
-                return self._marks(client, table, layout)
+                return self._marks(client, layout)
             begin, text = layout.key_maker(table.key)
             own = begin + text([key[name] for name in table.key])
             tag, deletion = f"{layout.mark}t", f"{layout.mark}x"
@@ -183,7 +183,7 @@ class RedisSink(Sink, Erasing):
         """The mark of a deletion stays until it expires: nothing else would keep an older event out."""
         return self.leftovers(table, key)
 
-    def _marks(self, client: Client, table: Table, layout: TableLayout) -> list[Leftover]:
+    def _marks(self, client: Client, layout: TableLayout) -> list[Leftover]:
         """Marks of all rows that were deleted or have expired. Walks all keys of the server."""
         deletion = f"{layout.mark}x"
         count, latest_ms, has_no_end = 0, 0, False

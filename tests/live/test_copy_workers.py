@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from cdc.capture.batch_size import BatchSize
 from cdc.capture.settings import SnapshotSettings
-from cdc.kafka.control_topics import read_copied_ranges, read_state
+from cdc.kafka.control_topics import read_copied_ranges
 from cdc.kafka.topic_names import STATE, control_topic
 from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
@@ -65,9 +65,7 @@ def test_every_row_is_copied_once(database: Database, make: Any) -> None:
         expected = [row[0] for row in database.connection.execute(f"select id from {name} order by id").fetchall()]
         assert _snapshot_rows(captured, f"public.{name}") == expected
     captured.assert_equal()
-    state = read_state(captured.client, captured.name, captured.config.slot)
-    assert state is not None
-    assert state.copied[TableName("public", "t")] == ROWS - ROWS // 7
+    assert captured.state().copied[TableName("public", "t")] == ROWS - ROWS // 7
 
 
 @pytest.mark.soak
@@ -182,8 +180,7 @@ def test_what_a_worker_of_before_has_open_hides_no_state(database: Database, mak
     captured.begin(wrap_publisher=_once(captured.stopping.set))
     until(captured.stopping.is_set)
     captured.stop()
-    state = read_state(captured.client, captured.name, captured.config.slot)
-    assert state is not None
+    state = captured.state()
     pipeline = captured.config.as_pipeline()
     killed, last = copy_publisher(pipeline, 5), capture_publisher(pipeline)
     killed.start()

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from cdc.capture.batch_size import BatchSize
-from cdc.kafka.control_topics import read_state
 from cdc.model.table import TableName
 from cdc.protocol.control_records import SnapshotPhase
 from lockstep.cli.main import exit_code
@@ -39,8 +38,7 @@ def interrupted(database: Database, capture: StartCapture) -> Captured:
     with pytest.raises(Killed):
         captured.wait_for("streaming from")
     captured.stop()
-    state = read_state(captured.client, captured.name, captured.config.slot)
-    assert state is not None
+    state = captured.state()
     assert (state.phase, list(state.copied)) == (SnapshotPhase.COPYING, [COPIED])
     assert len(captured.events(str(LACKING))) == 40
     return captured

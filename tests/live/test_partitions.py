@@ -6,7 +6,7 @@ import pytest
 
 from cdc.model.errors import UnsupportedChange
 from migrations.source import ddl_messages_sql
-from tests.captured import Captured, StartCapture
+from tests.captured import StartCapture
 from tests.databases import Database
 
 pytestmark = pytest.mark.live
@@ -35,10 +35,6 @@ _PARTS = (
 _FULL = ("alter table m replica identity full", "alter table m_1 replica identity full")
 
 
-def _copied_rows(captured: Captured, table: str = "public.m") -> int:
-    return sum(event.op == "r" for event in captured.events(table))
-
-
 # The partition's replica identity decides which old values the stream has, whatever the table's is.
 
 
@@ -51,14 +47,14 @@ def test_a_partition_with_less_of_its_old_rows_than_its_table_is_published_whole
     database.execute(_FULL[0], "update m set n = n + 1", "update m set id = id + 50 where id < 3", "update m set n = 9")
     captured.wait_quiet()
     captured.assert_equal()
-    assert _copied_rows(captured) == 3
+    assert captured.copied_rows("public.m") == 3
     befores = [event.parsed["before"] for event in captured.events("public.m") if event.op in ("u", "d")]
     assert {tuple(before) for before in befores if before is not None} == {("id",)}
     captured.stop()
     captured.start()
     database.execute("update m set n = n + 1")
     captured.assert_equal()
-    assert _copied_rows(captured) == 3
+    assert captured.copied_rows("public.m") == 3
 
 
 def test_a_partition_that_comes_with_less_of_its_old_rows_is_published_whole(
@@ -215,7 +211,7 @@ def test_a_partition_that_is_created_needs_no_copy(database: Database, capture: 
     )
     captured.wait_quiet()
     captured.assert_equal()
-    assert _copied_rows(captured, "public.p") == 5
+    assert captured.copied_rows("public.p") == 5
     database.execute("truncate p_2", "drop table p_3")
     captured.wait_quiet()
     captured.assert_equal()
@@ -348,7 +344,7 @@ def test_a_column_that_comes_to_a_partitioned_table_has_its_value_without_a_copy
         captured.start()
     captured.wait_quiet()
     captured.assert_equal()
-    assert _copied_rows(captured, "public.p") == 5
+    assert captured.copied_rows("public.p") == 5
 
 
 _REWRITTEN = {

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from cdc.capture.batch_size import BatchSize
-from cdc.kafka.control_topics import read_copied_ranges, read_state
+from cdc.kafka.control_topics import read_copied_ranges
 from cdc.model.errors import PositionMismatch
-from cdc.protocol.control_records import CaptureState, SnapshotPhase
+from cdc.protocol.control_records import SnapshotPhase
 from lockstep.cli.main import exit_code
 from lockstep.config import load
 from monitor.collector import LagCollector
@@ -46,10 +46,6 @@ def make(capture: StartCapture) -> Make:
         )
 
     return of
-
-
-def _state(captured: Captured) -> CaptureState | None:
-    return read_state(captured.client, captured.name, captured.config.slot)
 
 
 def _begin(captured: Captured) -> None:
@@ -108,8 +104,7 @@ def test_a_paused_copy_waits_over_a_restart_and_goes_on(
     assert "the first copy may go on" in capsys.readouterr().err
     captured.wait_for("streaming from")
     captured.assert_equal()
-    state = _state(captured)
-    assert state is not None
+    state = captured.state()
     assert (state.phase, state.first_copy_paused) == (SnapshotPhase.DONE, False)
     # Only the range that was under way at the pause comes again.
     assert sum(_ids(captured).values()) < 1.5 * ROWS

@@ -3,10 +3,8 @@
 import pytest
 
 from cdc.capture.batch_size import BatchSize
-from cdc.kafka.control_topics import read_state
-from cdc.model.errors import LockstepError, PositionMismatch
+from cdc.model.errors import LockstepError
 from cdc.postgres.slot import find_slot, wal_end
-from cdc.protocol.control_records import CaptureState
 from lockstep.doctor.position import check_position
 from monitor.collector import LagCollector
 from monitor.comparable_lsns import Line
@@ -29,24 +27,11 @@ def _kept(own: OwnServer, capture: StartCapture, **settings: str) -> Captured:
     return captured
 
 
-def _published(captured: Captured) -> CaptureState:
-    state = read_state(captured.client, captured.name, captured.config.slot)
-    assert state is not None
-    return state
-
-
 def _write_beyond(database: Database, lsn: int) -> None:
     number = 10_000
     while wal_end(database.connection) < lsn:
         database.execute(f"insert into t select n from generate_series({number}, {number + 99}) n")
         number += 100
-
-
-def _refusal(captured: Captured) -> str:
-    captured.begin()
-    error = captured.wait_error()
-    assert isinstance(error, PositionMismatch)
-    return str(error)
 
 
 def test_a_volume_that_was_taken_back_is_refused_before_anything_is_confirmed(
@@ -59,7 +44,7 @@ def test_a_volume_that_was_taken_back_is_refused_before_anything_is_confirmed(
     captured.stop()
     own.take_back()
     before = find_slot(own.database.connection, captured.config.slot)
-    assert "its WAL ends at" in _refusal(captured)
+    assert "its WAL ends at" in captured.refusal()
     assert find_slot(own.database.connection, captured.config.slot) == before
     (finding,) = check_position(captured.config)
     assert "its WAL ends at" in finding.what
@@ -80,13 +65,13 @@ def test_a_volume_that_was_taken_back_and_written_to_since_is_refused_as_well(
     own.database.execute("insert into t select n from generate_series(2, 50) n")
     captured.settle()
     captured.stop()
-    published = _published(captured)
+    published = captured.state()
     own.take_back()
     _write_beyond(own.database, published.end_lsn + 100_000)
-    refusal = _refusal(captured)
+    refusal = captured.refusal()
     assert "put back to an earlier moment and has gone on since" in refusal
     assert "lockstep recover" in refusal
-    assert _published(captured).end_lsn == published.end_lsn
+    assert captured.state().end_lsn == published.end_lsn
 
 
 @pytest.mark.soak
@@ -100,12 +85,12 @@ def test_a_volume_from_before_a_transaction_that_was_published_in_part_is_refuse
     captured.begin(wrap_publisher=dying(lambda commit: captured.topic("public.t") in commit.topics))
     assert isinstance(captured.wait_error(), Killed)
     captured.stop()
-    published = _published(captured)
+    published = captured.state()
     assert published.commit_lsn > published.end_lsn
     own.take_back()
     _write_beyond(own.database, published.commit_lsn + 10_000)
     confirmed = find_slot(own.database.connection, captured.config.slot)
-    refusal = _refusal(captured)
+    refusal = captured.refusal()
     assert "was published in part" in refusal
     assert "lockstep recover" in refusal
     assert find_slot(own.database.connection, captured.config.slot).confirmed == confirmed.confirmed  # type: ignore[union-attr]
@@ -153,7 +138,7 @@ def test_a_capture_of_another_database_is_refused_before_it_takes_over(
         wrong = capture("public.t", start=False)
         wrong.config = captured.config
         wrong.configure(dsn=other.dsn)
-        assert f"database was {database.name}, is {other.name}" in _refusal(wrong)
+        assert f"database was {database.name}, is {other.name}" in wrong.refusal()
         database.execute("insert into t values (1)")
         captured.assert_equal()  # nobody has fenced it
         captured.stop()

@@ -14,11 +14,11 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from cdc.capture.batch_size import BatchSize
-from cdc.kafka.control_topics import read_copied_ranges, read_state
+from cdc.kafka.control_topics import read_copied_ranges
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.table import TableName
 from cdc.postgres.replication import ReplicationConnection
-from cdc.protocol.control_records import CaptureState, SnapshotPhase
+from cdc.protocol.control_records import SnapshotPhase
 from snapshot.ledger import FirstSnapshot
 from snapshot.ranges import Part
 from snapshot.table_reader import SnapshotReader
@@ -57,19 +57,13 @@ def _dying_after(ranges: int) -> Any:
     return dying(lambda commit: commit.ranges > ranges, before=True)
 
 
-def _state(captured: Captured) -> CaptureState:
-    state = read_state(captured.client, captured.name, captured.config.slot)
-    assert state is not None
-    return state
-
-
 def _interrupt(captured: Captured, ranges: int = 2) -> None:
     """Start it, and let it die after this many ranges."""
     captured.begin(wrap_publisher=_dying_after(ranges))
     with pytest.raises(Killed):
         captured.wait_for("streaming from")
     captured.stop()
-    assert _state(captured).phase is SnapshotPhase.COPYING
+    assert captured.state().phase is SnapshotPhase.COPYING
     assert len(_ranges(captured)) >= ranges
 
 
@@ -105,7 +99,7 @@ def test_only_the_missing_ranges_are_copied(database: Database, make: Any, secti
     assert sum(len(tags) == 1 for tags in points.values()) >= ROWS - (len(before) - done)
     assert done > 0
     assert _ranges(captured) == []
-    assert _state(captured).copied == {T: ROWS}
+    assert captured.state().copied == {T: ROWS}
     captured.assert_equal()
 
 
@@ -336,7 +330,7 @@ def test_an_interrupted_copy_in_the_stream_doubles_no_row_either(database: Datab
     _log(database, rows=50)
     captured = make(source=LOG).start()
     captured.stop()
-    state = _state(captured)
+    state = captured.state()
     assert state.copied == {T: 50}
     database.execute("alter table t alter a type varchar(200) using a || 'y'")  # copies it again
     captured.start()

@@ -7,7 +7,6 @@ import psycopg
 import pytest
 
 from cdc.capture.confirmation import KeepAlive
-from cdc.kafka.control_topics import read_state
 from cdc.model.table import TableName
 from cdc.postgres.slot import wal_end
 from cdc.protocol.control_records import CaptureState, SchemaRecord
@@ -39,7 +38,7 @@ def inspect(database: Database, captured: Captured) -> Inspect:
     """Looks at the tables like a capture at this state; returns the shapes that are recorded so far."""
     pipeline, sql = captured.config.as_pipeline(), database.connection
     published = PublishedTables(pipeline, sql, sql.info.dbname)
-    visible, recorded = VisibleCommits(sql, KeepAlive()), _state(captured).memberships
+    visible, recorded = VisibleCommits(sql, KeepAlive()), captured.state().memberships
     shapes = CatalogueShapes(sql, pipeline, published.of, captured.said.append, visible, recorded.get)
     watch = TableWatch(pipeline, sql, captured.said.append, shapes={}, was_published=set())
     follower = assembler(captured.schemas("public.t")[-1].table)
@@ -51,16 +50,10 @@ def inspect(database: Database, captured: Captured) -> Inspect:
     return look
 
 
-def _state(captured: Captured) -> CaptureState:
-    state = read_state(captured.client, captured.name, captured.config.slot)
-    assert state is not None
-    return state
-
-
 def test_an_altered_table_is_recorded_when_the_stream_is_past_it(
     database: Database, captured: Captured, inspect: Inspect
 ) -> None:
-    state = _state(captured)
+    state = captured.state()
     database.execute("alter table t add d int default 7")
     assert inspect(state) == []
     assert inspect(state) == []
@@ -71,7 +64,7 @@ def test_an_altered_table_is_recorded_when_the_stream_is_past_it(
 def test_a_table_that_is_altered_again_is_recorded_when_the_stream_is_past_that_too(
     database: Database, captured: Captured, inspect: Inspect
 ) -> None:
-    state = _state(captured)
+    state = captured.state()
     database.execute("alter table t add d int default 7")
     assert inspect(state) == []
     passed = replace(state, end_lsn=wal_end(database.connection))
@@ -93,8 +86,8 @@ def test_a_table_that_is_dropped_under_the_look_is_looked_at_again(
 
     with monkeypatch.context() as patched:
         patched.setattr("cdc.stream.table_watch.memberships", fail)
-        assert inspect(_state(captured)) == []
-    assert inspect(_state(captured)) == []
+        assert inspect(captured.state()) == []
+    assert inspect(captured.state()) == []
     captured.start()
     captured.assert_equal()
 
@@ -102,7 +95,7 @@ def test_a_table_that_is_dropped_under_the_look_is_looked_at_again(
 def test_a_table_that_has_another_name_and_is_altered_is_recorded_too(
     database: Database, captured: Captured, inspect: Inspect
 ) -> None:
-    state = _state(captured)
+    state = captured.state()
     database.execute("alter table t rename to renamed", "alter table renamed add d int default 7")
     assert inspect(state) == []
     (record,) = inspect(replace(state, end_lsn=wal_end(database.connection)))

@@ -11,11 +11,6 @@ from tests.databases import Database
 pytestmark = pytest.mark.live
 
 
-def _copies(captured: Captured, table: str) -> int:
-    """How many rows came by copies."""
-    return sum(event.op == "r" for event in captured.events(table))
-
-
 def _while_stopped(captured: Captured, *statements: str) -> None:
     """Run statements, begin again, and wait until everything that was noticed is copied."""
     captured.settle()
@@ -112,7 +107,7 @@ def test_a_type_that_comes_and_is_altered_between_two_looks_has_its_tables_copie
     captured.assert_equal()
     for table in ("renamed", "filled", "pairs"):
         captured.wait_for(f"public.{table}: rows may have changed without an event: a type that came with a column")
-    assert _copies(captured, "public.others") == 1
+    assert captured.copied_rows("public.others") == 1
 
 
 def test_a_publication_that_left_changes_out_for_a_while_has_its_tables_copied(
@@ -156,7 +151,7 @@ def test_a_table_that_was_out_of_the_published_schema_for_a_while_is_copied(
     )
     captured.assert_equal()
     captured.wait_for("s.t: rows may have changed without an event: it was moved to another schema")
-    assert _copies(captured, "s.u") == 2
+    assert captured.copied_rows("s.u") == 2
 
 
 _LOGGED = (
@@ -231,7 +226,7 @@ def test_what_becomes_of_a_table_that_was_swapped_out_does_not_touch_the_new_one
     database.execute("insert into old values (1, 'old')", "insert into t values (11, 'new')")
     captured.wait_quiet()
     captured.assert_equal()
-    assert _copies(captured, "public.t") == 20
+    assert captured.copied_rows("public.t") == 20
 
 
 def test_columns_whose_names_move_on_while_capture_is_behind_keep_their_values(
@@ -251,7 +246,7 @@ def test_columns_whose_names_move_on_while_capture_is_behind_keep_their_values(
         "update t set email = 'third' where id = 3",
     )
     captured.assert_equal()
-    assert _copies(captured, "public.t") == 6
+    assert captured.copied_rows("public.t") == 6
     for record in captured.schemas("public.t"):
         numbers = [column.number for column in record.table.columns]
         assert numbers == sorted(set(numbers))
@@ -316,7 +311,7 @@ def test_what_changes_no_row_copies_no_table(database: Database, capture: StartC
     captured.wait_quiet()
     _while_stopped(captured, *_ROUTINE[:5])
     captured.assert_equal()
-    assert (_copies(captured, "public.t"), _copies(captured, "public.u")) == (5, 0)
+    assert (captured.copied_rows("public.t"), captured.copied_rows("public.u")) == (5, 0)
 
 
 @pytest.mark.soak

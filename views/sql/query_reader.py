@@ -441,7 +441,7 @@ class QueryReader:
             return replace(scope.relation, names=outputs)
         if group_tree is None:
             refuse(tree, "an aggregate of a whole table has no key", "write `group by`")
-        by = _group_by(group_tree, tree, scope, outputs)
+        by = _group_by(group_tree, scope, outputs)
         mapped = {expression: self._new(expression.type) for expression in by}
         conditions = []
         for part in _conjuncts(having.this) if having is not None else ():
@@ -743,9 +743,7 @@ def _over_groups(expression: Expression, mapped: Mapping[Expression, Ref], own: 
     return over
 
 
-def _group_by(
-    tree: exp.Group, select: exp.Select, scope: _Scope, outputs: Mapping[str, Expression]
-) -> list[Expression]:
+def _group_by(tree: exp.Group, scope: _Scope, outputs: Mapping[str, Expression]) -> list[Expression]:
     only(tree, "expressions")
     by: list[Expression] = []
     reader = ExpressionReader(scope.resolve)

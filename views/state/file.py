@@ -324,7 +324,7 @@ class _Transaction:
         if len(key) <= _PLAIN_MAX:
             return self._transaction.get(_DATA + key)
         stored = self._transaction.get(_cut(key))
-        return None if stored is None else _entry(_cut(key), stored)[1]
+        return None if stored is None else _entry(stored)[1]
 
     def put(self, key: bytes, value: bytes) -> None:
         if len(key) <= _PLAIN_MAX:
@@ -421,7 +421,7 @@ def _in_order(stored: Iterator[Entry], *, reverse: bool = False) -> Iterator[Ent
             alike.clear()
         if is_cut:
             head = raw_key[:-_DIGEST_BYTES]
-            alike.append(_entry(raw_key, raw_value))
+            alike.append(_entry(raw_value))
         else:
             yield raw_key[1:], raw_value
     yield from sorted(alike, reverse=reverse)
@@ -435,7 +435,7 @@ def _cut_entry(key: bytes, value: bytes) -> Entry:
     return _cut(key), _LENGTH.pack(len(key)) + key + value
 
 
-def _entry(stored_key: bytes, stored: bytes) -> Entry:
+def _entry(stored: bytes) -> Entry:
     (length,) = _LENGTH.unpack_from(stored)
     end = _LENGTH.size + length
     return stored[_LENGTH.size : end], stored[end:]

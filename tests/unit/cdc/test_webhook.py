@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import json
 import socket
-from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,12 +16,6 @@ from cdc.webhook import DocumentRefused, PerhapsRefused, Webhook, WebhookSetting
 from tests.receivers import Receiver
 
 VARIABLE = "LOCKSTEP_TEST_WEBHOOK_URL"
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with contextlib.closing(Receiver()) as receiver:
-        yield receiver
 
 
 def webhook(**settings: object) -> Webhook:

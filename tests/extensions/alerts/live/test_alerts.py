@@ -1,6 +1,5 @@
 """``lockstep alerts watch`` beside a real pipeline: it tells when the slot is gone."""
 
-import contextlib
 import json
 import threading
 from collections.abc import Iterator
@@ -21,12 +20,6 @@ pytestmark = pytest.mark.live
 
 _PATIENCE_S = 300.0
 _SECRET = "tell-nobody"
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with contextlib.closing(Receiver()) as receiver:
-        yield receiver
 
 
 @pytest.fixture

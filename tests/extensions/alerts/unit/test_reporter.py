@@ -36,12 +36,6 @@ _MESSAGE = Message(
 )
 
 
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with contextlib.closing(Receiver()) as receiver:
-        yield receiver
-
-
 def _settings(port: int) -> AlertSettings:
     return AlertSettings(url=f"http://127.0.0.1:{port}/hook?a=b")
 

@@ -6,7 +6,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,6 @@ LOGINS = {
     "columns": {"id": "text", "user_id": "int8", "at": "timestamptz"},
 }
 SECRET = "zq7secret"
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with contextlib.closing(Receiver()) as receiver:
-        yield receiver
 
 
 class Rows:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,12 +45,6 @@ PATTERN = {
 @pytest.fixture
 def database(warehouse_database: Database) -> Database:
     return warehouse_database
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with contextlib.closing(Receiver()) as receiver:
-        yield receiver
 
 
 def login(number: int, user_id: int, minutes: float) -> dict[str, object]:

@@ -1,6 +1,5 @@
 """extensions.streams.jobs.row_delivery, with a webhook that really answers."""
 
-import contextlib
 import random
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -12,12 +11,6 @@ from cdc.model.errors import Unavailable
 from cdc.webhook import Webhook, WebhookSettings
 from extensions.streams.jobs.row_delivery import AHEAD_MAX, RowDelivery
 from tests.receivers import Receiver
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with contextlib.closing(Receiver()) as receiver:
-        yield receiver
 
 
 @pytest.fixture
