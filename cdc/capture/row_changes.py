@@ -84,7 +84,7 @@ class RowChanges:
         self.progress = progress
         self.toast = ToastRows(memory)
         """What is known of large values that updates leave out."""
-        self.envelopes = Envelopes(relations, progress, self.toast, epoch)
+        self.envelopes = Envelopes(relations, progress, epoch)
         self.unread: dict[TableName, dict[bytes, None]] = {}
         """Keys of tables being copied for which a change was left out; the committer clears it."""
         self._handoff = handoff
@@ -98,6 +98,8 @@ class RowChanges:
     def reshaped(self, relation_id: int, known: PublishedTable, before: PublishedTable | None) -> None:
         """A relation was described within a transaction: the table was ``known``, and rows came as of ``before``."""
         now = self.relations.followed(relation_id)
+        if now is not None:
+            self.toast.described(now)
         if known.table.oid not in (0, relation_id):
             self._moves.empty(known.topic)  # its rows aren't those of the relation that had the name
         if before is not None and now is not None and now.keys_can_swap:

@@ -71,9 +71,9 @@ class ToastRows:
         if published.toast is not None:
             self._memory.forget(published.topic, key)
 
-    def shape_in_use(self, published: PublishedTable) -> None:
-        """A table has a new shape. Without a rule its rows are no longer followed, so what is stored becomes outdated.
-        That happens under replica identity FULL, for instance, which may end again."""
+    def described(self, published: PublishedTable) -> None:
+        """The stream describes a table. Without a rule its rows aren't followed from here on, so what is stored becomes
+        outdated. That happens under replica identity FULL, for instance, which may end again."""
         if published.toast is None:
             self._memory.clear(published.topic)
 

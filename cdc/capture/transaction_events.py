@@ -4,7 +4,6 @@ from cdc.capture.published_table import PublishedTable
 from cdc.capture.questions import Event, Events
 from cdc.capture.relations import Relations
 from cdc.capture.resume import StreamProgress
-from cdc.capture.toast_rows import ToastRows
 from cdc.event_format.encode import event_value
 from cdc.model.tag import tag_prefix, tag_text
 from cdc.protocol.control_records import SchemaRecord
@@ -17,7 +16,7 @@ NULL = b"null"
 class Envelopes:
     """Makes events of encoded rows, numbered by the last counted change."""
 
-    def __init__(self, relations: Relations, progress: StreamProgress, toast: ToastRows, epoch: int) -> None:
+    def __init__(self, relations: Relations, progress: StreamProgress, epoch: int) -> None:
         self.epoch = epoch
         self.prefix = b""
         """The start of the tag that all events of the transaction share."""
@@ -25,7 +24,6 @@ class Envelopes:
         """When it commits, in milliseconds since 1970."""
         self._relations = relations
         self._progress = progress
-        self._toast = toast
         self._touched: list[PublishedTable] = []
 
     def begin(self, begin: Begin) -> None:
@@ -41,7 +39,6 @@ class Envelopes:
         if record is not None:
             lsn, seq = (at.commit_lsn, at.seq) if at.in_transaction else (at.end_lsn, 0)
             self._relations.record(published, SchemaRecord(record.table, lsn, record.change, seq, self.epoch))
-            self._toast.shape_in_use(published)
 
     def source(self, published: PublishedTable) -> bytes:
         """The ``source`` block of the table's events in this transaction."""

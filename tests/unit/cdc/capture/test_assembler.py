@@ -227,6 +227,34 @@ def test_nothing_stays_known_of_rows_whose_new_shape_has_no_large_values() -> No
     assert not memory.may_have(orders.topic)
 
 
+def test_nothing_stays_known_of_rows_that_came_whole_for_a_while() -> None:
+    """A partition's replica identity changes without another shape of its table."""
+    (plain,) = published(FULL).values()
+    without, rule = PublishedTable(plain.topic, plain.encoder), with_rule().toast
+    partial, again = (PublishedTable(plain.topic, plain.encoder, toast=rule) for _ in range(2))
+    first, second = (letter * 5000 for letter in (b"v", b"w"))
+    follower = assembler(tables={FULL.name: partial}, memory=MemoryStore())
+    history = History(
+        [insert(b"1", first)],
+        [relation(FULL), update(b"1", second, full=(b"1", first))],
+        [relation(FULL), update(b"1", UNCHANGED, full=(b"1", None))],
+    )
+    answers = Answers(shapes=InTurn(partial, without, again))
+    told = [parsed(event)["after"]["note"] for event in events(follower, history.messages(relation(FULL)), answers)]
+    assert told == [first.decode(), second.decode()]
+    assert list(follower.relations.passed_over) == [FULL.name]
+
+
+class InTurn:
+    """Takes each description for the next of these."""
+
+    def __init__(self, *shapes: PublishedTable) -> None:
+        self._shapes = iter(shapes)
+
+    def adopt(self, described: Relation, known: PublishedTable, xid: int | None = None) -> PublishedTable:
+        return next(self._shapes)
+
+
 class Log:
     """What a topic holds, in memory; remembers when it was asked."""
 

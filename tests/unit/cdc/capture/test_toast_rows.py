@@ -26,9 +26,9 @@ def published(rule: ToastRule | None = RULE) -> PublishedTable:
 def test_nothing_stays_known_of_a_table_whose_rows_are_not_followed_any_more() -> None:
     rows = ToastRows(MemoryStore())
     rows.remember(published(), KEY, (b"1", LARGE, None))
-    rows.shape_in_use(published())
+    rows.described(published())
     assert rows.known(published(), KEY, [1])
-    rows.shape_in_use(published(rule=None))
+    rows.described(published(rule=None))
     assert rows.known(published(), KEY, [1]) == {}
 
 
