@@ -31,6 +31,7 @@ from snapshot.recovery import (
     tables_to_copy,
     what_is_missing,
 )
+from snapshot.worker import fence_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,8 @@ def _recover(
     create_missing_topics(pipeline, say)
     with contextlib.closing(capture_publisher(pipeline)) as publisher:
         publisher.start()  # nobody else publishes from here on
+        if asked.phase is not SnapshotPhase.DONE:  # workers of a first copy commit without that publisher
+            fence_workers(pipeline, while_waiting=lambda: None)
         state = require_state(read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot), pipeline)
         _require_not_recovered_since(asked, state, pipeline)
         # Otherwise copies would be published over events that nobody can read, without any report.

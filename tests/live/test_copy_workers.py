@@ -21,6 +21,7 @@ from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
 from cdc.protocol.control_records import CaptureState
 from lockstep.capture.publisher import capture_publisher
+from lockstep.capture.recover import recover
 from snapshot.worker import copy_publisher, fence_workers
 from stack.stack import Endpoints
 from tests.captured import Captured, StartCapture
@@ -154,8 +155,9 @@ def test_workers_that_are_fenced_before_the_first_row_publish_nothing(database: 
     assert _snapshot_rows(captured, "public.t") == list(range(1, ROWS + 1))
 
 
-def test_a_worker_of_before_commits_nothing_after_a_takeover(database: Database, make: Any) -> None:
-    """Even if the new capture has no workers with its id."""
+@pytest.mark.parametrize("recovers", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_a_worker_of_before_commits_nothing_after_a_takeover(database: Database, make: Any, recovers: bool) -> None:
+    """Even if the new capture has no workers with its id, or streams at once since a recovery took over."""
     database.execute(T, FILL)
     captured = make("public.t")
     captured.begin(wrap_publisher=_once(captured.stopping.set))
@@ -164,6 +166,9 @@ def test_a_worker_of_before_commits_nothing_after_a_takeover(database: Database,
     old = copy_publisher(captured.config.as_pipeline(), 5)
     old.start()
     old.send_rows(captured.topic("public.t"), [(b'{"id":1}', b"old")])
+    if recovers:
+        pipeline = captured.config.as_pipeline()
+        assert recover(pipeline, (), agreed=lambda _: True, stopping=lambda: False, say=captured.said.append)
     captured.config = captured.config.model_copy(update={"snapshot": SnapshotSettings(workers=0)})
     captured.start()
     with pytest.raises(Unavailable, match="another process has taken over"):
