@@ -179,7 +179,7 @@ with recursive family as (
 _HOLDERS: Final = f"""
 {FAMILY}
 select c.oid::bigint, c.relfilenode::text, coalesce(a.attnum, 0)::int, coalesce(a.atthasmissing, false),
-    (a.attmissingval::text::text[])[1],
+    array_to_string(a.attmissingval, ''),
     (select min(k.attnum)::int from pg_attribute k where k.attrelid = c.oid and k.atthasmissing)
 from family f join pg_class c on c.oid = f.oid and c.relkind <> 'p'
 left join pg_attribute a on a.attrelid = c.oid and a.attname = %(column)s and not a.attisdropped
@@ -188,7 +188,7 @@ left join pg_attribute a on a.attrelid = c.oid and a.attname = %(column)s and no
 
 def column_holders(connection: psycopg.Connection[Any], oid: int, column: str) -> list[Holder]:
     """What each relation with a table's rows stores of a column for rows older than the column."""
-    # attmissingval is an array of one element, whatever the column's type.
+    # attmissingval is an array of one element, whatever the column's type. Its text has the separator of that type.
     rows = connection.execute(_HOLDERS, {"table": oid, "column": column}).fetchall()
     return [Holder(*row) for row in rows]
 

@@ -130,6 +130,16 @@ def test_the_default_of_an_added_column_is_kept(database: Database, capture: Sta
     captured.assert_equal()
 
 
+@pytest.mark.soak
+def test_a_default_with_commas_is_kept_whole(database: Database, capture: StartCapture) -> None:
+    """In an array, boxes are separated by semicolons, so their own commas aren't quoted."""
+    database.execute(*SETUP)
+    captured = capture("public.t")
+    database.execute("alter table t add d box default '(1,1),(0,0)'", "insert into t values (11, 'after')")
+    captured.wait_quiet()
+    assert {row["d"] for row in captured.rows("public.t").values()} == {"(1,1),(0,0)"}
+
+
 @pytest.mark.parametrize("name", ["renamed", "s.t"])
 def test_a_table_that_is_renamed_or_moved_keeps_its_topic(database: Database, capture: StartCapture, name: str) -> None:
     database.execute(*SETUP, "create schema s")
