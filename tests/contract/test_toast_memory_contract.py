@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cdc.toast.entries import KEY_BYTES_MAX
@@ -35,25 +35,6 @@ def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DurableMe
         store = open_store(tmp_path)
         yield store
         store.close()
-
-
-def test_a_new_one_holds_nothing(memory: DurableMemory) -> None:
-    assert (memory.get("t", b"k"), memory.position(), memory.offsets()) == (None, None, {})
-
-
-def test_what_is_put_is_read_before_and_after_the_commit(memory: DurableMemory) -> None:
-    memory.put("t", b"k", {"note": b'"long"', "größe": b"[1.50,2]"})
-    before = memory.get("t", b"k")
-    memory.commit((1, 1))
-    assert before == memory.get("t", b"k") == {"note": b'"long"', "größe": b"[1.50,2]"}
-
-
-def test_a_put_replaces_all_values_of_the_row(memory: DurableMemory) -> None:
-    memory.put("t", b"k", {"a": b"1", "b": b"2"})
-    memory.commit((1, 1))
-    memory.put("t", b"k", {"b": b"3"})
-    memory.commit((1, 2))
-    assert memory.get("t", b"k") == {"b": b"3"}
 
 
 def test_later_changes_of_the_caller_dont_matter(memory: DurableMemory) -> None:
@@ -88,58 +69,6 @@ def test_a_topic_may_have_rows_in_a_store_that_is_opened_again(tmp_path: Path) -
     store.close()
 
 
-@pytest.mark.parametrize("committed", [False, True])
-def test_a_forgotten_row_is_gone(memory: DurableMemory, *, committed: bool) -> None:
-    memory.put("t", b"k", {"a": b"1"})
-    if committed:
-        memory.commit((1, 1))
-    memory.forget("t", b"k")
-    before = memory.get("t", b"k")
-    memory.commit((1, 2))
-    assert (before, memory.get("t", b"k")) == (None, None)
-
-
-def test_forgetting_what_isnt_there_is_nothing(memory: DurableMemory) -> None:
-    memory.forget("t", b"k")
-    memory.put("t", b"other", {"a": b"1"})
-    memory.commit((1, 1))
-    memory.forget("t", b"k")
-    assert memory.get("t", b"other") == {"a": b"1"}
-
-
-def test_topics_are_apart(memory: DurableMemory) -> None:
-    memory.put("t", b"k", {"a": b"1"})
-    memory.put("u", b"k", {"a": b"2"})
-    memory.commit((1, 1))
-    memory.clear("t")
-    memory.commit((1, 2))
-    assert (memory.get("t", b"k"), memory.get("u", b"k")) == (None, {"a": b"2"})
-
-
-def test_rows_put_after_a_clear_stay(memory: DurableMemory) -> None:
-    memory.put("t", b"1", {"a": b"1"})
-    memory.put("t", b"2", {"a": b"1"})
-    memory.commit((1, 1))
-    memory.clear("t")
-    memory.put("t", b"2", {"a": b"2"})
-    before = (memory.get("t", b"1"), memory.get("t", b"2"))
-    memory.commit((1, 2))
-    assert before == (memory.get("t", b"1"), memory.get("t", b"2")) == (None, {"a": b"2"})
-
-
-def test_discard_goes_back_to_the_last_commit(memory: DurableMemory) -> None:
-    for key in (b"1", b"2", b"3"):
-        memory.put("t", key, {"a": b"1"})
-    memory.commit((1, 1), {("t", 0): 3})
-    memory.put("t", b"1", {"a": b"2"})
-    memory.forget("t", b"2")
-    memory.clear("t")
-    memory.put("t", b"4", {"a": b"2"})
-    memory.discard()
-    assert [memory.get("t", key) for key in (b"1", b"2", b"3", b"4")] == [*[{"a": b"1"}] * 3, None]
-    assert (memory.position(), memory.offsets()) == ((1, 1), {("t", 0): 3})
-
-
 def test_position_and_offsets_are_those_of_the_last_commit(memory: DurableMemory) -> None:
     memory.put("t", b"k", {"a": b"1"})
     memory.commit((2**60, 2**31), {("t", 0): 1, ("t", 1): 2**40})
@@ -171,9 +100,10 @@ def test_values_have_any_length(memory: DurableMemory) -> None:
     assert memory.get("t", b"k") == values
 
 
+rows = (st.sampled_from(TOPICS), st.sampled_from(KEYS), st.sampled_from(["a", "größe"]), st.binary(max_size=20))
 step = st.one_of(
-    st.tuples(st.just("put"), st.sampled_from(TOPICS), st.sampled_from(KEYS), st.binary(max_size=20)),
-    st.tuples(st.just("put"), st.sampled_from(TOPICS), st.sampled_from(KEYS), st.binary(max_size=20)),
+    st.tuples(st.just("put"), *rows),
+    st.tuples(st.just("put"), *rows),
     st.tuples(st.just("forget"), st.sampled_from(TOPICS), st.sampled_from(KEYS)),
     st.tuples(st.just("clear"), st.sampled_from(TOPICS)),
     st.tuples(st.just("commit")),
@@ -181,6 +111,18 @@ step = st.one_of(
     st.tuples(st.just("crash")),
     st.tuples(st.just("close")),
 )
+
+
+ROW, BESIDE = (TOPICS[0], KEYS[0]), (TOPICS[0], KEYS[4])
+ALL_KINDS = [
+    ("put", *ROW, "a", b"1"), ("put", *BESIDE, "a", b"1"), ("put", TOPICS[1], KEYS[0], "a", b"1"), ("forget", *BESIDE),
+    ("forget", *BESIDE), ("commit",), ("put", *ROW, "größe", b"2"), ("commit",), ("put", *BESIDE, "a", b"3"),
+    ("commit",), ("forget", *ROW), ("commit",), ("clear", TOPICS[0]), ("put", *ROW, "a", b"4"), ("commit",),
+    ("put", *ROW, "a", b"5"), ("put", *BESIDE, "a", b"5"), ("discard",), ("forget", *ROW), ("discard",),
+    ("put", *BESIDE, "a", b"6"), ("clear", TOPICS[0]), ("put", *BESIDE, "a", b"7"), ("discard",), ("crash",),
+    ("close",),
+]  # fmt: skip
+"""Each kind of step on rows that are stored, new or not there."""
 
 
 def position_of(memory: DurableMemory) -> int:
@@ -195,12 +137,13 @@ def follow(steps: list[tuple[object, ...]], memory: DurableMemory, reopened: Cal
     committed: dict[tuple[object, object], object] = {}
     seen = dict(committed)
     commits = kept = 0
+    assert (memory.position(), memory.offsets()) == (None, {})
     for name, *arguments in steps:
         match name:
             case "put":
-                topic, key, value = arguments
-                memory.put(topic, key, {"a": value, "b": b"null"})  # type: ignore[arg-type]
-                seen[topic, key] = {"a": value, "b": b"null"}
+                topic, key, column, value = arguments
+                memory.put(topic, key, {column: value, "b": b"null"})  # type: ignore[arg-type]
+                seen[topic, key] = {column: value, "b": b"null"}
             case "forget":
                 memory.forget(*arguments)  # type: ignore[arg-type]
                 seen.pop(tuple(arguments), None)  # type: ignore[arg-type]
@@ -216,6 +159,7 @@ def follow(steps: list[tuple[object, ...]], memory: DurableMemory, reopened: Cal
                 committed = dict(seen)
             case "discard":
                 memory.discard()
+                assert position_of(memory) == commits
                 seen = dict(committed)
             case _:
                 # A crash may forget commits without changes, and must not know of more than there were.
@@ -230,7 +174,8 @@ def follow(steps: list[tuple[object, ...]], memory: DurableMemory, reopened: Cal
         memory.close()  # type: ignore[attr-defined]
 
 
-@given(st.lists(step, max_size=40))
+@example(steps=ALL_KINDS)
+@given(steps=st.lists(step, max_size=40))
 @settings(deadline=None, max_examples=examples(60))
 def test_a_history_in_dicts(steps: list[tuple[object, ...]]) -> None:
     memory = MemoryStore()
@@ -242,7 +187,8 @@ def test_a_history_in_dicts(steps: list[tuple[object, ...]]) -> None:
     follow(steps, memory, reopened)
 
 
-@given(st.lists(step, max_size=40))
+@example(steps=ALL_KINDS)
+@given(steps=st.lists(step, max_size=40))
 @settings(deadline=None, max_examples=examples(50))
 def test_a_history_on_disk_with_crashes(steps: list[tuple[object, ...]]) -> None:
     with tempfile.TemporaryDirectory() as name:
