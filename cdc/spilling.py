@@ -7,10 +7,11 @@ import struct
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NoReturn, Self
+from typing import Final, NoReturn
 
 import lmdb
 
+from cdc.model.closing import Closing
 from cdc.model.errors import LockstepError
 
 MEMORY_BYTES: Final = 64 * 1024 * 1024
@@ -27,7 +28,7 @@ _PLAIN, _HASHED = b"p", b"h"
 _LENGTH: Final = struct.Struct("<I")
 
 
-class SpillingMap:
+class SpillingMap(Closing):
     """Bytes to bytes, for one thread. Beyond ``MEMORY_BYTES`` it continues in a temporary file in ``directory``. The
     file is private and vanishes with the process, however that ends. Every method raises LockstepError if the file
     can't be written."""
@@ -99,12 +100,6 @@ class SpillingMap:
 
     def close(self) -> None:
         self.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _spill(self) -> None:
         # In the order of the keys, which is several times as fast.

@@ -11,11 +11,12 @@ import ssl
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr
 
+from cdc.model.closing import Closing
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.secret import read_secret
 from cdc.settings import Settings
@@ -122,7 +123,7 @@ def _is_http(address: str) -> bool:
     return parts.scheme in ("http", "https") and has_host and address.isprintable() and " " not in address
 
 
-class Webhook:
+class Webhook(Closing):
     """POSTs documents to an endpoint, one after the other. Any status below 300 is a receipt; redirects aren't
     followed.
 
@@ -236,9 +237,3 @@ class Webhook:
         if connection is not None:
             with contextlib.suppress(OSError):
                 connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -4,9 +4,10 @@ import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from cdc.machine_load import machine_slowdown
+from cdc.model.closing import Closing
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.pipeline_settings import Pipeline
 from cdc.protocol.control_records import CaptureState
@@ -21,7 +22,7 @@ from sinks.registry import SinkSettings, load_client
 T = TypeVar("T")
 
 
-class LagCollector:
+class LagCollector(Closing):
     """Collects reports, one after the other, until it is closed. The report names a server that is down or hangs, and
     its stages are unknown. If that is Kafka, the report still has what the source and the sinks say. Each stage's state
     depends on what earlier reports have seen of it."""
@@ -215,12 +216,6 @@ class LagCollector:
         self._kafka.close()
         if not self._asking_source.is_open:  # a connection that a thread waits on ends with the process
             self._source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _paused_copies(state: CaptureState | None) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from typing import Final
 from cdc.kafka.control_topics import ProgressReader, read_state
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import STATE, control_topic
+from cdc.model.closing import Closing
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.pipeline_settings import Pipeline
 from cdc.protocol.control_records import CaptureState, ProgressRecord, selection_of
@@ -23,7 +24,7 @@ class Captures:
     selection: str = ""
 
 
-class Line:
+class Line(Closing):
     """The source and what capture has published of it, over connections that stay open. For one thread at a time."""
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -58,12 +59,6 @@ class Line:
         self._source.close()
         if self._progress is not None:
             self._progress.close()
-
-    def __enter__(self) -> "Line":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _newest_progress(self) -> ProgressRecord | None:
         client = self._pipeline.kafka.client()

@@ -3,8 +3,9 @@
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
+from cdc.model.closing import Closing
 from cdc.model.errors import LockstepError
 from monitor.condition_settings import ConditionSettings
 from monitor.conditions import Condition, Facts, Findings, Key, find_conditions
@@ -29,7 +30,7 @@ class Reporter(Protocol):
     def close(self) -> None: ...
 
 
-class ConditionWatch:
+class ConditionWatch(Closing):
     """Of several processes with the same directory, the first reports. When it ends, another goes on from there."""
 
     def __init__(
@@ -79,9 +80,3 @@ class ConditionWatch:
         for reporter in self._reporters:
             reporter.close()
         self._lock.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -5,13 +5,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 
 from cdc.kafka.control_topics import copied_ranges, read_compacted
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import STATE, control_topic
+from cdc.model.closing import Closing
 from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
 from cdc.pipeline_settings import Pipeline
@@ -155,7 +156,7 @@ def held_wal(look: SlotLook, before: SlotLook | None, state: CaptureState | None
     return HeldWal.of(look, rate)
 
 
-class CopyStatusCollector:
+class CopyStatusCollector(Closing):
     """Collects reports, one after the other, until it is closed. Writes nothing anywhere."""
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -204,9 +205,3 @@ class CopyStatusCollector:
             with contextlib.suppress(psycopg.Error, Unavailable):
                 self._connection.close()
             self._connection = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

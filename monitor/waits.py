@@ -14,8 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol
 
+from cdc.model.closing import Closing
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.lsn import format_lsn
 from cdc.pipeline_settings import Pipeline
@@ -81,7 +82,7 @@ class SourceLine(Protocol):
     def close(self) -> None: ...
 
 
-class Waits:
+class Waits(Closing):
     """Waits for the sinks of a pipeline, from any number of threads and tasks. Nothing is open while nobody waits."""
 
     def __init__(
@@ -124,12 +125,6 @@ class Waits:
         deadline = time.monotonic() + CLOSE_S
         for looker in self._lookers.values():
             looker.join(max(0.0, deadline - time.monotonic()))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @contextlib.contextmanager
     def _waiting(self, lsn: int, sinks: Collection[str], wake: Callable[[], None]) -> Iterator["_Waiter"]:

@@ -4,8 +4,9 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, TypeVar
 
+from cdc.model.closing import Closing
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
 from monitor.conditions import Condition
@@ -80,7 +81,7 @@ class Watch(Protocol[T_co]):
     def close(self) -> None: ...
 
 
-class Watching(Generic[T]):
+class Watching(Closing, Generic[T]):
     """Makes one watch look repeatedly, until it is closed. ``latest`` is the result of its last look."""
 
     def __init__(self, what: str, opened: Callable[[], Watch[T]], nothing: T, *, every_s: float = 2.0) -> None:
@@ -100,12 +101,6 @@ class Watching(Generic[T]):
         """End the thread. One that hangs in a server's answer ends with the process."""
         self._closed.set()
         self._thread.join(2.0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _work(self) -> None:
         watch: Watch[T] | None = None

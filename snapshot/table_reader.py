@@ -5,11 +5,12 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import psycopg
 from psycopg import pq, sql
 
+from cdc.model.closing import Closing
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName, quote_identifier
 from cdc.postgres.catalogue import FIRST_USER_OID, load_tables, row_filters
@@ -113,7 +114,7 @@ class UnreadableKey(Exception):
     """A key isn't of the table's type, or can't be compared. Says which kind of error it was, never a value."""
 
 
-class RowReader:
+class RowReader(Closing):
     """Reads the rows of tables over a connection that is in a transaction."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
@@ -326,12 +327,6 @@ class RowReader:
 
     def close(self) -> None:
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class SnapshotReader(RowReader):

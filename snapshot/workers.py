@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Final, Self, assert_never, cast
+from typing import Final, assert_never, cast
 
+from cdc.model.closing import Closing
 from cdc.model.errors import LockstepError, TransactionTimedOut, Unavailable
 from cdc.model.table import TableName
 from cdc.protocol.control_records import CaptureState
@@ -35,7 +36,7 @@ _END_S: Final = 10.0
 """How long a worker may take to abort what it has open."""
 
 
-class CopyWorkers:
+class CopyWorkers(Closing):
     """Starts the workers; closing ends them. ``stopping`` is called once a second. ``say`` gets their sentences."""
 
     def __init__(self, job: Job, count: int, stopping: Callable[[], bool], say: Callable[[str], None]) -> None:
@@ -149,12 +150,6 @@ class CopyWorkers:
                 process.join()
             pipe.close()
         self._processes.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def copy_side_by_side(

@@ -6,11 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Final
 
 import psycopg
 from psycopg import pq
 
+from cdc.model.closing import Closing
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.lsn import Lsn, format_lsn, parse_lsn
 from cdc.model.table import quote_identifier
@@ -74,7 +75,7 @@ def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-class ReplicationConnection:
+class ReplicationConnection(Closing):
     """Speaks the streaming replication protocol. Raises as ``connect``. Methods raise Unavailable if the connection is
     lost."""
 
@@ -161,12 +162,6 @@ class ReplicationConnection:
     def close(self) -> None:
         self._connection.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _ended(self) -> LockstepError:
         """The error that ended the stream: transient, or one that the next start would meet at the same place."""
         what = "PostgreSQL ended the replication stream"
@@ -215,7 +210,7 @@ class SlotRefused(LockstepError):
     """PostgreSQL refused the slot or its connection; usually all are in use."""
 
 
-class ComingSlot:
+class ComingSlot(Closing):
     """A temporary slot that its own thread is creating, since PostgreSQL may take its time. Its snapshot can be
     imported until ``close``. Raises SlotRefused."""
 
@@ -268,9 +263,3 @@ class ComingSlot:
             self._connection.cancel()  # else the server keeps waiting, and occupies the name
         self._thread.join()
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

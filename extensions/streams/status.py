@@ -6,8 +6,9 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Self
+from typing import Any, Final
 
+from cdc.model.closing import Closing
 from cdc.model.errors import LockstepError, Unavailable, bug
 from cdc.model.times import time_text
 from extensions.streams.jobs.plan import StreamQueryPlan
@@ -233,7 +234,7 @@ class _Store:
         ] or [StreamQueryStatus(name, topic, is_only=True)]
 
 
-class StreamQueryCollector:
+class StreamQueryCollector(Closing):
     """Asks all stores at once on each call of ``look``."""
 
     def __init__(self, plans: Sequence[StreamQueryPlan]) -> None:
@@ -251,9 +252,3 @@ class StreamQueryCollector:
     def close(self) -> None:
         for store in self._stores:
             store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from cdc.model.closing import Closing
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.lsn import parse_lsn
 from lockstep.dashboard_settings import DEFAULT_LISTEN
@@ -21,7 +22,7 @@ _GRACE_S: Final = 10.0
 """How much longer than the wait an answer may take."""
 
 
-class Client:
+class Client(Closing):
     """Waits for the sinks of one pipeline. A program needs only one; threads and tasks may share it."""
 
     def __init__(self, url: str, *, token: str | None = None, ca_file: Path | None = None) -> None:
@@ -81,12 +82,6 @@ class Client:
         """Close what is open. A client of a server has nothing open."""
         if self._waits is not None:
             self._waits.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
         if self._tls is not None:

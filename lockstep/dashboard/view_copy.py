@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import orjson
 
+from cdc.model.closing import Closing
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
 from monitor.view_feed import ViewRecord
@@ -101,7 +102,7 @@ class ViewCopy:
         return CopyReader(self._file, self._key)
 
 
-class CopyReader:
+class CopyReader(Closing):
     """The copy as of one step, ``at``. Close it soon: the file grows meanwhile. Any thread may read it, one at a time.
     Closing it ends a read in progress."""
 
@@ -113,12 +114,6 @@ class CopyReader:
         self._connection = _opened(file)
         self._connection.execute("begin")
         self.at = At(*self._connection.execute("select number, end, epoch, lsn from step").fetchone())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         if self._is_closed:
