@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cdc.model.errors import LockstepError
 from cdc.model.event import Events, JsonValue, RowEvent
-from cdc.model.table import Column, Table
+from cdc.model.table import Column, Table, TableName
 from sinks.contract import Batch, OpenedSink, Sink, TableVersions
 from sinks.warehouse import generations, purging
 from sinks.warehouse.duckdb import upkeep
@@ -205,6 +205,22 @@ def test_a_deletion_of_which_the_tombstone_alone_is_left_has_the_earliest_time_k
             sink.apply(batch(gone(1, 20), minutes=[known], overwrite_equal_tags=overwrite_equal_tags))
             assert story(store) == [(10, expected, "update", "a"), (expected, expected, "delete", None)]
         times = [(22, 20)]
+
+
+def test_a_row_whose_key_a_copy_writes_differently_is_its_newest_version(store: Store) -> None:
+    """To some stores, both texts are one value. The copy deletes the former text, and writes the row, at one tag."""
+    keyed = table(column("k", "numeric"), column("note"), name=TableName("public", "keyed"), key=("k",))
+    sink = store.open(keyed, history=True).sink
+    for number, parts in enumerate(([[0, 1]], [[1, 0]], [[0], [1]], [[1], [0]])):
+        sink.apply(batch(upsert({"k": f"{number}.0", "note": "before"}, 10, of=keyed)))
+        copied = [
+            delete({"k": f"{number}.0"}, 20, of=keyed),
+            upsert({"k": f"{number}.00", "note": "copied"}, 20, of=keyed),
+        ]
+        for part in parts:
+            sink.apply(batch(*(copied[which] for which in part)))
+    of_readers = f"select cast(k as varchar), note from {store.name}.keyed_history where valid_to is null order by 1"
+    assert store.query(of_readers) == [(f"{number}.00", "copied") for number in range(4)]
 
 
 def test_a_replay_makes_versions_again_and_a_repetition_does_not(store: Store, sink: Sink) -> None:

@@ -67,24 +67,31 @@ class HistoryStatements(Rows):
         columns = [*self.columns, TAG_COLUMN, COMMITTED, OPERATION]
         stored = listed(columns)
         self.copy = f"copy {stage} ({stored}) from stdin"
-        committed = quote_identifier(COMMITTED)
+        committed, operation = quote_identifier(COMMITTED), quote_identifier(OPERATION)
         # In one order, so that two writers of the same versions can't deadlock. A version may be staged twice. The time
-        # of a tombstone whose event is gone is the record's, which is later, so the earliest time counts.
+        # of a tombstone whose event is gone is the record's, which is later, so the earliest time counts. All rows of a
+        # copy have one tag: the deletion of a key's former text may come beside the row with the new text, which wins.
         self._into = (
             f"insert into {target} as known ({stored})\nselect distinct on ({listed(identity)}) {stored} from {stage}"
         )
         same = " and ".join(f"held.{name} = given.{name}" for name in map(quote_identifier, identity))
         self._kept_out = f"from {stage} as given where not exists (select from {target} as held where {same})"
-        self._order = f"order by {listed(identity)}, {committed}\non conflict ({listed(identity)}) do update\n"
-        self._earlier = f"set {committed} = excluded.{committed} where excluded.{committed} < known.{committed}"
         # Columns that the source has dropped stay unchanged: a version that comes again lacks them.
-        others = assignments([*(column.name for column in shape.table.columns), OPERATION], identity)
-        self._again = f"set {others}, {committed} = least(known.{committed}, excluded.{committed})"
+        others = assignments([*(column.name for column in shape.table.columns), OPERATION])
+        self._merge = (
+            f"order by {listed(identity)}, {operation} = 'd', {committed}\n"
+            f"on conflict ({listed(identity)}) do update\n"
+            f"set {others}, {committed} = least(known.{committed}, excluded.{committed})"
+        )
+        self._if_better = (
+            f"\nwhere known.{operation} = 'd' and excluded.{operation} <> 'd'"
+            f" or known.{operation} = excluded.{operation} and excluded.{committed} < known.{committed}"
+        )
 
     def keep(self, purged: str, *, overwrite_equal_tags: bool) -> str:
         """Adds the staged versions, except those up to the tag ``purged`` ("": none), which are repetitions."""
         newer = f"where {quote_identifier(TAG_COLUMN)} > '{purged}'\n" if purged else ""
-        return f"{self._into} {newer}{self._order}{self._again if overwrite_equal_tags else self._earlier}"
+        return f"{self._into} {newer}{self._merge}{'' if overwrite_equal_tags else self._if_better}"
 
     def kept_out(self, purged: str) -> str:
         """Whether ``keep`` failed to add a staged version."""

@@ -228,7 +228,7 @@ class Statements(Rows):
         self._merge = (
             f"order by {key}, {tag} desc, {deleted}\n"
             f"on conflict ({key}) do update\n"
-            f"set {assignments((*stored, *synced), ())}\n"
+            f"set {assignments((*stored, *synced))}\n"
             f"where excluded.{tag} > known.{tag}"
             f" or excluded.{tag} = known.{tag} and known.{deleted} and not excluded.{deleted}"
         )
@@ -267,11 +267,9 @@ class Statements(Rows):
         return [index for index in long if sum(map(_length, events[index].key.values())) > _KEY_CHARACTERS_SAFE]
 
 
-def assignments(stored: Sequence[str], key: Sequence[str]) -> str:
-    """All columns except those of the key, as ``on conflict do update`` sets them."""
-    return ", ".join(
-        f"{quote_identifier(name)} = excluded.{quote_identifier(name)}" for name in stored if name not in key
-    )
+def assignments(columns: Sequence[str]) -> str:
+    """All of these columns, as ``on conflict do update`` sets them. Those of the key too: it may have another text."""
+    return ", ".join(f"{quote_identifier(name)} = excluded.{quote_identifier(name)}" for name in columns)
 
 
 def newest_rows_sql(target: str, held: StoredTable) -> tuple[str, str]:
