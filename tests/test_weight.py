@@ -33,7 +33,7 @@ BUDGETS: Final = {
     "lines of the core": 87_194,
     "lines of extensions": 14_180,
     "lines of stack and bench": 9_047,
-    "lines of tests": 94_220,
+    "lines of tests": 94_229,
     "words of docs": 43_206,
     "settings": 166,
 }
