@@ -19,6 +19,7 @@ everything else                 PostgreSQL's own text: numeric, date, time, uuid
 The text must come from a session with ``SESSION_SETTINGS``; else the same value has other texts.
 """
 
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -109,9 +110,26 @@ SCALARS: Final[dict[str, JsonEncoder]] = {
 
 _NOT_FINITE: Final = frozenset({"NaN", "Infinity", "-Infinity"})
 
+_DATE, _TIME = r"\d{4,}-\d\d-\d\d", r"\d\d:\d\d:\d\d(\.\d+)?"
+_TEXT_FORMS: Final = {
+    name: re.compile(form)
+    for name, form in {
+        "numeric": r"-?\d+(\.\d+)?|NaN|-?Infinity",
+        "date": rf"{_DATE}( BC)?|-?infinity",
+        "time": _TIME,
+        "timetz": rf"{_TIME}[+-][\d:]+",
+        "timestamp": rf"{_DATE}T{_TIME}( BC)?|-?infinity",
+        "timestamptz": rf"{_DATE}T{_TIME}Z( BC)?|-?infinity",
+        "uuid": r"[\da-f]{8}(-[\da-f]{4}){3}-[\da-f]{12}",
+        "bytea": r"\\x([\da-f]{2})*",
+    }.items()
+}
+"""All texts of a type's values, for types to which keys are altered from text or from each other."""
+
 
 def has_form(value: object, value_type: str, is_array: bool) -> bool:
-    """Whether an event can have this parsed JSON as a value of the type. Null doesn't count."""
+    """Whether an event can have this parsed JSON as a value of the type; True where only the database knows. Null
+    doesn't count."""
     if is_array:
         if isinstance(value, list):
             return all(each is None or has_form(each, value_type, isinstance(each, list)) for each in value)
@@ -122,7 +140,8 @@ def has_form(value: object, value_type: str, is_array: bool) -> bool:
         return isinstance(value, int)
     if value_type in FLOATS:
         return isinstance(value, int | float) or value in _NOT_FINITE
-    return isinstance(value, str)
+    form = _TEXT_FORMS.get(value_type)
+    return isinstance(value, str) and (form is None or form.fullmatch(value) is not None)
 
 
 def json_encoder(value_type: str, is_array: bool) -> JsonEncoder:

@@ -10,7 +10,7 @@ import pytest
 
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.questions import Event
-from cdc.event_format.column_types import json_encoder
+from cdc.event_format.column_types import has_form, json_encoder
 from cdc.event_format.encode import TableEncoder
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName
@@ -108,6 +108,17 @@ def test_every_row_came(recorded: Recorded) -> None:
     assert {kind: sorted(rows) for kind, rows in recorded.streamed.items()} == {
         kind: list(range(1, len(values) + 2)) for kind, values in ALL.items()
     }
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_every_value_has_the_form_of_its_type(recorded: Recorded, kind: str) -> None:
+    """Otherwise a row with such a key would be taken for one from before the key's type was altered."""
+    column = recorded.tables[kind].columns[1]
+    values = [json.loads(row)["v"] for row in recorded.streamed[kind].values()]
+    others = [
+        value for value in values if value is not None and not has_form(value, column.value_type, column.is_array)
+    ]
+    assert others == []
 
 
 @pytest.mark.parametrize("kind", ALL)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.event_format.column_types import json_encoder
+from cdc.event_format.column_types import has_form, json_encoder
 
 
 def encoded(text: str, value_type: str, *, is_array: bool = False) -> str:
@@ -98,3 +98,20 @@ def test_what_is_no_array_is_refused(text: str) -> None:
 def test_text_that_is_not_utf8_is_refused() -> None:
     with pytest.raises(UnicodeDecodeError):
         json_encoder("text", False)(b"\xff")
+
+
+OF_OTHER_TYPES = {
+    "uuid": ("abc", "00000000-0000-0000-0000-00000000000G", 1),
+    "date": ("2020-01-01T00:00:00", "2020-01-01T00:00:00Z", "today"),
+    "time": ("10:00", "10:00:00+00", "2020-01-01T10:00:00"),
+    "timestamp": ("2020-01-01", "2020-01-01T00:00:00Z"),
+    "timestamptz": ("2020-01-01", "2020-01-01T00:00:00"),
+    "numeric": (1, "1e3", "one", ""),
+    "bytea": ("abc", "\\xABC"),
+}
+
+
+@pytest.mark.parametrize("value_type", OF_OTHER_TYPES)
+def test_a_value_of_a_type_that_a_column_had_before_is_told_from_its_own(value_type: str) -> None:
+    assert not any(has_form(value, value_type, False) for value in OF_OTHER_TYPES[value_type])
+    assert not any(has_form([value], value_type, True) for value in OF_OTHER_TYPES[value_type])

@@ -107,6 +107,13 @@ def test_rows_and_deletes_of_another_key_are_left_out() -> None:
         (replace(ID, value_type="text"), "1", ID, 1),
         (replace(ID, value_type="numeric"), "1", ID, 1),
         (replace(ID, value_type="bool"), True, ID, 1),
+        (
+            replace(ID, value_type="timestamp"),
+            "2020-01-01T00:00:00",
+            replace(ID, value_type="timestamptz"),
+            "2020-01-01T00:00:00Z",
+        ),
+        (replace(ID, value_type="text"), "abc", replace(ID, value_type="numeric"), "1.0"),
         (replace(ID, is_array=True), [1], replace(ID, value_type="text", is_array=True), ["1"]),
     ],
 )
