@@ -14,6 +14,12 @@ _JsonScalar = str | int | float | bool | None
 JsonValue = _JsonScalar | list["JsonValue"] | dict[str, "JsonValue"]
 """A column's value in an event. Numbers that JSON can't hold exactly are text; see docs/types.md."""
 
+
+def value_text(value: JsonValue) -> str:
+    """A text as it is, anything else in JSON."""
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
 Headers = list[tuple[str, bytes]]
 """A record's headers."""
 

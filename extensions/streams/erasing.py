@@ -17,7 +17,7 @@ from cdc.kafka.tombstones import write_tombstones
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_reader import Record, TopicReader
 from cdc.model.errors import ConfigurationError, LockstepError
-from cdc.model.event import JsonValue
+from cdc.model.event import JsonValue, value_text
 from extensions.streams.configured import queries_of, streams_of
 from extensions.streams.erased_results import ResultErasing
 from extensions.streams.jobs.posting_turn import posting_turns
@@ -105,7 +105,7 @@ def has_key(values: Any, columns: Sequence[str] | None, key: Mapping[str, JsonVa
     if columns is None or not isinstance(values, dict):
         return False
     return all(
-        name in values and values[name] is not None and _text(values[name]) == _text(part)
+        name in values and values[name] is not None and value_text(values[name]) == value_text(part)
         for name, part in zip(columns, key.values(), strict=True)
     )
 
@@ -400,10 +400,6 @@ def _reads(query: StreamQuerySettings, stream: str) -> bool:
     if query.pattern is not None:
         return stream in query.pattern.streams
     return re.search(rf"\b{re.escape(stream)}\b", query.sql or "") is not None
-
-
-def _text(value: JsonValue) -> str:
-    return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
 def _parsed(text: object) -> Any:

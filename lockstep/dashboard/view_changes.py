@@ -23,9 +23,10 @@ import orjson
 
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.event import value_text
 from cdc.model.lsn import format_lsn
 from cdc.model.timeouts import STEP_READ_S
-from lockstep.dashboard.view_copy import GONE_S, At, CopyReader, Filter, ViewCopy, text_of
+from lockstep.dashboard.view_copy import GONE_S, At, CopyReader, Filter, ViewCopy
 from monitor.view_feed import ViewFeed, ViewRecord
 
 logger = logging.getLogger("lockstep.dashboard")
@@ -75,7 +76,7 @@ class Step:
             by_values: dict[tuple[str, ...], list[bytes]] = {}
             for record in self.records:
                 key = orjson.loads(record.key)
-                values = tuple(text_of(key[name]) for name in columns)
+                values = tuple(value_text(key[name]) for name in columns)
                 value = None if record.value is None else record.value.decode()
                 by_values.setdefault(values, []).append(change_frame(record.key.decode(), value))
             self._frames[columns] = by_values

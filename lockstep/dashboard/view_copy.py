@@ -15,7 +15,7 @@ import orjson
 
 from cdc.model.closing import Closing
 from cdc.model.errors import LockstepError
-from cdc.model.event import JsonValue
+from cdc.model.event import value_text
 from monitor.view_feed import ViewRecord
 
 GONE_S: Final = 24 * 3600.0
@@ -36,10 +36,6 @@ class At:
 
 Filter = Mapping[str, str]
 """Columns of the key -> the value, as text."""
-
-
-def text_of(value: JsonValue) -> str:
-    return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
 class ViewCopy:
@@ -76,7 +72,7 @@ class ViewCopy:
         rows = []
         for record in records:
             key = orjson.loads(record.key)
-            values = [text_of(key[name]) for name in self._key]
+            values = [value_text(key[name]) for name in self._key]
             row = None if record.value is None else record.value.decode()
             rows.append((record.key.decode(), record.offset, None if row is not None else now_s, row, *values))
         try:

@@ -12,7 +12,7 @@ from typing import Final, Self
 
 import orjson
 
-from cdc.model.event import JsonValue
+from cdc.model.event import JsonValue, value_text
 
 _ID_BYTES_MAX: Final = 512
 _HASHED: Final = "sha256:"
@@ -30,10 +30,6 @@ def document_id(values: Sequence[JsonValue]) -> str:
     if not text or len(encoded) > _ID_BYTES_MAX or text.startswith(_HASHED):
         return _HASHED + hashlib.sha256(encoded).hexdigest()
     return text
-
-
-def _text(value: JsonValue) -> str:
-    return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +90,9 @@ class IdTemplate:
 
         def make(key: Mapping[str, JsonValue]) -> str:
             # Bounded like ids, and like any other text.
-            return document_id([first + "".join(_text(key[name]).translate(table) + after for name, after in pairs)])
+            return document_id(
+                [first + "".join(value_text(key[name]).translate(table) + after for name, after in pairs)]
+            )
 
         return make
 

@@ -13,7 +13,7 @@ from typing import Final
 import orjson
 
 from cdc.model.errors import ConfigurationError
-from cdc.model.event import JsonValue
+from cdc.model.event import JsonValue, value_text
 from cdc.model.json_numbers import FLOATS, INTEGERS
 from cdc.model.table import Column, Table, TableName
 
@@ -45,17 +45,13 @@ def key_text(values: Sequence[JsonValue]) -> str:
     """The key's values as the last part of a key. Different keys of one table have different texts."""
     if len(values) == 1:
         value = values[0]
-        return str(value) if value.__class__ is int else _plain(value)  # the usual case, in the fastest way
-    return ":".join(_plain(value).replace("%", "%25").replace(":", "%3A") for value in values)
-
-
-def _plain(value: JsonValue) -> str:
-    return value if isinstance(value, str) else orjson.dumps(value).decode()
+        return str(value) if value.__class__ is int else value_text(value)  # the usual case, in the fastest way
+    return ":".join(value_text(value).replace("%", "%25").replace(":", "%3A") for value in values)
 
 
 def _escaped(value: JsonValue) -> str:
     """A value in a template, without the colons and line breaks that separate segments and names."""
-    return _plain(value).replace("%", "%25").replace(":", "%3A").replace("\n", "%0A")
+    return value_text(value).replace("%", "%25").replace(":", "%3A").replace("\n", "%0A")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,9 @@ import hmac
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
-import orjson
 from pydantic import Field
 
-from cdc.model.event import JsonValue
+from cdc.model.event import JsonValue, value_text
 from cdc.settings import Settings
 
 
@@ -43,7 +42,7 @@ class Salt:
         return hmac.digest(self.secret, _SALT_MARK, "sha256").hex()[:16]
 
     def hash(self, value: JsonValue) -> str:
-        return hmac.digest(self.secret, _text(value).encode(), hashlib.sha256).hex()
+        return hmac.digest(self.secret, value_text(value).encode(), hashlib.sha256).hex()
 
     def __repr__(self) -> str:
         return "Salt(...)"
@@ -54,11 +53,7 @@ def masked(value: JsonValue, mask: MaskSetting, salt: Salt | None) -> JsonValue:
     if value is None:
         return None
     if isinstance(mask, Truncation):
-        return _text(value)[: mask.truncate]
+        return value_text(value)[: mask.truncate]
     assert mask == "hash"
     assert salt is not None, "settings with a hash have a salt"
     return salt.hash(value)
-
-
-def _text(value: JsonValue) -> str:
-    return value if isinstance(value, str) else orjson.dumps(value).decode()

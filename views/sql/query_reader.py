@@ -372,15 +372,7 @@ class QueryReader:
         keeps_left: bool = True,
     ) -> dict[str, Expression]:  # fmt: skip
         """Join the subquery's rows. Returns its select list in terms of the query around it."""
-        aggregates: dict[Aggregate, Ref] = {}
-
-        def aggregate(made: Aggregate) -> Expression:
-            return aggregates.setdefault(made, aggregates.get(made) or self._new(made.type))
-
-        def settles(argument: Expression, order: Sequence[SortKey]) -> bool:
-            return _settles(inner.scope.relation, argument, [key.expression for key in order])
-
-        reader = ExpressionReader(inner.scope.resolve, aggregate, settles, self._subqueries(inner.scope, known))
+        reader, aggregates = self._aggregating(inner.scope, known)
         if is_named:
             outputs = self._select_list(tree, inner.scope, reader)
         else:
@@ -425,8 +417,8 @@ class QueryReader:
 
     # --- the select list ---
 
-    def _grouped_or_plain(self, tree: exp.Select, scope: _Scope, known: Mapping[str, _Known]) -> Relation:
-        group_tree, having = tree.args.get("group"), tree.args.get("having")
+    def _aggregating(self, scope: _Scope, known: Mapping[str, _Known]) -> tuple[ExpressionReader, dict[Aggregate, Ref]]:
+        """A reader of expressions, and the aggregates that it comes across."""
         aggregates: dict[Aggregate, Ref] = {}
 
         def aggregate(made: Aggregate) -> Expression:
@@ -435,7 +427,11 @@ class QueryReader:
         def settles(argument: Expression, order: Sequence[SortKey]) -> bool:
             return _settles(scope.relation, argument, [key.expression for key in order])
 
-        reader = ExpressionReader(scope.resolve, aggregate, settles, self._subqueries(scope, known))
+        return ExpressionReader(scope.resolve, aggregate, settles, self._subqueries(scope, known)), aggregates
+
+    def _grouped_or_plain(self, tree: exp.Select, scope: _Scope, known: Mapping[str, _Known]) -> Relation:
+        group_tree, having = tree.args.get("group"), tree.args.get("having")
+        reader, aggregates = self._aggregating(scope, known)
         outputs = self._select_list(tree, scope, reader)
         if group_tree is None and not aggregates and having is None:
             return replace(scope.relation, names=outputs)
