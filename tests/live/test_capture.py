@@ -89,28 +89,22 @@ def _assert_stopped(process: Any, message: str, way_out: str = "start again") ->
     assert "Traceback" not in log
 
 
-def test_a_slot_that_moved_without_us_is_noticed(pipeline: Pipeline) -> None:
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("pg_replication_slot_advance('{}', pg_current_wal_lsn())", "the changes in between are lost to this slot"),
+        ("pg_drop_replication_slot('{}')", "is gone"),
+    ],
+    ids=["moved", "gone"],
+)
+def test_a_slot_that_moved_without_us_or_is_gone_is_noticed(pipeline: Pipeline, change: str, said: str) -> None:
     capture = pipeline.start_capture()
     pipeline.wait_streaming(capture)
     assert pipeline.stop(capture) == 0
-    _run(
-        pipeline,
-        "insert into {s}.account values (1)",
-        f"select pg_replication_slot_advance('{pipeline.config.slot}', pg_current_wal_lsn())",
-    )
+    _run(pipeline, "insert into {s}.account values (1)", f"select {change.format(pipeline.config.slot)}")
     again = pipeline.start_capture()
     assert again.wait(300) == 1
-    assert "the changes in between are lost to this slot" in again.log.read_text()
-
-
-def test_a_slot_that_is_gone_is_noticed(pipeline: Pipeline) -> None:
-    capture = pipeline.start_capture()
-    pipeline.wait_streaming(capture)
-    assert pipeline.stop(capture) == 0
-    _run(pipeline, f"select pg_drop_replication_slot('{pipeline.config.slot}')")
-    again = pipeline.start_capture()
-    assert again.wait(300) == 1
-    assert "is gone" in again.log.read_text()
+    assert said in again.log.read_text()
 
 
 @pytest.mark.soak

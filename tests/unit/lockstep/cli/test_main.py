@@ -187,28 +187,14 @@ def test_a_missing_configuration_is_exit_code_two(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_reader_that_has_gone_gets_no_traceback() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as pipe:
-        done = subprocess.run(
-            [sys.executable, "-m", "lockstep", "--help"], stdout=pipe, stderr=subprocess.PIPE, check=False, text=True
-        )
-    assert (done.returncode, done.stderr) == (1, "")
-
-
-def test_the_reader_of_a_table_that_has_gone_gets_no_traceback(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [["--help"], ["status", "--directory", "."]], ids=["a text", "a table"])
+def test_a_reader_that_has_gone_gets_no_traceback(words: list[str], tmp_path: Path) -> None:
     (tmp_path / "stack.json").write_text('{"servers": {}}')
     reader, writer = os.pipe()
     os.close(reader)
+    command = [sys.executable, "-m", "lockstep", *words]
     with os.fdopen(writer, "w") as pipe:
-        done = subprocess.run(
-            [sys.executable, "-m", "lockstep", "status", "--directory", str(tmp_path)],
-            stdout=pipe,
-            stderr=subprocess.PIPE,
-            check=False,
-            text=True,
-        )
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, check=False, text=True, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (1, "")
 
 
