@@ -31,24 +31,15 @@ _WAIT_S: Final = 300.0
 class SearchedSink:
     """Capture of some tables, the job of an OpenSearch sink, and applications that read it."""
 
-    def __init__(
-        self,
-        endpoints: Endpoints,
-        directory: Path,
-        spark: SparkSession,
-        tables: str,
-        *,
-        more: str = "",
-        prefix: str = "",
-    ) -> None:
-        self.prefix = prefix or f"searched{uuid4().hex[:8]}"
+    def __init__(self, endpoints: Endpoints, directory: Path, spark: SparkSession, tables: str) -> None:
+        self.prefix = f"searched{uuid4().hex[:8]}"
         self.search = OpenSearch(endpoints.opensearch_url)
         self.source = Database(endpoints.source_dsn)
         self.source.execute(tables)
         names = self.source.connection.execute("select tablename from pg_tables where schemaname = 'public'").fetchall()
         sections = (
             f"[sinks.{SINK}]\ntype = 'opensearch'\nurls = ['{endpoints.opensearch_url}']\nreplicas = 0\n"
-            f"prefix = '{self.prefix}'\n{more}\n"
+            f"prefix = '{self.prefix}'\n"
         )
         captured = [f"public.{name}" for (name,) in names]
         self.captured = Captured(self.source, endpoints.kafka_bootstrap, directory, captured, sections=sections)

@@ -40,7 +40,7 @@ def at(minutes: float) -> str:
 
 
 class Streams:
-    """Topics of a test's own, one partition each unless it says otherwise, and one query over them."""
+    """Topics of a test's own, one partition each, and one query over them."""
 
     def __init__(
         self,
@@ -50,8 +50,6 @@ class Streams:
         query: StreamQuerySettings,
         settings: SinkSettings,
         *,
-        partitions: int = 1,
-        is_created: bool = True,
         max_message_bytes: int | None = None,
     ) -> None:
         number = next(_numbers)
@@ -69,17 +67,11 @@ class Streams:
             for name, fields in streams.items()
         }
         self.query, self.settings = query, settings
-        self._partitions = partitions
-        if is_created:
-            self.create()
-        self._producer = Producer(self.client)
-
-    def create(self) -> None:
-        """Create the streams' topics."""
         # The events' times are of the past, and a broker that goes by them deletes what is older than a week.
         kept = {"retention.ms": "-1"}
-        topics = [TopicPlan(stream.topic, self._partitions, 1, kept) for stream in self.streams.values()]
-        TopicAdmin(self.client).create(topics)
+        plans = [TopicPlan(stream.topic, 1, 1, kept) for stream in self.streams.values()]
+        TopicAdmin(self.client).create(plans)
+        self._producer = Producer(self.client)
 
     def send(
         self,

@@ -46,7 +46,7 @@ YOUNG = {"range": {"age": {"lt": 30}}}
 class AppliedByHand:
     """A pipeline whose topic and whose sink a test writes."""
 
-    def __init__(self, endpoints: Endpoints, directory: Path, more: str = "") -> None:
+    def __init__(self, endpoints: Endpoints, directory: Path) -> None:
         self.pipeline = f"t{uuid4().hex[:10]}"
         kafka = kafka_settings(endpoints.kafka_bootstrap)
         self.log = Log(kafka, self.pipeline, [PROFILE])
@@ -57,7 +57,7 @@ class AppliedByHand:
             "topics = { replication_factor = 1 }\n"
             "[source]\ndsn = 'host=nowhere'\ntables = ['public.profile']\n"
             f"[sinks.{SINK}]\ntype = 'opensearch'\nurls = ['{endpoints.opensearch_url}']\nreplicas = 0\n"
-            f"prefix = '{self.pipeline}'\n{more}\n"
+            f"prefix = '{self.pipeline}'\n"
         )
         self.config: Config = load(path)
         self.search = OpenSearch(endpoints.opensearch_url)
