@@ -267,11 +267,6 @@ class Round:
             session.close()
 
 
-def _sections(chance: random.Random) -> str:
-    """Settings of capture, on or off by default."""
-    return f"[snapshot]\nworkers = {chance.choice([0, 0, 2])}"
-
-
 @contextlib.contextmanager
 def prepared(
     seed: int, source_dsn: str, kafka: str, directory: Path, *, servers: Servers | None = None
@@ -281,7 +276,7 @@ def prepared(
     try:
         publication = Publication("p", chance.choice(["listed", "listed", "all", "schemas"]))
         database.execute(*SETUP, *([ddl_messages_sql()] if chance.random() < 0.5 else []), publication.create)
-        sections = _sections(chance)
+        sections = f"[snapshot]\nworkers = {chance.choice([0, 0, 2])}"
         batch = BatchSize(chance.choice([20_000, 7]), 1 << 24)
         captured = Captured(
             database,

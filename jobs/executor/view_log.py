@@ -186,7 +186,7 @@ class ViewLog:
         self.rows += batch.num_rows
         self.bytes += batch.nbytes
         if self.is_behind:
-            self._newest_tag = max(self._newest_tag, _greatest_tag(batch))
+            self._newest_tag = max(self._newest_tag, _max(with_tags(pa.Table.from_batches([batch])).column("tag")))
 
     def reach(self, ends: Offsets) -> None:
         """Everything of these partitions below these offsets is read."""
@@ -306,10 +306,6 @@ def _of_partitions(batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
 def _transactions(tagged: pa.Table) -> int:
     """The number of transactions of these records. Rows of a copy count as one."""
     return int(_compute.count_distinct(_compute.binary_slice(tagged.column("tag"), 0, TRANSACTION_LENGTH)).as_py())
-
-
-def _greatest_tag(batch: pa.RecordBatch) -> str:
-    return _max(with_tags(pa.Table.from_batches([batch])).column("tag"))
 
 
 def _max(tags: pa.ChunkedArray) -> str:

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from cdc.event_format.decode import tag_of
 from cdc.model.table import TableName
 from tests.job_process import ENDING
-from tests.pipeline import Pipeline, Running, quick, traffic, wait_until
+from tests.pipeline import Pipeline, quick, traffic, wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
 
@@ -41,10 +41,6 @@ def pipeline(stack: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
     made.close()
 
 
-def _batches(job: Running) -> int:
-    return job.output().count("batch applied")
-
-
 def assert_history_is_whole(pipeline: Pipeline) -> None:
     """The warehouse's history has every published version of ``entry`` once."""
     topic = pipeline.config.topics()[TableName(pipeline.name, "entry")]
@@ -64,7 +60,7 @@ def test_kill_9_of_the_job_in_the_middle_of_batches(pipeline: Pipeline, spark: S
     capture = pipeline.start_capture()
     with traffic(pipeline, pause_s=0.05):
         killed = pipeline.start_apply()
-        wait_until(lambda: _batches(killed) >= 4, what="batches are applied")
+        wait_until(lambda: killed.output().count("batch applied") >= 4, what="batches are applied")
         os.killpg(killed.pid, signal.SIGKILL)  # the driver and its JVM
         killed.wait()
         job = pipeline.apply(spark)

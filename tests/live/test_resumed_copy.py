@@ -53,13 +53,9 @@ def make(capture: StartCapture) -> Callable[..., Captured]:
     return of
 
 
-def _dying_after(ranges: int) -> Any:
-    return dying(lambda commit: commit.ranges > ranges, before=True)
-
-
 def _interrupt(captured: Captured, ranges: int = 2) -> None:
     """Start it, and let it die after this many ranges."""
-    captured.begin(wrap_publisher=_dying_after(ranges))
+    captured.begin(wrap_publisher=dying(lambda commit: commit.ranges > ranges, before=True))
     with pytest.raises(Killed):
         captured.wait_for("streaming from")
     captured.stop()

@@ -33,10 +33,6 @@ def _about(captured: Captured, subject: str) -> list[Finding]:
     return [finding for finding in examine(read(captured.path)) if finding.subject == subject]
 
 
-def _publication(captured: Captured) -> str:
-    return captured.config.publication
-
-
 def _publish(database: Database, captured: Captured, table: str) -> None:
     database.execute(f'alter publication "{captured.config.publication}" add table {table}')
 
@@ -94,7 +90,7 @@ def test_a_table_that_comes_while_capture_runs_is_told_of_and_joins_once_it_is_p
     captured.settle()
     database.execute("create table late (id int primary key, v text)", "insert into late values (1, 'before')")
     captured.wait_for(
-        f"public.late matches source.tables and isn't captured: publication {_publication(captured)} lacks"
+        f"public.late matches source.tables and isn't captured: publication {captured.config.publication} lacks"
     )
     errors = [finding for finding in _about(captured, "source.tables") if finding.severity is Severity.ERROR]
     assert ["public.late" in finding.what for finding in errors] == [True]

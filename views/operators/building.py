@@ -194,7 +194,7 @@ class Sorter:
     def add(self, items: list[Item]) -> None:
         """Raises LockstepError for a full disk and the like."""
         self._items += items
-        self._bytes += _size(items)
+        self._bytes += sum(map(len, chain.from_iterable(items)))
         if len(self._items) >= ITEMS_MAX or self._bytes >= BYTES_MAX:
             self.spill()
 
@@ -281,10 +281,6 @@ def _whole(item: Item) -> bytes:
     Within one sorting no key is a prefix of another one, so the order is the same.
     """
     return item[0] + item[1]
-
-
-def _size(items: list[Item]) -> int:
-    return sum(map(len, chain.from_iterable(items)))
 
 
 def merged(runs: Iterable[Iterator[list[Item]]]) -> Iterator[list[Item]]:
