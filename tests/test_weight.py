@@ -30,11 +30,11 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 87_201,
+    "lines of the core": 87_193,
     "lines of extensions": 14_176,
     "lines of stack and bench": 9_047,
-    "lines of tests": 94_213,
-    "words of docs": 43_206,
+    "lines of tests": 94_196,
+    "words of docs": 43_228,
     "settings": 166,
 }
 
