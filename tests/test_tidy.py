@@ -1,6 +1,7 @@
 """What a machine can check of the code's order: imports point the right way, names are nouns, locks are portable."""
 
 import ast
+import pkgutil
 import re
 import subprocess
 import sys
@@ -309,6 +310,29 @@ def test_a_test_reaches_into_nothing_private() -> None:
     """It calls what users call. Otherwise it fixes how something is done, not what is promised."""
     found = {path: list(reached_into(parsed(path))) for path in TESTS}
     assert {name_of(path): lines for path, lines in found.items() if lines} == {}
+
+
+def replaced_by_name() -> Iterator[tuple[str, str]]:
+    """Each test file with the dotted name of something of ours that it replaces."""
+    for path in TESTS:
+        for node in ast.walk(parsed(path)):
+            match node:
+                case ast.Call(func=ast.Attribute(attr="setattr"), args=[ast.Constant(value=str(name)), *_]):
+                    if name.partition(".")[0] in PACKAGES:
+                        yield name_of(path), name
+
+
+def test_what_tests_replace_by_name_exists() -> None:
+    """Otherwise a test that runs in a soak alone fails long after the name was changed."""
+
+    def is_there(name: str) -> bool:
+        owner, _, member = name.rpartition(".")
+        try:
+            return hasattr(pkgutil.resolve_name(owner), member)
+        except (ImportError, AttributeError):
+            return False
+
+    assert [each for each in replaced_by_name() if not is_there(each[1])] == []
 
 
 def test_what_reaches_into_something_private_is_found() -> None:

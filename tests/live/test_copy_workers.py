@@ -266,7 +266,7 @@ def test_a_copy_that_kafka_does_not_take_in_time_is_tried_with_smaller_transacti
     database: Database, make: Any, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cdc.kafka.transactions.TRANSACTION_TIMEOUT_MS", 1000)
-    monkeypatch.setattr("cdc.capture.settings.BATCH_ROWS_MIN", 1)
+    monkeypatch.setattr("cdc.capture.batch_size.BATCH_ROWS_MIN", 1)
     database.execute(T, "insert into t select n, 'x' from generate_series(1, 20) n")
     captured = make("public.t", sections="", copy_batch=BatchSize(8, 1 << 20), partitions=1)
     topic, kafka = captured.topic("public.t"), endpoints.kafka_bootstrap
