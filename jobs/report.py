@@ -125,16 +125,20 @@ BUSY_SHARE: Final = 0.5
 class BatchGoesOn(_OfGeneration):
     """A batch takes longer than its rows should. ``answer_s`` is how long the sink's server took for its last answer to
     the job's heartbeat, or has taken so far. ``wait_share`` is the share, 0 to 1, of the last seconds in which tasks on
-    this machine waited for a processor; None if the kernel doesn't say."""
+    this machine waited for a processor; None if the kernel doesn't say. ``refusal`` is why the server didn't take that
+    heartbeat; None if it did."""
 
     batch_id: int
     elapsed_s: float
     answer_s: float = 0.0
     wait_share: float | None = None
+    refusal: str | None = None
 
     @property
     def why(self) -> str:
         """What is known of the reason, from measurements only."""
+        if self.refusal is not None:
+            return f"the batch waits for the sink's server: {self.refusal}"
         if self.answer_s >= SLOW_ANSWER_S and (self.wait_share or 0.0) < BUSY_SHARE:
             return f"the sink's server hangs, or is slow: its last answer took {self.answer_s:.1f} s"
         if self.wait_share is not None and self.wait_share >= BUSY_SHARE:

@@ -13,7 +13,8 @@ def replaced_writer(name: str, generation: int) -> Fenced:
 def missing_generation(generation: int, sink: str = "") -> LockstepError:
     of_sink = f" of sink {sink!r}" if sink else ""
     return LockstepError(
-        f"generation {generation}{of_sink} doesn't exist", hint="it was never prepared, or it was dropped"
+        f"generation {generation}{of_sink} doesn't exist",
+        hint=f"it was dropped, or `lockstep apply` hasn't made it: `lockstep generations {sink or 'SINK'}` lists them",
     )
 
 

@@ -329,7 +329,7 @@ class Stack:
         remembered = self._state.get(_known(name))
         if remembered.process is None or not processes.is_alive(remembered.process):
             raise StackError(
-                f"{name} doesn't run in {self.directory}", hint=f"start it with `up`; log: {remembered.log}"
+                f"{name} doesn't run in {self.directory}", hint=f"start it with `lockstep up`; log: {remembered.log}"
             )
         return remembered.process
 
@@ -348,7 +348,7 @@ def _alone(directory: Path, report: Report) -> contextlib.AbstractContextManager
 
 def _missing(directory: Path) -> StackError:
     is_below = (directory / "stack" / STATE_FILE).is_file()
-    hint = f"the servers are in {directory / 'stack'}" if is_below else "start it with `up`"
+    hint = f"the servers are in {directory / 'stack'}" if is_below else "start it with `lockstep up`"
     return StackError(f"there is no stack in {directory}", hint=hint)
 
 

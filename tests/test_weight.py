@@ -30,11 +30,11 @@ METHODS_MAX: Final = 20
 COMPLEXITY_MAX: Final = 15
 
 BUDGETS: Final = {
-    "lines of the core": 87_193,
-    "lines of extensions": 14_176,
+    "lines of the core": 87_210,
+    "lines of extensions": 14_179,
     "lines of stack and bench": 9_047,
-    "lines of tests": 94_196,
-    "words of docs": 43_228,
+    "lines of tests": 94_301,
+    "words of docs": 43_239,
     "settings": 166,
 }
 

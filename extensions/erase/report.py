@@ -68,7 +68,10 @@ class Report:
                     " has expired, and proves that nothing is left."
                 )
             case _:
-                return "Something may be left: see LEFT above, and the places that couldn't be looked at."
+                seen = ["see LEFT above"] if any(place.left for place in self.places) else []
+                if any(place.unasked is not None for place in self.places):
+                    seen.append("not all places could be looked at")
+                return f"Something may be left: {', and '.join(seen)}."
 
     def to_json(self) -> dict[str, Any]:
         return {

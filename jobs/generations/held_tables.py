@@ -144,7 +144,12 @@ class HeldTable:
             case HeldState.PAUSED:
                 return f"{resume} lets it go on"
             case HeldState.FAILED:
-                step = resume if self.hint is None else f"{self.hint}; then {resume}"
+                if self.hint is None:
+                    step = resume
+                elif self.retry_at_ms is None:
+                    step = f"{self.hint.replace('SINK', sink)}; if the reason ends without that, {resume}"
+                else:
+                    step = f"{self.hint}; then {resume}"
                 return step if self.retry_at_ms is None else f"{step}, or wait: {self._when()}"
             case HeldState.RETRYING:
                 return self.hint

@@ -145,7 +145,7 @@ def _check_columns(table: Table, known_table: TableColumns, records: Sequence[Sc
             raise NeedsRebuild(
                 f"table {table.name} no longer fits what this generation was built for: column {column.name!r} is"
                 " another one than before, and rows that were applied earlier have the values of the old one",
-                hint="build it again from the log: lockstep rebuild, with --switch",
+                hint="build it again from the log: `lockstep rebuild SINK --switch`",
             )
 
 

@@ -87,6 +87,8 @@ class ServerAnswer:
     def __init__(self) -> None:
         self._asked_at: float | None = None
         self._last_s = 0.0
+        self.refusal: str | None = None
+        """Why the destination didn't take the last heartbeat; None if it did."""
 
     @contextmanager
     def awaited(self) -> Iterator[None]:
@@ -247,19 +249,21 @@ def keep_lease(state: QueryState, lease: GenerationLease) -> None:
     while not state.ended.wait(TICK_S):
         try:
             with state.server_answer.awaited():
-                beat(lease)
+                state.server_answer.refusal = beat(lease)
         except Exception as error:  # otherwise batches could wait for ever for whoever requested a pause
             state.fail(error)
 
 
-def beat(lease: GenerationLease) -> None:
-    """Send the lease's heartbeat. Raises its Fenced and DataLost, and no other LockstepError."""
+def beat(lease: GenerationLease) -> str | None:
+    """Send the lease's heartbeat. Returns why the destination didn't take it: the batches use it too, and report what
+    is wrong with it. Raises Fenced and DataLost, and no other LockstepError."""
     try:
         lease.heartbeat()
     except (Fenced, DataLost):
         raise
-    except LockstepError:
-        pass  # the batches use the same destination, and report what is wrong with it
+    except LockstepError as error:
+        return error.message
+    return None
 
 
 def listen_to_tasks(state: QueryState, serve: Callable[[threading.Event], None]) -> None:
@@ -310,6 +314,7 @@ def report_long_batches(state: QueryState, plan: SinkPlan, report: Reporter) -> 
                     elapsed_s=now - under_way[1],
                     answer_s=state.server_answer.took_s(now),
                     wait_share=processor_wait_share(),
+                    refusal=state.server_answer.refusal,
                 )
             )
 

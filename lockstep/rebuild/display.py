@@ -159,10 +159,10 @@ def _show_result(name: str, built: Rebuilt) -> None:
             f" to go on, or `lockstep generations {name} --drop {built.generation}`"
         )
     elif built.is_live:
-        back = (
-            "" if built.switched_from is None else f"; `lockstep switch {name} --back` returns to {built.switched_from}"
-        )
-        say(f"generation {built.generation} of {name} is equal to the source, and readers see it now{back}")
+        say(f"generation {built.generation} of {name} is equal to the source, and readers see it now")
+        if (old := built.switched_from) is not None:
+            drop = f"`lockstep generations {name} --drop {old}` removes it"
+            say(f"`lockstep switch {name} --back` returns to {old}; {drop}")
     else:
         say(
             f"generation {built.generation} of {name} is equal to the source; `lockstep switch {name}` lets readers"

@@ -131,7 +131,7 @@ class Rows:
             except Unfit as unfit:
                 raise NeedsRebuild(
                     f"column {name!r} of table {self.shape.table.name} can't get its default in this sink: {unfit.why}",
-                    hint="rebuild it from the log: lockstep rebuild, with --switch",
+                    hint="rebuild it from the log: `lockstep rebuild SINK --switch`",
                 ) from None
             exact |= dict.fromkeys([name] if beside else [], value)
         text = orjson.dumps(exact).decode() if exact else None

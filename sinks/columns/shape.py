@@ -140,7 +140,7 @@ def _typed(column: Column) -> str:
 def _incompatible_change(table: Table, why: str) -> LockstepError:
     return NeedsRebuild(
         f"table {table.name} no longer fits what this generation was built for: {why}",
-        hint="rebuild it from the log: lockstep rebuild, with --switch",
+        hint="rebuild it from the log: `lockstep rebuild SINK --switch`",
     )
 
 
@@ -156,7 +156,7 @@ def unfit_column(table: object, column: str, why: str) -> LockstepError:
 def unprepared(table: object) -> LockstepError:
     return NeedsRebuild(
         f"table {table} was not prepared in this generation, or its data was removed",
-        hint="rebuild it from the log: lockstep rebuild, with --switch",
+        hint="rebuild it from the log: `lockstep rebuild SINK --switch`",
     )
 
 

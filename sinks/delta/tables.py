@@ -123,7 +123,7 @@ class DeltaTables:
             raise NeedsRebuild(
                 f"table {table.name} {'has' if opened.has_synced_at else 'lacks'} the column {SYNCED_COLUMN} in"
                 f" generation {self.generation}, and synced_at of this sink says something else",
-                hint="rebuild it from the log: lockstep rebuild, with --switch",
+                hint="rebuild it from the log: `lockstep rebuild SINK --switch`",
             )
         known = opened.rows()
         shape = known.shape.evolve(table)
@@ -133,7 +133,7 @@ class DeltaTables:
                 raise NeedsRebuild(
                     f"table {table.name} no longer fits what this generation was built for: column {column.name!r} is "
                     f"{column.type_name} now, which its {known.schema.field(column.name).type} can't hold",
-                    hint="rebuild it from the log: lockstep rebuild, with --switch",
+                    hint="rebuild it from the log: `lockstep rebuild SINK --switch`",
                 )
         return shape
 

@@ -112,7 +112,7 @@ def stopping(status: int, error: str) -> LockstepError:
             "OpenSearch then lifts the block"
         )
     elif error in ("index_not_found_exception", "invalid_index_name_exception"):
-        hint = "the index was removed: rebuild it from the log: lockstep rebuild, with --switch"
+        hint = "the index was removed: rebuild it from the log: `lockstep rebuild SINK --switch`"
     elif error == "index_closed_exception":
         hint = "the index was closed: open it again, then restart the job"
     elif error == "routing_missing_exception":

@@ -1,11 +1,12 @@
 """Reads documents of an index: by a query as of the last refresh, or by their ids as of now."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import orjson
 
-from cdc.model.errors import Unavailable
+from cdc.model.errors import LockstepError, Unavailable
 from sinks.opensearch.answers import RETRY_AFTER_S, unreadable
 from sinks.opensearch.client import OpenSearchClient
 from sinks.page_size import PageSize
@@ -33,7 +34,8 @@ def found(client: OpenSearchClient, index: str, query: Mapping[str, Any]) -> Ite
             again = {"scroll": _KEEP_ALIVE, "scroll_id": page["_scroll_id"]}
             page = client.call("POST", "/_search/scroll", again)
     finally:
-        client.call("DELETE", "/_search/scroll", {"scroll_id": [page["_scroll_id"]]}, missing_ok=True)
+        with suppress(LockstepError):  # the server ends it by itself, and the error to report is the earlier one
+            client.call("DELETE", "/_search/scroll", {"scroll_id": [page["_scroll_id"]]}, missing_ok=True)
 
 
 def looked_up(

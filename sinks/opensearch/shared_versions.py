@@ -54,7 +54,7 @@ def condition_for(
     if document["_version"] + 1 >= first_version + VERSIONS_OF_TRANSACTION:
         raise NeedsRebuild(
             "one transaction has changed a row more often than an OpenSearch version can count",
-            hint="build the index again from the log: lockstep rebuild, with --switch",
+            hint="build the index again from the log: `lockstep rebuild SINK --switch`",
         )
     return Condition(b'"if_seq_no":%d,"if_primary_term":%d' % (document["_seq_no"], document["_primary_term"]))
 

@@ -58,19 +58,19 @@ class WarehouseTables:
             raise NeedsRebuild(
                 f"table {table.name} has the name {held.name!r} in generation {self.generation}, and names says "
                 f"{new.name!r}",
-                hint="rebuild it from the log: lockstep rebuild, with --switch",
+                hint="rebuild it from the log: `lockstep rebuild SINK --switch`",
             )
         if held.has_history and not new.has_history:
             raise NeedsRebuild(
                 f"generation {self.generation} has a history of table {table.name}, which history of this sink "
                 "doesn't name",
-                hint="rebuild it from the log, without the history: lockstep rebuild, with --switch",
+                hint="rebuild it from the log, without the history: `lockstep rebuild SINK --switch`",
             )
         if held.has_synced_at != self._settings.synced_at:
             raise NeedsRebuild(
                 f"table {table.name} {'has' if held.has_synced_at else 'lacks'} the column {SYNCED_COLUMN} in "
                 f"generation {self.generation}, and synced_at of this sink says something else",
-                hint="rebuild it from the log: lockstep rebuild, with --switch",
+                hint="rebuild it from the log: `lockstep rebuild SINK --switch`",
             )
         shape = held.shape.follow(table) if self._settings.schema_changes == "follow" else held.shape.evolve(table)
         return replace(new, shape=shape)

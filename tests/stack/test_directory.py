@@ -39,7 +39,7 @@ def test_a_mistyped_directory_is_an_error_and_stays_absent(
 ) -> None:
     assert exit_code([*command, "--directory", str(tmp_path / "typo")]) == 1
     printed = capsys.readouterr()
-    assert printed.err == f"error: there is no stack in {tmp_path}/typo\nstart it with `up`\n"
+    assert printed.err == f"error: there is no stack in {tmp_path}/typo\nstart it with `lockstep up`\n"
     assert printed.out == ""
     assert list(tmp_path.iterdir()) == []
 

@@ -30,10 +30,10 @@ _HINTS: Final = {
     " and database",
     "28": "check user and password of this sink",
     "3D": "create the database, or mend the address of this sink",
-    "3F": "the schema was removed; rebuild it from the log: lockstep rebuild, with --switch",
+    "3F": "the schema was removed; rebuild it from the log: `lockstep rebuild SINK --switch`",
     "42501": "grant the sink's user CREATE and TEMPORARY on the database, and all rights on the schemas that it made",
     "42703": "a column was removed or renamed by hand; rebuild it: lockstep rebuild",
-    "42P01": "a table or view was removed; rebuild it from the log: lockstep rebuild, with --switch; where only its "
+    "42P01": "a table or view was removed; rebuild it from the log: `lockstep rebuild SINK --switch`; where only its "
     "view was, restart the job",
     "2BP01": "something of yours depends on the view; recreate it after the switch",
     "53100": "the warehouse's disk is full: free space",
@@ -48,7 +48,7 @@ _REFUSED_AT_THE_DOOR: Final = {
     "requires a valid client certificate": "set tls.certificate_file and tls.key_file of this sink to a"
     " certificate that the warehouse's authority has signed",
     "authentication failed": "check user and password of this sink",
-    "no password supplied": "set the password of this sink",
+    "no password supplied": "set login.password_file of this sink, or $LOCKSTEP_SINK_<NAME>_PASSWORD",
     "no pg_hba.conf entry": "allow this machine and user in the warehouse's pg_hba.conf, with TLS where it asks for it",
     "does not exist": "check database and user of this sink",
     "not permitted to log in": "alter the sink's user to LOGIN",

@@ -69,6 +69,11 @@ def test_every_report_is_one_line_with_its_facts(caplog: pytest.LogCaptureFixtur
     ]
 
 
+def test_a_batch_that_waits_for_its_server_does_not_say_that_the_server_answers() -> None:
+    refused = BatchGoesOn("search", 2, 8, 15.2, 0.01, 0.9, refusal="opensearch doesn't answer at http://h:9200")
+    assert refused.why == "the batch waits for the sink's server: opensearch doesn't answer at http://h:9200"
+
+
 @pytest.mark.parametrize(
     ("answer_s", "wait_share", "words"),
     [

@@ -51,8 +51,10 @@ def test_people_read_what_was_removed_what_is_left_until_when_and_what_to_do() -
         "sink lake",
     ]
     assert text[11] == "  couldn't be looked at: it doesn't answer"
-    assert "Something may be left" in text[-2]
+    assert " ".join(text[-2:]).endswith("Something may be left: see LEFT above, and not all places could be looked at.")
     assert max(map(len, text)) < 80
+    unasked = list(Report("public.t", [Place("sink lake", unasked="it doesn't answer")], []).lines())
+    assert unasked[-1] == "Something may be left: not all places could be looked at."
 
 
 def test_up_to_when_a_topic_was_compacted_is_told_where_something_is_left() -> None:

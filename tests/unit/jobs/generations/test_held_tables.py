@@ -95,7 +95,17 @@ def test_what_does_not_end_by_itself_is_tried_again_by_an_order_alone(error: Loc
         assert held.retry_at_ms is None
         assert next_held_tables([A], {}, {A: held}, now_ms=10**15) == {A: held}
         assert "by itself" not in held.sentence("search", "public.a")
+        assert "then `lockstep resume" not in held.sentence("search", "public.a")
         assert next_held_tables([A], {A: Order(Wish.APPLY, 1)}, {A: held}, now_ms=9)[A].state is HeldState.RESUMING
+
+
+def test_a_table_that_must_be_rebuilt_names_the_whole_command() -> None:
+    """After the rebuild nothing of it is held, so that there is nothing to resume."""
+    held = _failing(None, now_ms=9, error=unprepared("public.a"))
+    assert held.next_step("search", "public.a") == (
+        "rebuild it from the log: `lockstep rebuild search --switch`;"
+        " if the reason ends without that, `lockstep resume search public.a`"
+    )
 
 
 def test_an_order_counts_more_than_the_next_try() -> None:

@@ -163,7 +163,7 @@ def test_a_job_that_is_to_apply_all_there_is_fails_where_a_table_was_not_applied
         return
     with pytest.raises(LockstepError, match=r"'s' hasn't got all: public\.b is held.*no room") as caught:
         job.run()
-    assert caught.value.hint == "make some; then `lockstep resume s public.b`"
+    assert caught.value.hint == "make some; if the reason ends without that, `lockstep resume s public.b`"
 
 
 def test_a_refused_table_of_another_shape_is_prepared_again_first(looks: list[bool | Unavailable]) -> None:

@@ -15,6 +15,7 @@ from jobs.query.threads import (
     QueryState,
     ended_early,
     follow_watermark,
+    keep_lease,
     listen_to_log,
     patience_s,
     store_reported,
@@ -216,6 +217,32 @@ def test_an_overdue_batch_is_told_again_and_again_while_nothing_is_heard() -> No
     assert state.is_overdue(135, reported_at_s=120)
     state.heard_at = 125.0  # of the task of a long batch
     assert not state.is_overdue(135, reported_at_s=120)
+
+
+class _Refusing:
+    """A lease whose destination is away. The query ends at its last answer."""
+
+    def __init__(self, state: QueryState, *answers: LockstepError | None) -> None:
+        self._state, self._answers = state, list(answers)
+
+    def heartbeat(self) -> None:
+        answer = self._answers.pop(0)
+        if not self._answers:
+            self._state.ended.set()
+        if answer is not None:
+            raise answer
+
+
+@pytest.mark.parametrize(
+    ("answers", "refusal"), [((Unavailable("it is away"),), "it is away"), ((Unavailable("it is away"), None), None)]
+)
+def test_a_heartbeat_that_was_refused_at_once_is_no_answer(
+    answers: tuple[LockstepError | None, ...], refusal: str | None
+) -> None:
+    state = QueryState()
+    keep_lease(state, cast(Any, _Refusing(state, *answers)))
+    assert state.server_answer.refusal == refusal
+    assert state.failure is None
 
 
 def test_what_a_task_has_applied_is_stored_after_a_look_that_nobody_waits_for_without_end() -> None:

@@ -137,7 +137,7 @@ def test_a_table_that_a_sink_cannot_take_is_a_problem_and_the_pipeline_isnt_read
     (problem,) = state.problems
     assert (problem.where, problem.state, problem.since_ms) == ("public.t in search", "failed", 1_234)
     assert problem.reason.endswith("it can't be applied: no room")
-    assert problem.next_step == "make some; then `lockstep resume search public.t`"
+    assert problem.next_step == "make some; if the reason ends without that, `lockstep resume search public.t`"
     assert not health_of(state, 2_000).ready
     failed = held_tables[TableName("public", "t")]
     by_itself = {TableName("public", "t"): replace(failed, tries=2, retry_at_ms=0)}
