@@ -322,7 +322,7 @@ def replaced_by_name() -> Iterator[tuple[str, str]]:
                         yield name_of(path), name
 
 
-def test_what_tests_replace_by_name_exists() -> None:
+def test_names_that_tests_replace_exist() -> None:
     """Otherwise a test that runs in a soak alone fails long after the name was changed."""
 
     def is_there(name: str) -> bool:

@@ -56,7 +56,7 @@ def _no_key(_fields: Sequence[Field]) -> bytes:
 
 
 def is_key(table: Table, key: Mapping[str, JsonValue]) -> bool:
-    """Whether an event of this shape can have the key, as far as JSON shows: several types are text."""
+    """Whether an event of this shape can have the key, as far as ``has_form`` knows the types of its columns."""
     return tuple(key) == table.key and all(
         has_form(key[column.name], column.value_type, column.is_array) for column in table.key_columns
     )

@@ -1,7 +1,7 @@
 """The watermark to store: it doesn't move while it isn't true of older rows. Pure.
 
-Whoever waits for a watermark expects all tables of the sink as of then. So a table that isn't read holds it, unless it
-was excluded on purpose: ``HeldTable.holds_watermark`` in ``jobs.generations.held_tables``.
+A reader that waits for a watermark expects all tables of the sink as of then. So a table that isn't read holds it,
+unless it was excluded on purpose: ``HeldTable.holds_watermark`` in ``jobs.generations.held_tables``.
 """
 
 from collections.abc import Collection
